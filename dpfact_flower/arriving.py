@@ -1,7 +1,8 @@
-"""The messages of a run whose replies are used on arrival: Flower's push and pull, site by site.
+"""The messages of a run that uses replies on arrival.
 
-`dpfact_flower.server.on_arrival.OnArrival` decides; this sends, and brings what came. As in a round
-in step, lost sites are asked the same again, and the checkpoint is written before anything is sent.
+`dpfact_flower.server.on_arrival.OnArrival` makes the decisions; this module sends requests and
+takes replies. As in synchronous rounds, lost sites get the same request again, and the checkpoint
+is written before a request is sent.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 
 class AsyncDispatcher:
-    """Sends questions to sites and takes replies, one step after another.
+    """Sends requests to sites and takes replies, step by step.
 
     Parameters
     ----------
     coordinator : OnArrival
-        After its rounds in step.
+        After its synchronous rounds.
     names : SiteNames
-        Kept up to date by `read`.
+        Updated by `read`.
     left_out : frozenset of int
-        Nodes that are never asked.
+        Nodes that never get a request.
     read : callable
-        What a reply of a node says, of these shapes, if its name is not that of one of these nodes;
-        or why that cannot be used.
+        Reads a node's reply of the given shapes; returns text if the reply cannot be used, for
+        example because one of the given nodes has the same name.
     wait : callable
-        Waits for the quorum, for a while, and gives the nodes that are there, but for those left
-        out. If told to begin, it waits for the expected number, and ends the run below the quorum.
+        Waits some time for the quorum, and returns the connected nodes without those left out. With
+        True, it waits for the expected number of sites, and ends the run below the quorum.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class AsyncDispatcher:
         self._began = time.monotonic()
 
     def resume(self) -> None:
-        """Ask again what was asked before a resume, once it is known which node is which site."""
+        """Find out the nodes' names, then repeat the requests that were open before a resume."""
         nodes = self._wait(True)
         self._ask_names(nodes)
         waited_for = self._coordinator.waited_for
@@ -77,11 +78,11 @@ class AsyncDispatcher:
             if request := waited_for.pop(self._who(node), None):
                 self._flights[node] = self._in_flight(node, request)
         for site in waited_for:
-            self._coordinator.fail(site, "was asked before the run was gone on with; is not there")
+            self._coordinator.fail(site, "got a request before the run was resumed; not connected")
         self._send(nodes)
 
     def step(self) -> None:
-        """Take what came, ask who may be asked, and rest if there was nothing to do."""
+        """Take replies, send requests, and sleep if there was nothing to do."""
         coordinator = self._coordinator
         connected = self._here()
         received = self._take(connected)
@@ -103,17 +104,17 @@ class AsyncDispatcher:
             time.sleep(POLL_SECONDS)
 
     def _here(self) -> list[int]:
-        """Nodes that are there; the quorum is waited for only where no reply is."""
+        """Connected nodes; waits for the quorum only if no request is open."""
         nodes = sorted(set(self._grid.get_node_ids()) - self._left_out)
         if not self._flights and len(nodes) < self._coordinator.run.min_sites:
             nodes = self._wait(False)
         return nodes
 
     def _take(self, connected: Collection[int]) -> bool:
-        """Take the replies that are there, in the order of the sites' names."""
+        """Take the replies that have arrived, in the order of the sites' names."""
         replies = self._exchange.pull()
         for node in sorted(replies, key=self._who):
-            if node in self._flights:  # the site has not just answered as another node
+            if node in self._flights:  # unless the site has just answered as another node
                 self._take_one(node, replies[node], connected)
         return bool(replies)
 
@@ -130,12 +131,12 @@ class AsyncDispatcher:
             self._fail(node, flight, outcome)
             return
         coordinator.take(flight.who, outcome)
-        # The same site may be asked under the number that it had before it came back.
+        # The site may have another open request under its number before a restart.
         for other in [n for n, flight in self._flights.items() if flight.who == outcome.site]:
             del self._flights[other]
 
     def _give_up(self) -> bool:
-        """Wait no longer for what is too late."""
+        """Drop the requests whose deadline is over."""
         now = time.monotonic()
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:
@@ -152,7 +153,7 @@ class AsyncDispatcher:
         self._coordinator.fail(flight.who, reason, shown=called(node, site))
 
     def _ask(self, connected: Collection[int]) -> bool:
-        """Make questions for the sites that have none; whether there are any."""
+        """Make requests for sites that have none; return whether there are any."""
         added = False
         for node in connected:
             if node not in self._flights and (request := self._coordinator.ask(self._who(node))):
@@ -166,7 +167,7 @@ class AsyncDispatcher:
         return InFlight(content, str(request.round), now, now + self._timeout, self._who(node))
 
     def _send(self, connected: Collection[int]) -> bool:
-        """Send what is new or was lost to the nodes that are there; whether there was any."""
+        """Send new and lost requests to the connected nodes; return whether there were any."""
         due = self._exchange.due() & set(connected)
         self._exchange.send(due)
         return bool(due)
@@ -175,7 +176,7 @@ class AsyncDispatcher:
         self._coordinator.count(bytes_down=records.serialised_bytes(message))
 
     def _ask_names(self, nodes: Sequence[int]) -> None:
-        """Find out which sites nodes are, for no charge."""
+        """Find out the nodes' site names, without a charge."""
         patience = min(self._timeout, self._coordinator.run.wait_timeout)
         for request in self._coordinator.questions():
             unknown = [node for node in nodes if not self._names.of(node)]
@@ -186,7 +187,7 @@ class AsyncDispatcher:
             )
         for site in sites:
             if site.fault:
-                log(WARNING, "going on: %s", site.message)
+                log(WARNING, "resumed run: %s", site.message)
 
     def _who(self, node: int) -> str:
         return self._names.of(node) or called(node, "")

@@ -1,11 +1,10 @@
-"""The messages of a round: sent, waited for, and sent again where a reply got lost on the way.
+"""Sending a round's messages, waiting for replies, and repeating lost requests.
 
-Flower's own `send_and_receive` asks each node once. But if a site's process is killed, or its
-SuperNode restarted, between the charge and the reply, the site has paid, and its ledger has the
-bytes: asked the same again it sends them, and pays nothing more. So the server asks lost sites
-again until the round ends. Half-way through, it asks every silent site once more, because Flower's
-SuperNode forgets a message without a word where the SuperLink fails inside while it is fetched, or
-where the answer that brings it is cut off.
+Flower's own `send_and_receive` asks each node once. But a site's process may be killed, or its
+SuperNode restarted, after the charge and before the reply. Then the ledger has the bytes, and a
+repeated request gets them without a second charge. So the server asks lost sites again until the
+round ends. Half-way through, it asks every silent site once more, because Flower's SuperNode loses
+a message silently if the SuperLink fails, or the connection breaks, while it fetches the message.
 """
 
 from __future__ import annotations
@@ -28,45 +27,44 @@ from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
-"""Flower's codes of a message or reply that cannot be had (any more), a node that is gone, and a
-ClientApp that was killed: what the site has done by then is not known."""
+"""Flower's codes for a lost message or reply, a lost node and a killed ClientApp. In these cases it
+is unknown whether the site was charged."""
 _MEANING = {
-    3: "no answer in the time that it had",
+    3: "no answer in time",
     4: "its answer was lost on the way",
     5: "its SuperNode has gone",
     7: "its SuperNode refuses the app that Flower sends with a run, see --trusted-entities",
     8: "the process that answered there has died",
 }
-"""What Flower's codes mean at the centre; its own texts name what may be, at length."""
+"""Meaning of Flower's codes, shorter than Flower's own texts."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
-"""Times that a node is sent a question; a person should look at a site that fails each time."""
+"""Most times that a request is sent to a node."""
 RETURN_SECONDS = 120.0
-"""A SuperNode with a key is let in again within a minute of its end, and starts in seconds."""
+"""Time for a SuperNode to return: the SuperLink readmits a key within a minute of its loss."""
 LEAST_SECONDS = 10.0
-"""What is left of a round must suffice for a process to start and to send kept bytes."""
+"""Least time for a repeated request: a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Of a round's time, if later rounds build on it and a site that is there is missing."""
+"""Extra share of a round's time, if later rounds depend on it and a connected site is missing."""
 
 
 class RoundPolicy(NamedTuple):
-    """How far a round goes for replies that are missing.
+    """How a round treats missing replies.
 
     Attributes
     ----------
     charged : bool
-        Whether sites are charged for it: then lost sites are waited for, for a while.
+        Whether sites are charged; if so, the round waits some time for lost sites to return.
     required : bool
-        Whether later rounds build on it: then sites that connect late are asked too, and sites that
-        are there and missing at the end are asked once more.
+        Whether later rounds depend on this one; if so, late sites get the request too, and silent
+        connected sites get it once more at the end.
     left_out : frozenset of int
-        Nodes that are not asked in any case.
+        Nodes that never get a request.
     quorum : int
-        Replies that are needed.
+        Number of replies that are needed.
     grace : float
-        Seconds for missing sites if the quorum is missing, where the round was to end early. Until
-        then no site was charged whose reply did not come.
+        More seconds for missing sites, if a shortened round ends without a quorum.
     """
 
     charged: bool = False
@@ -78,24 +76,24 @@ class RoundPolicy(NamedTuple):
 
 @dataclass
 class InFlight:
-    """A question to a node: on its way, at the site, or on its way back.
+    """A request to a node, and its replies.
 
     Attributes
     ----------
     group : str
         Flower's name of the round.
     began, deadline : float
-        From when and until when a reply is waited for, by `time.monotonic`.
+        Start and end of the wait for a reply, by `time.monotonic`.
     who : str
-        The site, as whoever asks knows it.
+        The caller's name for the site.
     times : int
-        It was sent.
+        How often the request was sent.
     waiting : set of str
-        Messages that may still bring a reply.
+        Messages that may still get a reply.
     reply : Message or None
-        The last one.
+        The last reply.
     seconds : float
-        Until a reply that is no error.
+        Time until a reply without an error.
     """
 
     content: RecordDict
@@ -110,10 +108,10 @@ class InFlight:
 
     @property
     def may_be_sent(self) -> bool:
-        """Whether the question is new, or the same again may bring what a site has kept.
+        """Whether the request is new, or a repetition may get a reply.
 
-        A site says `RoundFailedError`, too, if its reply was not ready when it was due: it may be
-        ready by now.
+        A site answers `RoundFailedError` also if its reply was not ready in time. By now, the reply
+        may be ready.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -127,14 +125,14 @@ class InFlight:
 
 
 class Exchange:
-    """Questions to nodes, and what came back; `sent` is told of every message."""
+    """Requests to nodes, and their replies; `sent` is called for every message."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
         self.flights: dict[int, InFlight] = {}
 
     def due(self) -> set[int]:
-        """Nodes to which a question may be sent, for the first time or again."""
+        """Nodes to which a request may be sent, for the first time or again."""
         latest = time.monotonic() + LEAST_SECONDS
         return {
             node
@@ -143,60 +141,60 @@ class Exchange:
         }
 
     def send(self, nodes: Iterable[int]) -> None:
-        """Send these nodes their questions."""
+        """Send these nodes their requests."""
         now, messages = time.monotonic(), []
         for node in sorted(nodes):
             flight = self.flights[node]
-            left = flight.deadline - now
+            remaining = flight.deadline - now
             messages.append(
-                Message(flight.content, node, self._kind, ttl=left, group_id=flight.group)
+                Message(flight.content, node, self._kind, ttl=remaining, group_id=flight.group)
             )
         self.push(messages)
         for message in messages:
             self._sent(message)
 
     def push(self, messages: list[Message]) -> None:
-        """Send messages with the nodes' questions."""
+        """Send messages with the nodes' requests."""
         if not messages:
             return
         for message, number in zip(messages, self._grid.push_messages(messages), strict=False):
             flight = self.flights[message.metadata.dst_node_id]
             flight.times += 1
-            if number:  # None where the SuperLink did not take it
+            if number:  # None if the SuperLink did not take the message
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Replies that came since, by node; none after one that is no error."""
+        """New replies by node; a node gives no more after one without an error."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
-        came = {}
+        received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
             number = reply.metadata.reply_to_message_id
             flight = self.flights[node := numbers[number]]
             if number not in flight.waiting:
                 continue
             flight.waiting.discard(number)
-            flight.reply = came[node] = reply
+            flight.reply = received[node] = reply
             if not reply.has_error():
                 flight.seconds = time.monotonic() - flight.began
                 flight.waiting.clear()
-        return came
+        return received
 
 
 class RetryingGrid(Grid):
-    """A Grid that asks lost sites again, and a SuperLink that fails for a moment.
+    """A Grid that repeats requests to lost sites, and calls to a busy SuperLink.
 
-    All else is the given Grid's. Flower answers 500 where its database is busy for longer than
-    five seconds, as with two runs on a slow machine, and its own Grid lets that end the run. `sent`
-    is told of every message that is sent beyond those of the round.
+    Everything else is done by the given Grid. Flower answers 500 if its database is busy for longer
+    than five seconds, for example with two runs on a slow machine. Flower's own Grid ends the run
+    then. `sent` is called for every message beyond the round's first ones.
 
     Attributes
     ----------
     policy : RoundPolicy
-        Of the round whose messages are sent next.
+        Policy of the next round.
     seconds : dict of int to float
-        From sending until the reply, of each node that answered what was sent last.
+        For each node that answered the last round, the time until its reply.
     registered : dict of int to str
-        Names with which nodes' keys are registered, of all nodes that have been there.
+        Registered names of all nodes that have ever been connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -239,7 +237,7 @@ class RetryingGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send messages, one a node, and give the last reply of each that came in time."""
+        """Send one message to each node; return the last reply of each node that answered."""
         messages = list(messages)
         if not messages:
             return []
@@ -272,29 +270,29 @@ class RetryingGrid(Grid):
         return [flight.reply for flight in flights.values() if flight.reply is not None]
 
     def _collect(self, exchange: Exchange, end: float) -> None:
-        """Take replies, and ask again, until all are there or the time is over."""
+        """Take replies and repeat requests until all replies have arrived or the time is over."""
         patience, flights = 0.0, exchange.flights
         while True:
             if any(map(is_lost, exchange.pull().values())) and self.policy.charged:
                 patience = time.monotonic() + RETURN_SECONDS
-            left = end - time.monotonic()
+            remaining = end - time.monotonic()
             lost = {node for node, flight in flights.items() if flight.reply and flight.may_be_sent}
             due = exchange.due()
-            if left >= LEAST_SECONDS and (due or self.policy.required):
+            if remaining >= LEAST_SECONDS and (due or self.policy.required):
                 connected = set(self.get_node_ids()) - self.policy.left_out
-                if self.policy.required or lost - connected:  # without a key it has a new number
+                if self.policy.required or lost - connected:  # a lost site may have a new number
                     example = next(iter(flights.values()))
                     for node in connected - flights.keys():
                         flights[node] = InFlight(example.content, example.group, example.began, end)
                 exchange.send(exchange.due() & connected)
             waiting = any(flight.waiting for flight in flights.values())
-            if left <= 0 or not (waiting or (lost and time.monotonic() < patience)):
+            if remaining <= 0 or not (waiting or (lost and time.monotonic() < patience)):
                 return
-            time.sleep(min(POLL_SECONDS, left))
+            time.sleep(min(POLL_SECONDS, remaining))
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """What a SuperLink says, asked again for half a minute while it fails inside."""
+    """Call the SuperLink, and repeat the call for half a minute while it answers 500."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -307,21 +305,21 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """An error in place of a reply, as the history has it."""
+    """The history's text for an error in place of a reply."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
 
 
 def is_lost(reply: Message) -> bool:
-    """Whether Flower says that a message, its node or its reply was lost on the way."""
+    """Whether Flower reports that a message, its node or its reply was lost."""
     return reply.has_error() and reply.error.code in LOST
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Whether a site is silent, lost, or says, for nothing, that it would be late.
+    """Whether a site is silent or lost, or refuses without a charge because it would be late.
 
-    Some of a round's time is for sending, so that may be heard before its end.
+    Some of a round's time is reserved for sending, so this refusal may arrive before the end.
     """
     return reply is None or is_lost(reply) or _says(reply, LateError)
 

@@ -1,7 +1,7 @@
-"""A question to every site before anybody pays: whether it would answer the round that comes.
+"""The preflight: ask every site, before any charge, whether it would answer the next round.
 
-A Flower query with the very request of the round, which a site answers from its settings and its
-record of releases; no patient is read, and it says no more than a refusal would.
+This is a Flower query with the round's own request. A site answers from its settings and its record
+of releases. No patient is read, and the answer reveals no more than a refusal would.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, SiteReply
 
 _UNKNOWN = ("No query function registered", "Invalid message type: query")
-"""What ClientApps without our `query` say: they cannot be asked beforehand."""
+"""Replies of ClientApps without this package's `query`, which have no preflight."""
 
 
 def ask_ready(

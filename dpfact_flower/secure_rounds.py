@@ -1,7 +1,7 @@
-"""Secure sums over Flower: keys once a run, and the further messages of a round.
+"""Secure sums over Flower: the exchange of keys once a run, and the messages of each round.
 
-What to ask and what it means is the business of `dpfact_flower.server.secure`; here it is asked of
-nodes, and what came back is read.
+`dpfact_flower.server.secure` makes the requests and interprets replies; this module sends them to
+nodes and reads the replies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""Sends each node its request, and gives the replies; whether lost sites are waited for."""
+"""Sends each node its request and returns the replies; with True, it waits for lost sites."""
 
 
 class SecureRounds:
@@ -47,7 +47,7 @@ class SecureRounds:
     def agree(self, nodes: Sequence[int], number: int) -> None:
         """Get every site's key, and plan the run for the sites that gave one.
 
-        A run that goes on has them from its folder, as long as enough of these sites are there.
+        A resumed run reads the keys from its folder.
         """
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
@@ -82,7 +82,7 @@ class SecureRounds:
         return SecureSums(self._coordinator.secure)
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """What to ask of nodes at the beginning of a round; those without a key are not asked."""
+        """Requests to nodes at the beginning of a round; nodes without a key get none."""
         coordinator = self._coordinator
         self._sum, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -104,23 +104,23 @@ class SecureRounds:
 
     @property
     def adding(self) -> bool:
-        """Whether the round that was begun is a sum."""
+        """Whether the current round is a secure sum."""
         return self._sum is not None
 
     def finish(
-        self, number: int, came: Mapping[int, Message]
+        self, number: int, replies: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
-        """From the replies to a round's first attempt to the sum: sites, failures, totals of slots.
+        """Finish the sum from the replies to the first attempt: sites, failures, totals of slots.
 
-        Without a sum there are no totals, the failures say why, and the sites are those that paid.
+        Without a sum, there are no totals, the failures say why, and the sites are those charged.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)
         while True:
-            self._take(adding.names, came, _VECTOR_PARTS, adding.take_vector)
+            self._take(adding.names, replies, _VECTOR_PARTS, adding.take_vector)
             if adding.complete or not adding.may_go_on:
                 break
-            came = self._ask(self._attempt(request), True)
+            replies = self._ask(self._attempt(request), True)
         if not adding.complete:
             return self._paid(), self._failures(), []
         for _ in range(MOST_ASKED):
@@ -131,7 +131,7 @@ class SecureRounds:
             requests = {self._nodes[site]: replace(request, secure=stages[site]) for site in stages}
             self._take(stages, self._ask(requests, True), _OPENING_PARTS, adding.take_opening)
         for site in adding.closed:
-            self._failed.setdefault(site, "its mask was not opened by enough sites")
+            self._failed.setdefault(site, "too few sites opened its mask")
         if adding.closed:
             return self._paid(), self._failures(), []
         return [SiteReply(site, ()) for site in adding.names], self._failures(), adding.slots()
@@ -157,7 +157,7 @@ class SecureRounds:
     def _replies(
         self, asked: Collection[str], replies: Mapping[int, Message], number: int
     ) -> dict[str, list[bytes]]:
-        """Parts of the reply of each site that was asked; why others cannot be used is noted."""
+        """Parts of each site's reply; the reasons of unusable replies go to `_failed`."""
         parts_of: dict[str, list[bytes]] = {}
         sites = {node: site for site, node in self._nodes.items()}
         for node, reply in replies.items():
@@ -187,7 +187,7 @@ def _why(failed: Mapping[str, str]) -> str:
 
 
 def _write(coordinator: Coordinator, sums: SecureSums) -> None:
-    """Keep in a run's folder whose public keys it has, and the newest attempt."""
+    """Write the sites' public keys and the newest attempt to a run's folder."""
     if (folder := coordinator.run_dir) is not None:
         members = [
             [member.site, member.key.hex(), member.signature.hex()] for member in sums.members
@@ -197,14 +197,14 @@ def _write(coordinator: Coordinator, sums: SecureSums) -> None:
 
 
 def _read(folder: Path | None, sums: SecureSums) -> bool:
-    """Take over what `_write` kept, if there is any."""
+    """Restore `_write`; False if there is nothing to restore."""
     path = (folder or Path()) / SECURE
     if folder is None or not path.exists():
         return False
     try:
-        kept = from_json(path.read_bytes())
-        sums.members = tuple(MemberKey(s, *map(bytes.fromhex, k)) for s, *k in kept["members"])
-        number, attempt, names, opened = kept["last"]
+        content = from_json(path.read_bytes())
+        sums.members = tuple(MemberKey(s, *map(bytes.fromhex, k)) for s, *k in content["members"])
+        number, attempt, names, opened = content["last"]
         sums.last = Attempt(number, attempt, tuple(names), opened)
     except (OSError, KeyError, TypeError, ValueError):
         raise DataError(f"{path}: damaged; restore it from a copy, or start a new run") from None

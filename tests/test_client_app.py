@@ -149,7 +149,7 @@ def test_another_hospitals_file_is_refused_before_anything_is_charged(
         grid = InProcessGrid(client_app, [{**node, **more}])
         reply = send(grid, records.ask(*request_wire), ask)
         assert reply.error.reason.startswith("dpfact:settings")
-        assert "the file is that of site 'site-2', and site is 'site-1'" in caplog.text
+        assert "the file belongs to site 'site-2', but site is 'site-1'" in caplog.text
     assert not (tmp_path / "state").exists()
 
 

@@ -213,9 +213,9 @@ def test_what_may_stop_a_run_later_is_warned_of(caplog):
     assert judge(found, version="0.1.0", quorum=3, leave_out=False) == frozenset()
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "preflight: south (node 3) has version 0.0.9 of dpfact-flower, here 0.1.0",
-        "preflight: south (node 3) took 41 s to answer a question that costs no computing: its "
-        "reply-after, or a machine on which, beyond 30 s, Flower starts processes twice",
+        "preflight: south (node 3) has version 0.0.9 of dpfact-flower; the server has 0.1.0",
+        "preflight: south (node 3) took 41 s to answer, although nothing was computed: its "
+        "reply-after is long or its machine is slow. After 30 s, Flower starts a second process",
         "preflight: south (node 3): its clock is 130 s behind; use NTP",
         "preflight: east (node 4): its clock is 7 s ahead; use NTP",
         "preflight: 3 site(s) ready",
@@ -300,7 +300,7 @@ def test_a_name_belongs_to_the_key_that_is_registered_with_it(
     if how == "off":
         assert {failure.who for failure in asked} == {f"liar (node {grid.liar})"}
         assert {failure.reason for failure in asked} == {
-            "calls itself 'site-1', and its key is registered as 'liar'"
+            "calls itself 'site-1', but its key is registered as 'liar'"
         }
 
 

@@ -21,8 +21,8 @@ GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of 
 patient more, unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
-    "Whatever is made from those: errors, use by site, prevalence, mortality coefficients, AUC, "
-    "and so everything of that kind that a simulation shows.",
+    "Results computed from these factors: errors, use by site, prevalence, mortality "
+    "coefficients, AUC, and every such result that a simulation shows.",
     "Choices made by looking at the patients' data outside this run: codes, rank, settings.",
     "Other runs on the same patients: each adds its own cost, and the sites' ledgers add them up.",
     "Patients known to several sites: they can lose the sum of what those sites spent.",

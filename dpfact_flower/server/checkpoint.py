@@ -1,7 +1,7 @@
-"""`checkpoint.npz`: all that is needed to continue a run, written after each round.
+"""`checkpoint.npz`: everything that is needed to continue a run, written after each round.
 
-`received.npz` has the same form, and holds what sites sent in a round that later ones build on,
-until that round is closed.
+`received.npz` has the same form. It holds the sites' replies to a round on which later rounds
+depend, until that round is closed.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Checkpoint:
     Attributes
     ----------
     identity : dict
-        What must agree for a continuation to be the same run.
+        Settings that must be the same to continue the run.
     rounds : int
-        How many the run will have.
+        Number of the run's rounds.
     arrays : mapping of str to ndarray
         The rule's `state`, or the sites' replies.
     """
@@ -47,11 +47,11 @@ class Checkpoint:
 
     @property
     def finished_rounds(self) -> int:
-        """Rounds already finished."""
+        """Number of finished rounds."""
         return self.records[-1].round if self.records else 0
 
     def write(self, path: Path, *, durable: bool) -> None:
-        """Write it in place of the previous one."""
+        """Replace the previous checkpoint."""
         meta = {"identity": self.identity, "job": self.job, "rounds": self.rounds}
         history = "\n".join(record.line for record in self.records)
         arrays = {
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read what `write` wrote; a `StateError` if it is damaged, or may not be read."""
+        """Read a checkpoint; a `StateError` if it is damaged or not readable."""
         with disk_errors(path):
             path.open("rb").close()
         try:

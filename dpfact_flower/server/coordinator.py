@@ -1,8 +1,7 @@
 """The server's part of a run, without Flower: quorum, checkpoints, history.
 
-Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, are adapters around one
-`Coordinator`: they carry messages, it decides. What the replies do to the global factors is up to
-its `ServerRule`.
+Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send the messages of a
+`Coordinator`, which makes the decisions. Its `ServerRule` updates the global factors.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _COPIES = 4
-"""Of the factors on the disk at most: two checkpoints, the model, and phenotypes."""
+"""Most copies of the factors on the disk: two checkpoints, the model and the phenotypes."""
 _ROUND_BYTES, _SITE_BYTES, _MORE_BYTES = 600, 300, 2**20
-"""Of a record, thrice: in two checkpoints and the history; of a site in it; of all the rest."""
+"""Bytes of a round's record (in two checkpoints and the history), of a site in it, of the rest."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
-    """What may be said about a run besides its shape; each as for `Coordinator`."""
+    """Options of a `Coordinator`."""
 
     solver: SolverSettings | None
     privacy: PrivacySettings | None
@@ -61,23 +60,23 @@ class Coordinator:
     feature_shape : sequence of int
         Number of codes of each feature mode.
     vocabulary : str
-        Digest of the vocabularies; sites that hold another one refuse. "" asks for no check.
+        Digest of the vocabularies; sites with other vocabularies refuse. "" skips this check.
     run_dir : path, optional
-        Where `checkpoint.npz` and `history.jsonl` go.
+        Folder for `checkpoint.npz` and `history.jsonl`.
     resume : bool
-        Continue from the checkpoint in `run_dir`, under its job name if `run` gives none. Without
-        it, an unfinished run found there is refused and a finished one is replaced.
+        Continue from the checkpoint in `run_dir`, under its job name if `run` has none. Without
+        `resume`, an unfinished run there is refused and a finished one is replaced.
     durable : bool
-        Whether a checkpoint waits for the disk. Without it one survives a killed process, but not
-        necessarily a power loss; for simulations, in which no site is charged.
+        Whether a checkpoint waits for the disk. Otherwise it survives a killed process but perhaps
+        not a power loss; for simulations, in which no site is charged.
     rule : class or function, optional
-        Makes the `ServerRule`, from feature shape and settings. Default: the one that `run` names.
+        Makes the `ServerRule` from feature shape and settings. Default: the rule that `run` names.
     """
 
     aggregation: ClassVar[str] = "sync"
-    """Of the runs that this class is for."""
+    """The setting `aggregation` that this class supports."""
     _copies_of_each_site: ClassVar[int] = 0
-    """On the disk, of factors, beside those of the run."""
+    """Further copies of the factors on the disk for each site."""
 
     def __init__(
         self,
@@ -101,13 +100,13 @@ class Coordinator:
                 "feature shape: need a number of codes for each feature mode, as (202, 316); got "
                 f"{shown(feature_shape)}"
             )
-        for given, kind in (
+        for value, kind in (
             (solver, SolverSettings),
             (privacy, PrivacySettings),
             (run, RunSettings),
         ):
-            if not isinstance(given, kind | None):
-                raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(given)}")
+            if not isinstance(value, kind | None):
+                raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(value)}")
         self.run = run or RunSettings()
         if self.run.aggregation != self.aggregation:
             raise SettingsError(
@@ -123,7 +122,7 @@ class Coordinator:
         self.durable = durable
         self.records: list[RoundRecord] = []
         self.resumed = False
-        """Whether the run goes on from a checkpoint, if only from one before its first round."""
+        """Whether the run continues from a checkpoint, even from one before its first round."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,7 @@ class Coordinator:
         )
 
     def _plan(self, sites: int) -> None:
-        """Make the rule, for so many sites."""
+        """Make the rule for this number of sites."""
         self.rule = rule_for(
             self.feature_shape, self.solver, self._open_settings, self.run, self._make_rule
         )
@@ -147,38 +146,38 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run for so many sites as there are, before any was asked for a release."""
+        """Plan the run again for the connected number of sites, before any release."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are there; secure sums need as many as they began with"
             )
-        _logger.warning("secure sums of %d sites, of %d expected", sites, self.run.sites)
+        _logger.warning("secure sums of %d sites; %d were expected", sites, self.run.sites)
         self.run = replace(self.run, sites=sites)
         self._plan(sites)
 
     @property
     def finished_rounds(self) -> int:
-        """Rounds already finished; the next one is this plus 1."""
+        """Number of finished rounds."""
         return self.records[-1].round if self.records else 0
 
     @property
     def factors(self) -> Factors:
-        """The current global factors: one ndarray of float32 per feature mode."""
+        """The current global factors, one array per feature mode."""
         return self.rule.factors
 
     @property
     def selection(self) -> Selection:
-        """Codes that are kept, one array of positions per feature mode; empty where all are."""
+        """Positions of the selected codes, one array per feature mode; empty if all are used."""
         return self.rule.selection
 
     @property
     def rounds(self) -> int:
-        """Rounds the run has."""
+        """Number of the run's rounds."""
         return self.rule.rounds
 
     @property
     def secure(self) -> Sharing | None:
-        """How sites share one noise, in runs of secure sums."""
+        """How sites share the noise; None without secure sums."""
         return getattr(self.rule, "sharing", None)
 
     @property
@@ -188,20 +187,20 @@ class Coordinator:
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """What patient mode's plan has for a round; None in the last, and in other modes."""
+        """The release that patient mode plans for a round; None in the last, and in other modes."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Shapes of the arrays in a reply, for checking it."""
+        """Expected shapes of the arrays in a reply."""
         return self.rule.reply_shapes(round_number)
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """What a site that answers a round is charged, as far as the server can know."""
+        """The charges for answering a round, as far as the server can know them."""
         return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
-        """Start from the given global factors instead of those of the public seed."""
+        """Start from these global factors instead of those of the public seed."""
         shapes = [factor.shape for factor in self.factors]
         if [factor.shape for factor in factors] != shapes:
             raise SettingsError(f"initial arrays: need shapes {shapes}")
@@ -210,11 +209,11 @@ class Coordinator:
         self.rule.factors = factors
 
     def request(self, round_number: int) -> RoundRequest:
-        """What to ask of every site in this round."""
+        """The request to every site for this round."""
         if round_number > self.rounds:  # sites plan their budget for the run's rounds
             raise SettingsError(
-                f"rounds: the run has {self.rounds}, round {round_number} was asked for; give "
-                "Flower and the run settings the same number"
+                f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
+                "the same number of rounds in Flower and in the run settings"
             )
         weights, usages = (getattr(self.rule, name, None) for name in ("weights", "usages"))
         answers = [answer for record in self.records for answer in record.answers]
@@ -236,11 +235,11 @@ class Coordinator:
         )
 
     def begin(self, sites: int) -> None:
-        """Make sure that the run can be continued, before anything is asked of so many sites.
+        """Make sure that the run can be continued, before the first request to this many sites.
 
-        A checkpoint without a round is written if the disk has room for those to come. If this
-        process dies in the first round, whoever continues asks for the same under the same job, so
-        what sites were charged is not lost.
+        If the disk has enough space for the run, a checkpoint without rounds is written. If this
+        process dies in the first round, the resumed run repeats the request under the same job
+        name, so charged releases are not lost.
         """
         if self.run_dir is None or self.records:
             return
@@ -250,11 +249,11 @@ class Coordinator:
             self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Seconds that the sites have for a round: they are told, and pay nothing after it.
+        """Seconds that the sites have for a round; they are not charged after that.
 
-        With `grace` it ends so long after the time in which the quorum has answered in the rounds
-        before, at their slowest. That must be known when the sites are asked. What later rounds
-        build on is waited for in any case.
+        With `grace`, a round ends that many seconds after the slowest time of the quorum in earlier
+        rounds: the time must be known when the requests are sent. A round on which later rounds
+        depend always gets the whole round-timeout.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -265,8 +264,8 @@ class Coordinator:
     def check_connected(self, sites: int, *, first: bool) -> None:
         """Refuse a first round below the quorum, or with more sites than the rule is stable for.
 
-        Later rounds adapt, and may begin below the quorum: they are noted as missed, and a site may
-        be back for the next one.
+        Later rounds may begin below the quorum. They are recorded as missed, and lost sites may
+        return for the next round.
         """
         run = self.run
         if sites < run.min_sites and first:
@@ -292,15 +291,15 @@ class Coordinator:
         quorum_seconds: float = 0.0,
         sums: Sequence[SiteReply] | None = None,
     ) -> RoundRecord:
-        """Move on from the replies, note the round, write the checkpoint.
+        """Update the factors from the replies, record the round, write the checkpoint.
 
-        In a secure sum the replies are empty, and the `sums` of what was in them count: none where
-        there was no sum.
+        With secure sums the replies are empty, and `sums` has the totals; it is empty if no sum was
+        obtained.
 
-        Below the quorum the factors stay as they are, and the record says so. Replies that later
-        rounds build on are written first, since sites paid for them and the work may take minutes:
-        whoever continues after a crash has them, and asks nobody. A `QuorumError` says that the run
-        cannot continue without this round.
+        Below the quorum the factors stay unchanged, and the record says so. Replies on which later
+        rounds depend are written before the update, which may take minutes, so that after a crash
+        no site is asked again. A `QuorumError` says that the run cannot continue without this
+        round.
         """
         by_name = sorted(replies, key=lambda reply: reply.site)
         count = Counter(reply.site for reply in by_name)
@@ -308,7 +307,7 @@ class Coordinator:
         failed = [
             *failures,
             *(
-                Failure(name, f"{n} sites call themselves {name!r}; none of them is used")
+                Failure(name, f"{n} sites have the name {name!r}; none of them is used")
                 for name, n in count.items()
                 if n > 1
             ),
@@ -328,7 +327,7 @@ class Coordinator:
             self._keep(record, learned)
             self.rule.update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
-            if self.run_dir is not None:  # for who looks why; the round will be asked for again
+            if self.run_dir is not None:  # for people who look for the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {short}, and later rounds build on this one. "
@@ -336,7 +335,7 @@ class Coordinator:
                 "once the sites are back"
             )
         else:
-            _logger.warning("round %d: %s: the global model stays as it was", round_number, short)
+            _logger.warning("round %d: %s: the global model is unchanged", round_number, short)
         self.records.append(record)
         self.save()
         return record
@@ -348,10 +347,10 @@ class Coordinator:
         checkpoint = self._checkpoint(self.records, self._state())
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, self.records, durable=self.durable)
-        (self.run_dir / RECEIVED).unlink(missing_ok=True)  # the factors have moved on from these
+        (self.run_dir / RECEIVED).unlink(missing_ok=True)  # the checkpoint includes these replies
 
     def check_learned(self) -> None:
-        """Refuse to call a run finished if no round met the quorum."""
+        """Raise a `QuorumError` if no round of the run met the quorum."""
         if not any(record.updated for record in self.records):
             last = self.records[-1].failures if self.records else ()
             raise QuorumError(
@@ -361,7 +360,7 @@ class Coordinator:
     # --- Checkpoints
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on for its continuation to be the same run."""
+        """Settings that must agree with a checkpoint to continue its run."""
         return {
             **self.solver.to_config(),
             **self.privacy.to_config(),
@@ -383,7 +382,7 @@ class Coordinator:
         self.rule.restore(arrays)
 
     def _most_bytes(self, sites: int) -> int:
-        """What the run of so many sites will have on the disk at most."""
+        """Most bytes on the disk for a run of this many sites."""
         factors = sum(array.nbytes for array in self._state().values())
         copies = _COPIES + self._copies_of_each_site * sites
         later = 2 * getattr(self.rule, "later_bytes", 0)  # in two checkpoints
@@ -407,7 +406,7 @@ class Coordinator:
             received.write(self.run_dir / RECEIVED, durable=self.durable)
 
     def _close_received(self, received: Checkpoint) -> None:
-        """Close the round whose replies were in when the run stopped."""
+        """Close the round whose replies had arrived when the run stopped."""
         if (received.job, received.finished_rounds) != (self.run.job, self.finished_rounds + 1):
             return
         record = received.records[-1]
@@ -446,8 +445,8 @@ class Coordinator:
         if differing := [key for key in expected if expected[key] != stored.get(key)]:
             values = ", ".join(f"{key} = {shown(stored.get(key))}" for key in differing)
             raise StateError(
-                f"{path}: a checkpoint of another run; they differ in {', '.join(differing)}; "
-                f"there: {values}"
+                f"{path}: a checkpoint of another run, which differs in {', '.join(differing)}; "
+                f"the checkpoint has {values}"
             )
         self.run, self.resumed = replace(self.run, job=checkpoint.job), True
         self.records = checkpoint.records

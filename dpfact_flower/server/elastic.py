@@ -21,20 +21,19 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _TINY = 1e-12
 _ROUNDING = 1e-9
-"""Of a step times the number of sites."""
+"""Tolerance for a step times the number of sites."""
 _LEAST = 1e-6
-"""An entry of a code that the start was not made from, in columns of norm 1."""
+"""Factor entry of a code that was not used in the start, in columns of norm 1."""
 
 
 class ElasticRule:
-    """Elastic averaging of the sites' factors, eq. (global); before it, a start.
+    """Elastic averaging of the sites' factors, eq. (global), after a start.
 
-    The start is the public seed's, or in mode none round 1 asks every site for its co-occurrences,
-    as patient mode does, but without noise. On long lists round 1 asks for counts of codes, and
-    round 2 for the co-occurrences of the most frequent (`selection`, which is empty again after
-    it). Then the server knows how much of each phenotype a site has, and that is the site's weight
-    in the mean. A subclass with an `update` of its own gets factors in every round: it starts at
-    random.
+    The start is random from the public seed. In mode none, it can also be made from the sites'
+    co-occurrences, as in patient mode but without noise. On long code lists, round 1 then asks for
+    counts of codes, and round 2 for the co-occurrences of the most frequent ones (`selection`,
+    which is empty in later rounds). This start shows how much of each phenotype a site has, which
+    is the site's weight in the mean. A subclass with its own `update` always starts at random.
     """
 
     name = "elastic"
@@ -69,7 +68,7 @@ class ElasticRule:
 
     @property
     def factors(self) -> Factors:
-        """The current global factors; to set them is to begin with them."""
+        """The current global factors; setting them replaces the start."""
         return self._factors
 
     @factors.setter
@@ -77,11 +76,11 @@ class ElasticRule:
         self._factors, self._started = factors, True
 
     def anchors(self, round_number: int) -> Factors:
-        """Global factors, once there are some."""
+        """The global factors, once the start is over."""
         return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Those of the global factors; before there are any, the codes, or pairs of them."""
+        """Shapes of the global factors; in a start, of the counts of codes or pairs."""
         if self._started:
             return [factor.shape for factor in self._factors]
         if self._counts_codes:
@@ -89,7 +88,7 @@ class ElasticRule:
         return [(strict_size(sum(self._paired or self._sizes)),)]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """In paper mode one release per factor; without noise none."""
+        """One release per factor in paper mode; none in mode none."""
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self._factors, start=1)}
@@ -106,11 +105,11 @@ class ElasticRule:
         elastic_step(self._solver, self._run.elastic_step, max(sites, 1))
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Only the start: another missed round leaves the model as it was."""
+        """Only the start's rounds; any other missed round leaves the model unchanged."""
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Begin with the sites' co-occurrences, or pull the global factors toward the sites'."""
+        """Make the start from the sites' statistics, or pull the global factors to the sites'."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -122,11 +121,11 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Pull the global factors toward the sites' latest, by one site's part of a round."""
+        """Pull the global factors to the sites' latest ones, by one site's part of a round."""
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
-        """The global factors, how far the start is, and what it said about the sites."""
+        """The global factors, the progress of the start, and each site's usage from it."""
         return {
             **numbered("factor", self._factors),
             **numbered("kept", self.selection),
@@ -136,17 +135,17 @@ class ElasticRule:
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take over a checkpoint."""
+        """Restore `state`."""
         self._factors = unnumbered(arrays, "factor")
         self.selection = unnumbered(arrays, "kept")
         self._started = bool(arrays["started"])
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Go one of so many parts of a round's way toward the replies' mean, weighed by `shares`.
+        """Pull to the replies' mean, weighted by `shares`, by one of `parts` parts of a round.
 
-        A round with T sites goes T * step of it, so ``1 - T * step`` is left. After `parts` parts
-        of ``1 - (1 - T * step) ** (1 / parts)`` each the same is left.
+        A round with T sites goes ``T * step`` of the way. Each of its parts goes
+        ``1 - (1 - T * step) ** (1 / parts)`` of the remaining way, which together is the same.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -158,7 +157,7 @@ class ElasticRule:
                 weights /= weights.sum(axis=0)
             self._factors = weighted_mean(arrays, weights)
             return
-        # Sites that joined after the first round may be more than the step is stable for.
+        # Sites may have joined after the first round, so limit the step to what is stable.
         step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
         if parts > 1:
             remaining = 1 - step * len(replies)
@@ -168,7 +167,7 @@ class ElasticRule:
 
     @property
     def _counts_codes(self) -> bool:
-        """Whether it is not yet known which codes are the most frequent."""
+        """Whether the most frequent codes are still unknown."""
         return bool(self._paired) and not self.selection
 
     def _begin(self, replies: Sequence[SiteReply]) -> None:
@@ -177,14 +176,16 @@ class ElasticRule:
         released = [reply.arrays[0] for reply in replies]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
         factors, usage = fitted_to_surrogates(start, released, 0.0, rng), start.usage
-        if factors is not start.factors:  # phenotypes are others now, in another order
-            usage = np.array([usage_of(own, factors, 0.0)[0] for own in released])
+        if factors is not start.factors:  # the phenotypes have changed, and their order
+            usage = np.array([usage_of(pairs, factors, 0.0)[0] for pairs in released])
         self.factors = self._of_all_codes(factors)
         self.selection = ()
-        self._usage = {reply.site: own for reply, own in zip(replies, usage, strict=True)}
+        self._usage = {
+            reply.site: site_usage for reply, site_usage in zip(replies, usage, strict=True)
+        }
 
     def _of_all_codes(self, factors: Factors) -> Factors:
-        """Factors of the codes that were paired, next to nothing for all others."""
+        """Factors of all codes, with tiny entries for codes that were not selected."""
         if not self.selection:
             return factors
         wide = []
@@ -195,16 +196,17 @@ class ElasticRule:
         return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
-        """What each site counts for each phenotype, (T, R), columns adding up to 1.
+        """Weight of each site for each phenotype, (T, R); columns add up to 1.
 
-        At site t and phenotype r a feature's row moves by its gradient over ``Q_tr + pull Q_t``,
-        Q_tr being the curvature there and Q_t its mean. With weights in proportion to that, what
-        is added up is the sites' gradients: where they settle is where the pooled error does. The
-        curvature is the phenotype's usage at the site, up to a factor that all sites share.
+        At site t, a feature's row of phenotype r moves by its gradient divided by
+        ``Q_tr + pull Q_t``, with the curvature Q_tr and its mean Q_t over phenotypes. Weights in
+        proportion to this divisor make the mean a sum of the sites' gradients. So the iteration
+        settles where the pooled error does. The curvature is the phenotype's usage at the site, up
+        to a factor that all sites share.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
-        unknown = np.mean(list(self._usage.values()), axis=0)  # joined after the start
+        unknown = np.mean(list(self._usage.values()), axis=0)  # for sites that joined later
         usage = np.array([self._usage.get(site, unknown) for site in sites])
         applied = self._solver.relative_elastic * solvers.find(self._solver.solver).pull
         pull = max(applied, _TINY)
@@ -215,7 +217,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Whether a run begins with co-occurrences; refused where that was asked for and cannot be."""
+    """Whether a run starts from co-occurrences; a SettingsError if it should but cannot."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -234,17 +236,17 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Rounds of a start from co-occurrences: with long lists, one that counts codes."""
+    """Rounds of a start from co-occurrences; long code lists need another round for counts."""
     return 2 if paired_codes(feature_shape) else 1
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
-    """Step per site of the elastic pull of so many sites, at least one.
+    """Step per site of the elastic pull, for one site or more.
 
-    That is the `step` that a run asks for. If that is 0, it is eta * gamma where the solver takes
-    steps and the user gave a gamma, as in eq. (global), and otherwise 1 / sites: the global factors
-    become the sites' mean. Refused if the server would never move, or if all sites' pull together
-    exceeds 1: it would overshoot their mean.
+    This is the run's setting `step`. If `step` is 0 and the solver takes steps and has a gamma, it
+    is eta * gamma, as in eq. (global). Otherwise it is 1 / sites, which makes the global factors
+    the sites' mean. A step is refused if it is 0, or if the steps of all sites add up to more than
+    1, which would overshoot the mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -266,9 +268,9 @@ def elastic_average(
 ) -> Factors:
     """One elastic pull, ``F^ += step * sum_t (F~_t - F^)``: eq. (global), step = eta * gamma.
 
-    Sites that did not answer are left out of the sum: an elastic pull needs no re-weighting.
-    Replies come in a fixed order, by site: floating-point sums depend on the order, results must
-    not. If replies count by `shares`, the way is as long as if all counted fully.
+    Sites that did not answer are left out of the sum, without re-weighting. Replies must be sorted
+    by site, because floating-point sums depend on the order. With `shares`, the weights are scaled
+    to a mean of 1.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))
@@ -282,7 +284,7 @@ def elastic_average(
 
 
 def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
-    """Mean of the sites' factors, in a fixed order; columns of the weights (T, R) add up to 1."""
+    """Mean of the sites' factors; columns of the weights (T, R) add up to 1."""
     return tuple(
         sum(factor * weight for factor, weight in zip(factors, weights, strict=True)).astype(
             np.float32

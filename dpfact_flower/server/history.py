@@ -1,4 +1,4 @@
-"""What the server notes about each round: `history.jsonl`, one line per round."""
+"""The server's records of rounds: `history.jsonl`, one line per round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HISTORY = "history.jsonl"
 
 @dataclass(frozen=True)
 class Failure:
-    """A site that was asked and did not give a usable reply."""
+    """A site without a usable reply, and the reason."""
 
     who: str
     reason: str
@@ -28,9 +28,9 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply to a round that was used when it came.
+    """A reply that was used on arrival.
 
-    The model was updated so many times (`staleness`) between the question and the reply.
+    `staleness` counts the updates of the model between request and reply.
     """
 
     site: str
@@ -40,22 +40,22 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What the server notes about a round: one line of `history.jsonl`.
+    """A round as one line of `history.jsonl`.
 
     Attributes
     ----------
     sites : tuple of str
-        Names of the sites whose releases were used, sorted.
+        Sorted names of the sites with usable replies.
     updated : bool
-        False where the quorum was missed and the global factors stayed as they were.
+        False if the quorum was missed and the global factors stayed unchanged.
     bytes_down, bytes_up : int
         Bytes of the messages as Flower serialises them: server to sites, sites to server.
     seconds : float
         From sending the requests until the last reply is read, without the update.
     ended : str
-        When, UTC, in ISO format.
+        UTC time in ISO format.
     quorum_seconds : float
-        From sending the requests until as many sites as the quorum had answered; 0 if they did not.
+        From sending the requests until the quorum had answered; 0 if it was missed.
     arrivals : tuple of Arrival
         Replies that were used on arrival, in their order.
     """
@@ -73,25 +73,25 @@ class RoundRecord:
 
     @cached_property
     def line(self) -> str:
-        """The record as JSON, made once, because each checkpoint has the lines of all rounds."""
+        """The record as JSON, cached because each checkpoint has the lines of all rounds."""
         return json.dumps(asdict(self))
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """Each site that answered, the round that it answered, and whether that was used."""
+        """Each site that answered, the round of its answer, and whether the answer was used."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]
 
 
 def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool) -> None:
-    """Write a run's `history.jsonl`, in place of the one before."""
+    """Replace a run's `history.jsonl`."""
     with replacing(folder / HISTORY, durable=durable) as file:
         file.write("".join(f"{record.line}\n" for record in records).encode())
 
 
 def read_history(folder: Path) -> list[RoundRecord]:
-    """Rounds of a run's `history.jsonl`; a `DataError` if it is missing, or names a bad line."""
+    """Read a run's `history.jsonl`; a `DataError` if it is missing or has a damaged line."""
     path = folder / HISTORY
     if not path.exists():
         raise DataError(f"{path}: no such file; is this the folder of a run?")
@@ -104,7 +104,7 @@ def read_history(folder: Path) -> list[RoundRecord]:
 
 
 def read_lines(lines: Sequence[bytes | str]) -> list[RoundRecord]:
-    """Records from their lines; a `DataError` names the line that is damaged."""
+    """Records from their lines; a `DataError` names a damaged line."""
     records = []
     for number, text in enumerate(lines, start=1):
         try:

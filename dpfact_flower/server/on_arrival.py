@@ -1,17 +1,16 @@
-"""Modes none and paper without waiting: every reply moves the model when it comes.
+"""Modes none and paper without waiting: every reply updates the model on arrival.
 
-The first round is in step, and so are all rounds of a start: then it is known who is there, and
-where the run begins. From then on a reply takes the place of its site's last one, and the rule
-moves on from the last replies of all sites. So no site counts more for answering more often. The
-last reply of a site counts fully for two rounds, as long as it takes where all are equally fast,
-and then less and less: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
-https://arxiv.org/abs/1903.03934). Without that, the few early replies of a slow site hold the model
-where it was.
+The first round is synchronous, as are all rounds of a start, so that the sites and the start are
+known. After that, each reply replaces its site's previous one, and the rule updates the model from
+the latest replies of all sites. So a site does not count more if it answers more often. A reply
+counts fully for two rounds and then less: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo
+and Gupta 2019, https://arxiv.org/abs/1903.03934). Otherwise the old replies of a slow site would
+hold the model back.
 
-Rounds still have numbers, since budgets are planned over them, and a site answers each number once
-at most. A round is over once the quorum and more than half of the sites that are there have
-answered it. A slower site continues with the round that the others are in. A faster site may be a
-round ahead, and waits then: more replies of the same site are charged for, and teach little.
+Rounds still have numbers, because budgets are planned over them, and a site answers each number at
+most once. A round is over when the quorum and more than half of the connected sites have answered
+it. A slow site skips to the current round. A fast site may be one round ahead and then waits,
+because further replies of the same site would be charged and add little.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _AHEAD = 1
-"""Rounds that a site may be ahead of most."""
+"""Most rounds that a site may be ahead of the current round."""
 _FRESH = 2.0
-"""Rounds since the question in which a site's last reply counts fully."""
+"""Rounds since the request for which a site's last reply counts fully."""
 _STATE = "on_arrival"
 
 
 @dataclass
 class _Site:
-    """What is known of a site.
+    """The server's state of a site.
 
     Attributes
     ----------
     round, version : int
-        That it was asked for last, and of the model that it was sent then.
+        Round and model version of the last request.
     asked : RoundRequest or None
-        While a reply is waited for.
+        The open request.
     answered : int
-        The last round that it answered.
+        The last answered round.
     last : tuple of ndarray of float32
-        Its last reply; if it answered the start alone, the factors of the start.
+        The last reply; the factors of the start if the site has answered only that.
     based : int
-        Version of the model that its last reply answers.
+        Model version on which the last reply is based.
     failed : bool
-        Whether it gave no usable reply to the last question.
+        Whether the last request got no usable reply.
     """
 
     round: int = 0
@@ -69,12 +68,12 @@ class _Site:
 
 
 _NOTED = ("round", "version", "answered", "based", "failed")
-"""Of a site, in a checkpoint, beside its arrays."""
+"""Fields of a site that a checkpoint keeps beside its arrays."""
 
 
 @dataclass
 class _Open:
-    """The round that is not over yet."""
+    """The current round."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -85,10 +84,10 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """A run in which every reply counts when it comes; parameters as `Coordinator`.
+    """A run that uses every reply on arrival; parameters as `Coordinator`.
 
-    `close_round` is for the rounds in step. Sites go by their names, or by ``node 7`` until their
-    name is known.
+    `close_round` is for the synchronous rounds. Sites are named ``node 7`` until their name is
+    known.
     """
 
     aggregation: ClassVar[str] = "async"
@@ -102,12 +101,12 @@ class OnArrival(Coordinator):
 
     @property
     def current_round(self) -> int:
-        """The round that most sites are in."""
+        """The round that is not over yet."""
         return min(self.finished_rounds + 1, self.rounds)
 
     @property
     def rounds_in_step(self) -> int:
-        """Rounds in which sites wait for each other: the first, and all that a start has."""
+        """Number of synchronous rounds: the first, and all rounds of a start."""
         last = 1
         while last < self.rounds and self.rule.needs_quorum(last + 1):
             last += 1
@@ -120,7 +119,7 @@ class OnArrival(Coordinator):
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
-        """Open requests by site; after a resume, those that were open before."""
+        """Open requests by site, also from before a resume."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
@@ -130,7 +129,7 @@ class OnArrival(Coordinator):
         failures: Sequence[Failure],
         **measured: Any,
     ) -> RoundRecord:
-        """Close a round in step, and keep what the sites replied; see `Coordinator`."""
+        """Close a synchronous round, and keep the sites' replies; see `Coordinator`."""
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, failures, **measured)
         self._version += 1
@@ -143,10 +142,10 @@ class OnArrival(Coordinator):
         return record
 
     def ask(self, name: str) -> RoundRequest | None:
-        """What to ask of a site that is there now; None if it has to answer first, or to wait.
+        """The next request to a connected site; None if the site must answer first or wait.
 
-        Save before sending it. Then whoever continues asks for the very same again, and a reply
-        that was charged and did not come through comes then, for nothing.
+        Save the run before sending the request. Then a resumed run repeats the same request, and
+        gets a lost reply without a second charge.
         """
         number = self._next(name)
         if number is None:
@@ -157,10 +156,10 @@ class OnArrival(Coordinator):
         return site.asked
 
     def take(self, name: str, reply: SiteReply) -> None:
-        """Move on from a reply that came from whom it was asked of."""
+        """Update the model from a site's reply to its open request."""
         site = self._sites.pop(name)
         before = self._sites.get(reply.site)
-        if before and before.answered >= site.round:  # it has moved on under another number
+        if before and before.answered >= site.round:  # answered as another node
             before.asked = None
             return
         self._sites[reply.site] = site
@@ -168,16 +167,16 @@ class OnArrival(Coordinator):
         site.answered, site.last, site.based = site.round, reply.arrays, site.version
         staleness = self._version - site.version
         self._round.arrivals.append(Arrival(reply.site, site.round, staleness))
-        latest = sorted((site, kept) for site, kept in self._sites.items() if kept.last)
+        latest = sorted((name, state) for name, state in self._sites.items() if state.last)
         if len(latest) >= self.run.min_sites:
-            replies = [SiteReply(site, kept.last) for site, kept in latest]
-            shares = [self._share(kept, len(latest)) for _, kept in latest]
+            replies = [SiteReply(name, state.last) for name, state in latest]
+            shares = [self._share(state, len(latest)) for _, state in latest]
             cast(ArrivalRule, self.rule).arrive(site.round, replies, shares)
             self._version += 1
             self._round.updated = True
 
     def fail(self, name: str, reason: str, *, shown: str = "") -> None:
-        """Note that a site gave no usable reply; it is asked again in the next round."""
+        """Record that a site gave no usable reply; it gets a request again in the next round."""
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)
@@ -185,42 +184,42 @@ class OnArrival(Coordinator):
         self._round.failures.append(failure)
 
     def count(self, *, bytes_down: int = 0, bytes_up: int = 0) -> None:
-        """Add bytes that were sent to those of the round."""
+        """Add to the bytes of the round."""
         self._round.bytes_down += bytes_down
         self._round.bytes_up += bytes_up
 
     def advance(self, connected: Collection[str], now: float) -> None:
-        """Close the round if most of the sites that are here have answered it, or none will.
+        """Close the round if most connected sites have answered it, or if no reply can come.
 
-        `now` are the seconds since the last round in step, or since this process took up the run.
+        `now` counts the seconds since the last synchronous round, or since the run was resumed.
         """
         if self.is_over or not self._is_done(connected):
             return
-        noted, self._round = self._round, _Open(began=now)
-        if not noted.updated:
+        closed, self._round = self._round, _Open(began=now)
+        if not closed.updated:
             _logger.warning(
-                "round %d: fewer sites than the quorum of %d: the global model stays as it was",
+                "round %d: fewer sites than the quorum of %d: the global model is unchanged",
                 self.current_round, self.run.min_sites,
             )  # fmt: skip
         self.records.append(
             RoundRecord(
-                self.current_round, tuple(sorted({arrival.site for arrival in noted.arrivals})),
-                tuple(noted.failures), noted.updated, noted.bytes_down, noted.bytes_up,
-                now - noted.began, utc_now(), arrivals=tuple(noted.arrivals),
+                self.current_round, tuple(sorted({arrival.site for arrival in closed.arrivals})),
+                tuple(closed.failures), closed.updated, closed.bytes_down, closed.bytes_up,
+                now - closed.began, utc_now(), arrivals=tuple(closed.arrivals),
             )
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Requests to which, one or another, every site that belongs to the run would answer.
+        """Requests of which every site of the run would accept at least one.
 
-        For finding out, with no charge, which site a node is: one that has finished its rounds
-        answers none.
+        They reveal, without a charge, which site a node is. A site that has finished all its rounds
+        accepts none.
         """
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 
     def _next(self, name: str) -> int | None:
-        """The round that a site may be asked for now."""
+        """The next round for a site; None if it must wait or has finished."""
         site = self._sites.get(name, _Site())
         number = max(site.round + 1, self.current_round)
         ahead = 0 if site.failed else _AHEAD
@@ -231,7 +230,7 @@ class OnArrival(Coordinator):
 
     def _is_done(self, connected: Collection[str]) -> bool:
         idle = not self.waited_for and all(self._next(name) is None for name in connected)
-        if self.current_round == self.rounds:  # what was asked may have been charged
+        if self.current_round == self.rounds:  # wait, because open requests may be charged
             return idle
         return idle or self._answered(self.current_round) >= self._enough(len(connected))
 
@@ -242,7 +241,7 @@ class OnArrival(Coordinator):
         return max(self.run.min_sites, sites // 2 + 1)
 
     def _share(self, site: _Site, sites: int) -> float:
-        """By how much a site's last reply counts: less and less, the older its question is."""
+        """Weight of a site's last reply, which falls with the age of its request."""
         age = (self._version + 1 - site.based) / sites
         return 1 / (1 + max(age - _FRESH, 0.0))
 
@@ -250,7 +249,7 @@ class OnArrival(Coordinator):
 
     def _state(self) -> dict[str, Array]:
         arrays = super()._state()
-        noted = {
+        saved = {
             "version": self._version,
             "open": asdict(self._round),
             "sites": {
@@ -258,7 +257,7 @@ class OnArrival(Coordinator):
                 for label, site in self._sites.items()
             },
         }
-        arrays[_STATE] = np.array(json.dumps(noted))
+        arrays[_STATE] = np.array(json.dumps(saved))
         for number, site in enumerate(self._sites.values()):
             arrays |= numbered(f"last_{number}", site.last)
             arrays |= numbered(f"asked_{number}", site.asked.anchors if site.asked else ())
@@ -266,13 +265,13 @@ class OnArrival(Coordinator):
 
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         super()._restore(arrays)
-        noted = json.loads(str(arrays[_STATE]))
-        was = noted["open"]
-        was["arrivals"] = [Arrival(*fields) for fields in was["arrivals"]]
-        was["failures"] = [Failure(**fields) for fields in was["failures"]]
-        was["began"] = 0.0  # seconds are those of a process, which is another by now
-        self._version, self._round = noted["version"], _Open(**was)
-        for number, (name, fields) in enumerate(noted["sites"].items()):
+        saved = json.loads(str(arrays[_STATE]))
+        current = saved["open"]
+        current["arrivals"] = [Arrival(*fields) for fields in current["arrivals"]]
+        current["failures"] = [Failure(**fields) for fields in current["failures"]]
+        current["began"] = 0.0  # this process counts its seconds anew
+        self._version, self._round = saved["version"], _Open(**current)
+        for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None
             last = unnumbered(arrays, f"last_{number}")

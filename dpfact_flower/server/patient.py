@@ -1,7 +1,6 @@
 """Patient mode at the server: a start from the sites' co-occurrences, refined mode by mode.
 
-All of it is post-processing of what the sites released: it costs no privacy, so restarts are
-allowed, and no reply is ever asked for twice.
+Everything here is post-processing of the sites' releases and costs no privacy.
 """
 
 from __future__ import annotations
@@ -35,18 +34,18 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Of a site's `relative_elastic`: what all sites say together needs less holding than one."""
+"""Share of `relative_elastic`: the mean of all sites needs a weaker pull than one site."""
 _HALVES = 1
-"""Sets the generator of halves apart from that of the factors."""
+"""Seed that separates the random numbers of halves from those of the factors."""
 
 
 class PatientRule:
-    """Patient mode's `ServerRule`: codes (if asked for), start, refinement, finish.
+    """Patient mode's `ServerRule`: selection of codes (optional), start, refinement, finish.
 
     Attributes
     ----------
     plan : PatientPlan
-        Made from public facts before the run; it does not change.
+        Made before the run from public facts.
     """
 
     name = "patient"
@@ -68,37 +67,37 @@ class PatientRule:
         shape = privacy.codes_kept or feature_shape
         self.factors: Factors = initial_factors(shape, solver.rank, run.seed)
         self._learned = self.factors
-        """As they are learned: with weights, the factors of weighted cells."""
+        """The learned factors: with weights, those of weighted cells."""
         self._weights: Weights = ()
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
         self._run = run
         self._started = False
         self._totals: tuple[Array, ...] = ()
-        """The start's, of slots, from which sites' l2,1 weights follow under secure sums."""
+        """Total of each slot in the start, for the sites' l2,1 weights with secure sums."""
         self._halves: Factors = ()
-        """Models of halves of the start's noise, by which phenotypes are judged."""
+        """Models from halves of the start's noise, for the certainty of phenotypes."""
         self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
     @property
     def sharing(self) -> Sharing | None:
-        """How sites share one noise, in runs of secure sums."""
+        """How sites share the noise; None without secure sums."""
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
-        """Global factors once there are some: as learned, and in the end those of the cells."""
+        """The learned factors, once the start is over; in the last round the unweighted ones."""
         if not self._started:
             return ()
         return self._learned if self.plan.release_of(round_number) else self.factors
 
     def weights(self, round_number: int) -> Weights:
-        """Weights of codes, for the rounds that learn phenotypes."""
+        """Weights of codes for the rounds that learn phenotypes; empty in others."""
         needed = "weights" in carried_by(self.plan.release_of(round_number))
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """How each phenotype is used in each slot, for a site whose own usage nobody knows."""
+        """Usage of each phenotype in each slot, for sites without a release of their own."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -106,30 +105,30 @@ class PatientRule:
         return np.array([usage_of(total, self._learned, sigma) for total in self._totals])
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """One vector, as long as the plan says; none in the last round."""
+        """One vector of the planned length; none in the last round."""
         planned = self.plan.release_of(round_number)
         return [(planned.count,)] if planned else []
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """The plan's release of this round; none in the last."""
+        """The planned release; none in the last round."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
         planned = self.plan.release_of(round_number)
         seeded = self.privacy.noise_seed >= 0
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number; warn if the cohort is too small for its rank and epsilon."""
+        """Accept any number; log a warning if the cohort is too small for its rank and epsilon."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether later rounds build on this one."""
+        """Whether later rounds depend on this one."""
         planned = self.plan.release_of(round_number)
         return planned is not None and _STEPS[planned.kind].needs_quorum
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Move on from what the sites released."""
+        """Take the round's step from the sites' releases."""
         planned = self.plan.release_of(round_number)
         if planned is not None:
             _STEPS[planned.kind].update(self, planned, replies)
@@ -144,11 +143,11 @@ class PatientRule:
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         released, sizes = _released(replies), [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
-        give_back()  # of what sites took in this process, and of unpacking what they sent
+        give_back()  # memory of simulated sites, and of unpacked replies
         sigma = planned.seen_sigma
         start = start_factors(released, sizes, self._solver.rank, sigma, rng)
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
-        if self._weights:  # surrogates have cells of 1, weighted ones are others
+        if self._weights:  # surrogates have cells of 1, so they do not fit weighted cells
             self._learn(start.factors)
         else:
             self._learn(fitted_to_surrogates(start, released, sigma, rng))
@@ -192,7 +191,7 @@ class PatientRule:
         self.factors = unweighted(factors, self._weights) if self._weights else factors
 
     def state(self) -> dict[str, Array]:
-        """Factors, selection, weights, whether there is a start, and averages of refinements."""
+        """Factors, selection, weights, and averages of refinements."""
         return {
             **numbered("factor", self._learned),
             **numbered("kept", self.selection),
@@ -205,7 +204,7 @@ class PatientRule:
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take over a checkpoint."""
+        """Restore `state`."""
         self.selection = unnumbered(arrays, "kept")
         self._weights = unnumbered(arrays, "weights")
         self._totals = unnumbered(arrays, "total")
@@ -217,7 +216,7 @@ class PatientRule:
 
 
 class _Step(NamedTuple):
-    """What the server does with a kind of release, and whether later rounds build on it."""
+    """The server's update for a kind of release, and whether later rounds depend on it."""
 
     update: Callable[[PatientRule, PlannedRelease, Sequence[SiteReply]], None]
     needs_quorum: bool

@@ -1,9 +1,9 @@
-"""What sites said before anybody paid, whether a run may begin with that, and who they are.
+"""Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
 
-Whoever registers a key at the SuperLink gives it the hospital's name, which Flower keeps beside the
-key. A hospital that calls itself otherwise is refused: under another's name it would make that one
-pay for replies that nobody can use. Where a key was registered without a name, a node has the name
-that it gives first, for as long as the process lasts.
+The SuperLink registers each hospital's key with the hospital's name. A node that answers under
+another name is refused, because the named hospital's own replies could then not be used although
+they are charged. If a key was registered without a name, the first name that the node gives counts
+until this process ends.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from dpfact_flower.machine.parsed import from_json
 _logger = logging.getLogger(__name__)
 READINESS = "preflight.json"
 _SLOW_SECONDS = 30.0
-"""From here on Flower takes a process for dead, and starts another beside it."""
+"""After this time, Flower takes a process for dead and starts another one."""
 _CLOCK_SECONDS = 2.0
 """Flower ends a SuperNode whose clock is 5 s ahead."""
 _REGISTER = "register each key with its hospital's name: flwr supernode register --name"
 _MEANING = {
-    "privacy-refused": "it does not take part in this mode or rule, or has too little budget or "
-    "too few rounds left",
+    "privacy-refused": "it does not allow this mode or rule, or has too little budget or too few "
+    "rounds left",
     "message": "it has other code lists, smaller limits, or other settings for this job",
     "settings": "its own settings do not work",
     "data": "its data file cannot be used",
-    "state": "its folder, its ledger or its disk refuses, or too many rounds have failed there",
-    "late": "it holds its replies for longer than round-timeout leaves",
-    "internal": "an error that nobody foresaw, or another version of this package",
+    "state": "its folder, ledger or disk has a fault, or too many rounds have failed there",
+    "late": "its reply-after is too long for the round-timeout",
+    "internal": "an unexpected error, or another version of this package",
 }
 
 
 def called(node: int, site: str) -> str:
-    """A node as people read it: by its site's name, if that is known, and its number."""
+    """A node's text in messages: its site's name, if known, and its number."""
     return f"{site} (node {node})" if site else f"node {node}"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """What a site said, or did not; a text is empty where it was neither heard nor known.
+    """A site's answer to the preflight, or its absence; unknown texts are empty.
 
     Attributes
     ----------
     node : int
         Flower's number of its SuperNode.
     fault : str
-        Why it would not answer a round; empty where it would.
+        Why the site would not answer a round; empty if it would.
     version : str
-        Of this package there.
+        Version of this package at the site.
     seconds : float
-        From the question to its answer.
+        From the request to the answer.
     clock : float
-        Seconds by which its clock is ahead at least; below 0: behind.
+        Least seconds by which the site's clock is ahead; negative if it is behind.
     """
 
     node: int
@@ -73,22 +73,24 @@ class Readiness:
 
     @property
     def message(self) -> str:
-        """What is wrong, with what it means; empty where nothing is."""
+        """The fault and its meaning; empty without a fault."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
         name = called(self.node, self.site)
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self, version: str) -> list[str]:
-        """What does not stop a run, and may stop it later."""
+        """Problems that do not stop the run now but may stop it later."""
         warnings, name = [], called(self.node, self.site)
         if self.version and self.version != version:
-            warnings.append(f"{name} has version {self.version} of dpfact-flower, here {version}")
+            warnings.append(
+                f"{name} has version {self.version} of dpfact-flower; the server has {version}"
+            )
         if self.seconds > _SLOW_SECONDS:
             warnings.append(
-                f"{name} took {self.seconds:.0f} s to answer a question that costs no "
-                f"computing: its reply-after, or a machine on which, beyond {_SLOW_SECONDS:g} s, "
-                "Flower starts processes twice"
+                f"{name} took {self.seconds:.0f} s to answer, although nothing was computed: its "
+                "reply-after is long or its machine is slow. After "
+                f"{_SLOW_SECONDS:g} s, Flower starts a second process"
             )
         if abs(self.clock) > _CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"
@@ -99,9 +101,10 @@ class Readiness:
 def judge(
     sites: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
 ) -> frozenset[int]:
-    """Decide whether a run may begin, with `version` of this package here; nodes left out of it.
+    """Decide whether a run may begin; return the nodes to leave out.
 
-    A `QuorumError` names every fault, and the way out, unless `leave_out` and the quorum is ready.
+    `version` is the server's version of this package. A `QuorumError` names every fault and the way
+    out, unless `leave_out` is set and the quorum is ready.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings(version)):
         _logger.warning("preflight: %s", warning)
@@ -122,13 +125,13 @@ def judge(
 
 
 def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
-    """Keep what the sites said in a run's folder."""
+    """Write the sites' answers to a run's folder."""
     with replacing(folder / READINESS, durable=False) as file:
         file.write(json.dumps([asdict(readiness) for readiness in sites], indent=1).encode())
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """What `write_readiness` kept; empty where nothing was. A `DataError` if it is damaged."""
+    """Read `write_readiness`; empty if there is no file, a `DataError` if it is damaged."""
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]
@@ -139,28 +142,28 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes: registered ones, which the caller keeps up to date, or else heard."""
+    """Names of a run's nodes: `registered` names, which the caller updates, or names they gave."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
         self._said: dict[int, str] = {}
 
     def of(self, node: int) -> str:
-        """The site that a node is; empty where that is not known."""
+        """The name of a node's site; empty if unknown."""
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Why a node may not call itself so beside these others; empty, and noted, if it may."""
+        """Why a node may not use a name; if it may, remember the name and return an empty text."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}
-        self._said[node] = site  # a site that came back without a key has a new number
+        self._said[node] = site  # a site without a key returns with a new number
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
-        """What sites said before anybody paid, with a fault where a name is not theirs alone.
+        """Add a fault to the answers of sites whose names conflict.
 
-        In a simulation no name is registered, and there is nothing to `warn` of.
+        Set `warn` to False in a simulation, where no name is registered.
         """
         claims = {readiness.node: readiness.site for readiness in sites if readiness.site}
         named = []
@@ -184,9 +187,9 @@ class SiteNames:
     def _fault(self, node: int, site: str, claims: Mapping[int, str]) -> str:
         registered, before = self.registered.get(node), self._said.get(node)
         if registered and site and registered != site:
-            return f"calls itself {site!r}, and its key is registered as {registered!r}"
+            return f"calls itself {site!r}, but its key is registered as {registered!r}"
         if not registered and before and site and before != site:
-            return f"calls itself {site!r}, and called itself {before!r} before; {_REGISTER}"
+            return f"calls itself {site!r}, but called itself {before!r} before; {_REGISTER}"
         for other in sorted({*claims, *self.registered} - {node}):
             other_name = self.registered.get(other)
             counts = other_name and other in claims if registered else other_name or other in claims

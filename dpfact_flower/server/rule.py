@@ -1,8 +1,7 @@
-"""What a server computes from the sites' replies: one rule per privacy mode, behind one interface.
+"""The interface of server rules, which update the global factors from the sites' replies.
 
-A rule holds the global factors. It says what to ask in a round and what shape an answer has, and
-moves on from the answers; it knows nothing of messages, quorums or disks: those are the
-`Coordinator`'s.
+A rule has the content of requests, the shapes of replies and the update. The `Coordinator` has the
+quorum and the files.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class ServerRule(Protocol):
-    """A run as the server computes it.
+    """The server's half of a rule.
 
     Attributes
     ----------
     name : str
-        The sites have their half under the same name (`dpfact_flower.site.rules`).
+        The site half has the same name (`dpfact_flower.site.rules`).
     privacy : PrivacySettings
-        As the sites are asked, with everything planned that was left open.
+        The settings in requests, with all planned values.
     factors : tuple of ndarray of float32
         The current global factors.
     selection : tuple of ndarray of int32
-        Codes that are kept, one array per feature mode; empty where all are.
+        Positions of the selected codes, one array per feature mode; empty if all are used.
 
-    A rule that weighs codes has a method ``weights(round_number)`` too: what a round's request
-    carries of them (`RoundRequest.weights`).
+    A rule that weights codes also has a method ``weights(round_number)``, for
+    `RoundRequest.weights`.
     """
 
     name: str
@@ -45,50 +44,50 @@ class ServerRule(Protocol):
     selection: Selection
 
     def anchors(self, round_number: int) -> Factors:
-        """Global factors that a round's request carries."""
+        """Global factors of a round's request."""
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Shapes of the arrays that a site answers with."""
+        """Expected shapes of the arrays in a reply."""
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """What answering a round costs a site."""
+        """A site's charges for answering a round."""
 
     def check_sites(self, sites: int) -> None:
-        """Refuse a number of sites that the rule is not stable for, before anything is spent."""
+        """Refuse a number of sites for which the rule is not stable, before any charge."""
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether the run cannot continue without this round."""
+        """Whether the run needs this round to continue."""
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Move on from the replies, which are sorted by site and of one shape."""
+        """Update the factors from the replies, which are sorted by site and have one shape."""
 
     def state(self) -> dict[str, Array]:
-        """Arrays from which `restore` rebuilds the rule."""
+        """Arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Take over what `state` gave, for a run of the same settings."""
+        """Restore `state` in a run with the same settings."""
 
 
 class ArrivalRule(ServerRule, Protocol):
-    """A rule that can also move on from one new reply at a time."""
+    """A rule that can also use each reply on arrival."""
 
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Move on from the latest replies of all sites, one of which is new.
+        """Update the factors from the latest replies of all sites, one of which is new.
 
-        A reply counts by its share, which is 1 unless it is stale. As many arrivals as there are
-        sites go as far as one `update`, and settle where it would.
+        A reply's share is 1 unless it is stale. One arrival from each site together move the
+        factors as far as one `update`, and settle at the same point.
         """
 
 
 def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
-    """Arrays of a checkpoint under a common name and a number each, from 1."""
+    """Name arrays of a checkpoint ``name_1``, ``name_2`` and so on."""
     return {f"{name}_{number}": array for number, array in enumerate(arrays, start=1)}
 
 
 def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
-    """The arrays that `numbered` named so, in their order."""
+    """The arrays of `numbered`, in their order."""
     names = takewhile(arrays.__contains__, (f"{name}_{number}" for number in count(1)))
     return tuple(arrays[name] for name in names)
 
@@ -96,7 +95,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
     """Global feature factors before round 1: uniform on (0, 1), columns of unit norm.
 
-    They depend on public numbers only. The sites' patient factors carry the scale.
+    They depend only on public numbers. The scale of the data is in the sites' patient factors.
     """
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)

@@ -1,4 +1,4 @@
-"""The server's halves of rules, by name; `dpfact_flower.site.rules` has the sites'."""
+"""The server halves of rules by name; `dpfact_flower.site.rules` has the site halves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings
 server_rules: Registry[MakeRule] = Registry(
     "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
 )
-"""Rules that a run config may name."""
+"""Rules that a run config can name."""
 
 
 def rule_for(
@@ -27,13 +27,13 @@ def rule_for(
     run: RunSettings,
     make: MakeRule | None = None,
 ) -> ServerRule:
-    """The rule of a run: the given one, the one that the run names, or that of its privacy mode."""
+    """The rule of a run: from `make`, by the name in `run`, or by the privacy mode."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.resolved(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":
         raise SettingsError(
-            "aggregation: 'async' is for modes none and paper; patient mode's rounds build on each "
-            "other: use 'sync', and set grace if slow sites hold up the others"
+            "aggregation: 'async' is for modes none and paper; patient mode's rounds depend on "
+            "each other: use 'sync', and set grace if slow sites delay the others"
         )
     make = make or server_rules.find(run.rule or privacy.default_rule)
     return make(feature_shape, solver, privacy, run)

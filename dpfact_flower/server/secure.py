@@ -1,9 +1,8 @@
-"""The server's half of secure sums, without messages: what to ask next, and the sum in the end.
+"""The server's half of secure sums, without messages: the stages of a round, and the total.
 
-A round begins with an attempt at the sum of all sites. Where a site is lost before its vector came,
-a further attempt follows among those that answered, at least all but `Sharing.dropouts`. Then every
-site opens the last attempt, and there is no further one. Without dropouts there is one attempt, and
-nothing is opened.
+A round begins with an attempt to add up all sites. If a site is lost before its vector arrives,
+another attempt adds up the sites that answered: at least all but `Sharing.dropouts`. Then every
+site opens the last attempt. Without dropouts there is one attempt, and no opening.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 _ROUNDING_BITS = 16
-"""Bits below 1/256 of a site's noise: of a sum, the server keeps no more than sites send of one."""
+"""Bits to round off, so that a sum keeps the same precision as a release of one site."""
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum, the sites that it adds up, and whether they may have opened."""
+    """An attempt at a round's sum: its sites, and whether some of them may have opened it."""
 
     round: int
     number: int
@@ -43,10 +42,10 @@ class SecureSums:
     Attributes
     ----------
     members : tuple of MemberKey
-        All sites with their keys of the job, sorted; empty until all gave them.
+        All sites with their keys of the job, sorted; empty until the exchange of keys is complete.
     last : Attempt
-        The newest. A server that goes on after a crash asks the same again if it was opened, or if
-        no site may be lost: there is no further one. Else it begins with all sites again.
+        The newest attempt. After a crash, the server repeats this attempt if it was opened or if no
+        site may be lost. Otherwise it begins again with all sites.
     """
 
     def __init__(self, sharing: Sharing) -> None:
@@ -57,11 +56,11 @@ class SecureSums:
     # --- Keys, once a job
 
     def ask_keys(self, names: Sequence[str]) -> SecureStage:
-        """Ask these sites, which must be as many as the plan has, for their keys."""
+        """Request the keys of these sites; the plan fixes their number."""
         return SecureStage("keys", asked=tuple(sorted(names)))
 
     def take_keys(self, replies: Mapping[str, Sequence[bytes]]) -> None:
-        """Take every site's key and signature, which the sites check."""
+        """Take every site's key and signature; the sites verify the signatures."""
         self.members = tuple(
             MemberKey(site, key, signature) for site, (key, signature) in sorted(replies.items())
         )
@@ -69,7 +68,7 @@ class SecureSums:
     # --- The sum of a round
 
     def begin(self, request: RoundRequest, planned: PlannedRelease) -> SecureSum:
-        """The sum of a round, which has no attempt yet."""
+        """Begin a round's sum, before its first attempt."""
         terms = self.sharing.terms(request.job, request.terms, [m.site for m in self.members])
         return SecureSum(self, terms, request, planned)
 
@@ -85,50 +84,50 @@ class SecureSum:
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
         self.paid: set[str] = set()
-        """Sites that answered any attempt."""
+        """Sites that answered an attempt and so were charged."""
 
     @property
     def names(self) -> list[str]:
-        """Sites that the last attempt adds up."""
+        """Sites in the last attempt."""
         assert self._question is not None
         return self._question.sites
 
     @property
     def needed(self) -> int:
-        """Sites without which there is no sum."""
+        """Least number of sites for a sum."""
         return self._run.sharing.sites - self._run.sharing.dropouts
 
     @property
     def complete(self) -> bool:
-        """Whether every vector of the last attempt is there."""
+        """Whether every vector of the last attempt has arrived."""
         return self._question is not None and self._masked.keys() == set(self.names)
 
     @property
     def may_go_on(self) -> bool:
-        """Whether a further attempt, among those that answered, is worth it."""
+        """Whether another attempt with the sites that answered can succeed."""
         return not self._is_last and self.needed <= len(self._masked) < len(self.names)
 
     @property
     def _is_last(self) -> bool:
-        """Whether sites answer no attempt of this round but the newest."""
+        """Whether sites accept no further attempt in this round."""
         last = self._run.last
         begun = last.round == self._request.round
         return begun and (last.opened or not self._run.sharing.dropouts)
 
     @property
     def closed(self) -> list[str]:
-        """Sites whose mask is not known yet, after the openings that came."""
+        """Sites whose masks are still unknown."""
         assert self._question is not None
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """The next attempt: among all sites, or those that answered the one before."""
+        """The next attempt: with all sites, or with those that answered the previous one."""
         last, number = self._run.last, self._request.round
         names = last.asked
         if not self._is_last:
-            again = last.number + 1 if last.round == number else 1
+            attempt_number = last.number + 1 if last.round == number else 1
             names = tuple(sorted(self._masked)) or self._terms.sites
-            self._run.last = last = Attempt(number, again, names)
+            self._run.last = last = Attempt(number, attempt_number, names)
         members = tuple(
             keys.Member(*member) for member in self._run.members if member.site in set(names)
         )
@@ -151,7 +150,7 @@ class SecureSum:
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
-        """What to ask of each site that has not opened, to open the last attempt."""
+        """Requests to open the last attempt, for each site that has not opened it."""
         assert self._question is not None
         self._run.last = self._run.last._replace(opened=True)
         return {
@@ -163,19 +162,19 @@ class SecureSum:
         }  # fmt: skip
 
     def take_opening(self, site: str, parts: Sequence[bytes]) -> None:
-        """Take what a site opens."""
+        """Take a site's opening."""
         seed, shares = parts
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 
     def slots(self) -> list[SiteReply]:
-        """Each slot's total, as if a site had released it."""
+        """The total of each slot, in the form of a site's reply."""
         assert self._question is not None
         total = rules.summed(self._terms, self._question, self._masked, self._openings)
         return slot_totals(total, self._planned)
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """A sum in units of the noise's grid as the slots' values, rounded as a site's own would be."""
+    """Convert a sum from grid units to values by slot, rounded like a site's own release."""
     fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
     unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
     values = (fine * unit).astype(np.float32).reshape(-1, planned.count)

@@ -1,7 +1,7 @@
-"""How a run stands, from its folder: sites by name, what each was charged, and what for nothing.
+"""The status of a run from its folder: its rounds, and the sites by name with their charges.
 
-The centre knows what it has seen. A site that was charged and then lost on the way is not among
-those; each site's own ledger has the whole truth.
+The server counts only the replies that arrived. A reply that was charged and then lost is only in
+the site's own ledger.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 Cost = Callable[[Sequence[int]], float | None]
-"""Epsilon of several rounds together; None where nothing bounds it."""
+"""Epsilon of several rounds together; None if there is no bound."""
 
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """What the centre knows of one site, which goes by ``node N`` if no name was heard.
+    """The status of one site, named ``node N`` if its name is unknown.
 
-    It was last seen at the end (UTC, in ISO format) of the latest round with a usable reply. Unused
-    are good replies of rounds that missed their quorum; failed are rounds without a usable reply.
-    No epsilon bounds what is None. The reason is that of the latest failure, or of a fault in the
-    preflight.
+    `last_seen` is the end (UTC, in ISO format) of the latest round with a usable reply. `unused`
+    counts good replies in rounds that missed the quorum, and `failed` rounds without a usable
+    reply. An epsilon is None if there is no bound. `reason` is that of the latest failure, or of a
+    fault in the preflight.
     """
 
     name: str
@@ -46,10 +46,10 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run as its folder has it: rounds finished, when the last one ended, sites by name.
+    """The status of a run.
 
-    Rounds are missed if they had no quorum after sites had answered. `delta` is that of every
-    epsilon.
+    `last` is when the last finished round ended. `missed` are rounds with answers but without a
+    quorum. `delta` is that of every epsilon.
     """
 
     job: str
@@ -63,12 +63,12 @@ class RunStatus:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all rounds are over."""
+        """Whether all rounds are finished."""
         return self.finished >= self.rounds
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Read how a run stands; a `StateError` if none was begun, or its checkpoint is damaged."""
+    """Read a run's status; a `StateError` if none was begun, or its checkpoint is damaged."""
     path, ready = folder / CHECKPOINT, read_readiness(folder)
     if not path.exists():
         faults = "; ".join(site.message for site in ready if site.fault)
@@ -93,10 +93,10 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def _cost(identity: Mapping[str, Any]) -> Cost:
-    """What answering rounds of a run costs a site."""
+    """A function for the cost to a site of answering several rounds."""
     privacy, solver = PrivacySettings.from_config(identity), SolverSettings.from_config(identity)
     run, rule = RunSettings.from_config(identity), None
-    with suppress(DPFactError):  # a rule that only its own process has registered
+    with suppress(DPFactError):  # a rule that is not registered in this process
         rule = rule_for(identity["shape"], solver, privacy, run)
 
     def epsilon(rounds: Sequence[int]) -> float | None:
@@ -111,14 +111,14 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
 
 
 def _name(label: str) -> str:
-    """The site's name in ``north (node 12)``; ``node 12`` where it has none."""
+    """The site's name in ``north (node 12)``; a text without a name is unchanged."""
     return label.partition(" (node ")[0]
 
 
 def _site(
     name: str, records: Sequence[RoundRecord], cost: Cost, ready: Sequence[Readiness]
 ) -> SiteStatus:
-    ended = [record.ended for record in records if name in record.sites]
+    round_ends = [record.ended for record in records if name in record.sites]
     answers = [
         (number, used)
         for record in records
@@ -130,7 +130,7 @@ def _site(
     faults = [e.fault for e in ready if e.fault and name in (e.site, f"node {e.node}")]
     return SiteStatus(
         name,
-        ended[-1] if ended else "",
+        round_ends[-1] if round_ends else "",
         len(answers) - len(unused),
         len(unused),
         len(reasons),

@@ -1,8 +1,8 @@
-"""The start's factors fitted to surrogate patients, from several beginnings.
+"""The start's factors fitted to surrogate patients, from several initial factors.
 
-Fitting patients is not convex. If the start's factors are near a poor optimum, a fit from them ends
-there. So random beginnings are tried too, and the best fit is kept. Surrogates contain no patient,
-so all of this is post-processing (docs/explanation/start.md).
+The fit is not convex, so from the start's factors alone it may end in a poor local optimum. So
+random initial factors are tried too, and the best fit is kept. Surrogates contain no patient, so
+this is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dpfact_flower.tensor import Factors, SparseTensor
 
 _logger = logging.getLogger(__name__)
 _RANDOM = 16
-"""Beginnings from random factors, beside the start's own."""
+"""Number of random initial factors, beside the start's own."""
 _FEW, _MANY = 40_000, 60_000
-"""Surrogates that beginnings are tried on; and all of them, to which the best is fitted."""
+"""Number of surrogates for comparing initial factors, and for the last fit from the best."""
 _PASSES, _HALF_PASSES = 40, 30
-"""Of the solver, on the few and once more on all; and on the surrogates of half a split."""
+"""Passes of the solver, for the comparison and the last fit; and for one half of a split."""
 _LEAST = 1e-6
 """Added to every entry, so that no column is empty."""
 
@@ -40,10 +40,10 @@ def fitted_to_surrogates(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Factors that explain surrogates best; the start's own if pairs say too little of patients.
+    """Factors that explain surrogates best; the start's own if no surrogates can be made.
 
-    `releases` are those that `start` was made of, one per site, with noise of standard deviation
-    `sigma` on each value. Factors are positive, and their columns have norm 1.
+    `releases` are the source of `start`, one per site, with noise of standard deviation `sigma` on
+    each value. Factors are positive, and their columns have norm 1.
     """
     surrogates = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)
     if surrogates is None:
@@ -51,7 +51,7 @@ def fitted_to_surrogates(
     few = _scaled(surrogates, _FEW)
     beginnings = [start.factors] + [_random(start.factors, rng) for _ in range(_RANDOM)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
-    fits = list(in_order(lambda each: _fit(few, *each), seeded, threads=thread_count()))
+    fits = list(in_order(lambda initial: _fit(few, *initial), seeded, threads=thread_count()))
     best, explained = max(fits, key=lambda fitted: fitted[1])  # the first of equals
     _logger.info(
         "start: fitted to surrogate patients; explains %.4g of them, other attempts %s",
@@ -101,7 +101,7 @@ def _random(like: Factors, rng: np.random.Generator) -> Factors:
 def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, passes: int = _PASSES
 ) -> tuple[Factors, float]:
-    """Feature factors fitted from these on, and the share of the tensor that they explain."""
+    """Fit feature factors from these; return them and the share of the tensor they explain."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     settings = SolverSettings(rank=rank, tau=passes, gamma=0.0)

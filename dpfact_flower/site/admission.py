@@ -1,8 +1,8 @@
-"""What a site takes part in: every check that comes before a patient is looked at, in one place.
+"""Every check that a request must pass before the site reads a patient.
 
-The checks decide by public facts, by what the hospital chose, and by the site's own record of what
-it released. So a refusal tells nothing about a patient. `admitted` is the whole policy, in its
-order: a round is computed from what it yields, and a preflight ends there.
+The checks use public facts, the hospital's settings and the site's record of its releases. So a
+refusal reveals nothing about a patient. `admitted` runs the checks in order, for rounds and for
+preflights.
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ from dpfact_flower.wire.protocol import RoundRequest
 _OTHER_DATA = "job {job!r} was begun with other data; now that it has changed, start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
-"""Of the memory that the process may have."""
+"""Share of the process's memory that is kept free for the patients."""
 
 
 @dataclass(frozen=True)
 class Hospital:
-    """A site's own side: its data, its settings, its folder.
+    """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded and nothing waits for the disk: there is no patient whose
-    budget a power loss could hide. The sites `beside` are known to hold other patients, and may
-    have a ledger in the same `state-dir`.
+    In a `simulation`, noise may be seeded and writes do not wait for the disk. The sites `beside`
+    hold other patients and may have a ledger in the same `state-dir`.
     """
 
     source: SiteSource
@@ -58,7 +57,7 @@ class Hospital:
 
     @property
     def name(self) -> str:
-        """Public; it stands in replies."""
+        """The site's public name, which is part of every reply."""
         return self.settings.site or self.source.name
 
     @cached_property
@@ -68,25 +67,25 @@ class Hospital:
 
     @cached_property
     def folder(self) -> Path:
-        """Of the ledger and the jobs."""
+        """The site's folder, with the ledger and the jobs."""
         return self.root / self.name
 
     def has_ledger(self) -> bool:
-        """Whether there is a ledger, or was one: then it is not begun anew."""
+        """Whether there is a ledger, or was one. A lost ledger is never replaced by a new one."""
         return (self.folder / LEDGER).exists() or has_jobs(self.folder)
 
     def ledger(self, *, create: bool = False) -> Ledger:
-        """The ledger, open."""
+        """Open the ledger."""
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """What is kept of a job; without a fingerprint, for what is not of the patients."""
+        """The folder of a job; without a fingerprint, only for data that is not of patients."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
     def disk_space(self, work: RoundWork) -> AbstractContextManager[Callable[[], None]]:
-        """Disk space for what the rest of a run charges, by public sizes.
+        """Reserve disk space for the rest of a run, by public sizes.
 
-        So a full disk refuses the round before a patient is looked at.
+        So a full disk makes the site refuse the round before it reads a patient.
         """
         if self.simulation:
             return nullcontext(lambda: None)
@@ -101,10 +100,10 @@ class Hospital:
 class Admitted:
     """A request that passed every check; no patient has been read for it.
 
-    The ledger is open; None where the site is about to begin one. `rows` has all that the site
-    answered, `last` the latest of the job, and `repeated` what answered this very request, if that
-    may be sent again. `secure` is the request's stage of a secure sum. `store` is for what is not
-    of the patients. `free_disk` gives the reserved disk space back, right before it is needed.
+    `ledger` is open, or None if the site has none yet. `rows` are all rows of the ledger, and
+    `last` is the job's latest. `repeated` is the row that answers this same request, if its release
+    may be sent again. `secure` is the request's stage of a secure sum. `store` holds nothing about
+    patients. Call `free_disk` right before the reserved disk space is needed.
     """
 
     request: RoundRequest
@@ -119,7 +118,7 @@ class Admitted:
 
     @property
     def shares(self) -> bool:
-        """Whether what the round releases may leave in a secure sum only."""
+        """Whether the round's release may leave in a secure sum only."""
         return _planned(self.work) is not None
 
 
@@ -127,8 +126,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit a request or refuse it; the site's folder stays locked until the reply is due.
 
-    Without the lock another request, which waits for the folder, could find out when the round was
-    over, by being late itself. The time of that request begins when it has the folder.
+    Otherwise a second request, which waits for the folder, would reveal when the first one was
+    computed. The time of the second request begins when it gets the folder.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -155,7 +154,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """The rule's work for a request that fits this site, by public facts."""
+    """Check by public facts that a request fits this site; return the rule's work for it."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
@@ -167,7 +166,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 def _secure(
     hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
-    """The stage of a secure sum that is asked for; None in a preflight, and without secure sums."""
+    """The requested stage of a secure sum; None in a preflight, and without secure sums."""
     planned = _planned(work)
     if planned is None:
         if request.secure is not None:
@@ -190,13 +189,13 @@ def _secure(
 
 
 def _planned(work: RoundWork) -> PlannedRelease | None:
-    """The round's release, if it is for a secure sum, which is patient mode's alone."""
+    """The round's release if it is for a secure sum; only patient mode has these."""
     planned: PlannedRelease | None = getattr(work, "planned", None)
     return planned if planned and planned.sharing else None
 
 
 def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
-    """Refuse secure sums among fewer sites, or safe from fewer, than the hospital wants."""
+    """Refuse secure sums with fewer sites, or fewer colluders, than the hospital wants."""
     settings, sharing = hospital.settings, planned.sharing
     assert sharing is not None
     for key, value, least in (
@@ -215,7 +214,7 @@ def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """The row of this very request; where its bytes are not kept, only if it is the latest."""
+    """The row of this same request; a row whose bytes are not kept only if it is the latest."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             return row if row.payload_kept or row is of_job[-1] else None
@@ -223,7 +222,7 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
 
 
 def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
-    """Refuse a round that the site's record, its budgets or its machine rule out."""
+    """Refuse a round that the site's record, budgets or machine do not allow."""
     check_follows(admission.request, admission.last)
     check_budget(admission.work, admission.rows, hospital.settings)
     if not hospital.simulation:
@@ -241,7 +240,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse a state-dir, or a folder in it, that others could have made, change or move away."""
+    """Refuse a state-dir, or a folder in it, that other users could have made, change or move."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -251,7 +250,7 @@ def check_folders(hospital: Hospital, job: str) -> None:
 
 
 def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
-    """Refuse what the hospital does not take part in, or not at that size."""
+    """Refuse modes, rules and sizes that the hospital's settings do not allow."""
     for name, value, allowed in (
         ("privacy", request.privacy.privacy, settings.allow_privacy),
         ("rules", request.rule_name, settings.allow_rules),
@@ -267,23 +266,23 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
         if size > most:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
     solver = request.privacy.resolved(request.solver)
-    solvers.find(solver.solver).check(solver)  # one that this site has code for
-    # A folder in the place of SQLite's journal would shut the ledger for good.
+    solvers.find(solver.solver).check(solver)  # fails if this site lacks the solver's code
+    # A folder in the place of SQLite's journal would close the ledger for good.
     if request.job.lower().startswith(LEDGER):
         raise MessageError(f"job: {request.job!r} is reserved for the ledger's files")
 
 
 def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
-    """Refuse a run whose codes are numbered otherwise than this site's."""
+    """Refuse a run whose code lists differ from this site's."""
     if request.vocabulary not in ("", joint_digest(source.vocabularies)):
         raise MessageError(
-            "the run's vocabularies are not this site's: their digests differ; "
+            "the run's vocabularies are not this site's (their digests differ); "
             "prepare the site's data with the code lists of the run"
         )
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that is over, and settings that change in the middle of a job."""
+    """Refuse a round that is over, and settings that changed within a job."""
     if last is None:
         return
     if request.round <= last.round:
@@ -302,21 +301,21 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
     """Refuse a selection of codes that changes within a job."""
     if request.selection and not store.has_selection(request.selection_digest):
         raise MessageError(
-            f"the codes that job {request.job!r} keeps have changed; a change needs a new job"
+            f"the selected codes of job {request.job!r} have changed; a change needs a new job"
         )
 
 
 def check_same_data(admission: Admitted, fingerprint: str) -> None:
-    """Refuse data that changes in the middle of a job, and note it: it is not looked for again."""
+    """Refuse data that changed within a job, and close the job, so that this is checked once."""
     if admission.last is not None and admission.last.fingerprint != fingerprint:
         admission.store.close()
         raise StateError(_OTHER_DATA.format(job=admission.request.job))
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse the end of a run that this site has released nothing in.
+    """Refuse the last round of a run in which this site has released nothing.
 
-    So what was paid for bounds what costs nothing.
+    So the number of charged runs limits the number of free requests.
     """
     if not any(row.events for row in of_job):
         raise MessageError(
@@ -330,21 +329,21 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
-    """Count what is asked with all that the site has released, in whatever job."""
+    """Refuse a request that exceeds a budget together with all the site's releases, in any job."""
     events = work.cost()
     if not events:
         return
     if any(row.unprotected for row in rows):
         raise PrivacyRefusedError(
-            "the ledger holds releases without noise: no epsilon covers this site's patients; "
-            "other patients need another state-dir"
+            "the ledger holds releases without noise, so no epsilon covers this site's patients; "
+            "use another state-dir for other patients"
         )
     total = [*(event for row in rows for event in row.events), *events]
     relations = {(event.unit, event.neighbours) for event in total}
     if len(relations) > 1:
         raise PrivacyRefusedError(
-            "the ledger holds releases of another unit of privacy, which do not add up with "
-            f"what is asked: {' and '.join(sorted(map('/'.join, relations)))}"
+            "the ledger holds releases of another unit of privacy, which cannot be added to "
+            f"this request: {' and '.join(sorted(map('/'.join, relations)))}"
         )
     alone = [event.alone for event in total]
     for key, limit, counted in (
@@ -359,14 +358,14 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 
 
 def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begun: bool) -> None:
-    """Refuse a further look at the patients where a server has had as many as the hospital wants.
+    """Refuse more rounds that read the patients than the hospital allows.
 
-    A budget alone does not bound them: a round with much noise costs next to nothing, and how long
-    it takes can be seen all the same. A run that is not `begun` must fit as a whole.
+    The privacy budget does not limit their number, because a round with much noise costs almost
+    nothing. But the server can time every round. A run that is not `begun` must fit as a whole.
     """
-    left = settings.max_rounds - answered
+    remaining = settings.max_rounds - answered
     needed = 1 if begun else work.charged_rounds
-    if work.cost() and left < needed:
+    if work.cost() and remaining < needed:
         raise PrivacyRefusedError(
             f"max-rounds is {settings.max_rounds}, this site has answered {answered} rounds, over "
             f"all jobs, and {'it is asked for' if begun else 'this run needs'} {needed} more; "
@@ -377,10 +376,10 @@ def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begu
 def check_memory(work: RoundWork) -> None:
     """Refuse a round that leaves too little of this machine's memory for the patients.
 
-    Otherwise the system would end the process once the patients have been read, and a server could
-    find out how much they need: by the size of the release, or by what it sends beside its request.
-    Both sizes are public, and counted. The patients' own memory is not counted, and has a share of
-    its own. A deployed process has read nobody before: it ends with its message.
+    Otherwise the system could end the process after the patients were read. By varying the size of
+    the release or of the message, a server could then measure the patients' memory. Both sizes are
+    public and counted here. The patients' memory is not counted; a fixed share is left for it. A
+    deployed process has read no patients before, because it ends after each message.
     """
     largest = max((event.count for event in work.cost()), default=0)
     sums = max((_bytes_for(event.count) for event in work.cost()), default=0)
@@ -394,17 +393,17 @@ def check_memory(work: RoundWork) -> None:
 
 
 def _bytes_for(values: int) -> int:
-    """Memory for a release: all threads but one have a copy of the sum more."""
+    """Memory for a release: each thread beyond the first has its own copy of the sum."""
     return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to begin a ledger beside one that is unknown: its patients may be the same."""
+    """Refuse to begin a ledger beside an unknown one, whose patients may be the same."""
     expected = {hospital.name, *hospital.beside}
-    strange = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
-    if strange:
+    unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
+    if unknown:
         raise StateError(
-            f"{hospital.root}: holds the ledger of {', '.join(strange)}, not this site's name; "
-            "if these are the same patients, set site to that name in the node config; other "
-            "patients need a state-dir of their own"
+            f"{hospital.root}: holds the ledger of {', '.join(unknown)}, which is not this site's "
+            "name; for the same patients, set site to that name in the node config; for other "
+            "patients, use another state-dir"
         )

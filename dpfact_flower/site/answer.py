@@ -1,10 +1,10 @@
-"""`Site`, a hospital in a run: one request in, one release out. Flower stays outside.
+"""`Site`, a hospital in a run without Flower: one request in, one release out.
 
 The order of work is the privacy policy: admit the request, lock the site's folder, compute, charge,
-reply. `admission.admitted` admits by public facts and the site's own record, and only then are the
-patients read. The release is charged to the ledger, on disk, before it is handed out. A repeated
-request gets the kept bytes, and no patient is read. Whatever fails after the patients were read is
-one and the same error. Once a release is charged it goes out, whatever follows.
+reply. `admission.admitted` uses public facts and the site's own record; patients are read
+afterwards. The release is charged to the ledger, on disk, before it leaves. A repeated request gets
+the kept bytes, and no patient is read. Every failure after the patients were read becomes the same
+error. A charged release is always sent, even if a later step fails.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
 NEW_LEDGERS = f"{__name__}.new_ledgers"
-"""Logger of warnings that a ledger is begun: right before a site's first run, an alarm after it."""
+"""Logger of warnings about new ledgers: normal in a site's first run, an alarm in a later one."""
 
 
 @dataclass
 class _Progress:
-    """How far an answer has come, which decides what an error may become."""
+    """How far an answer has come: this decides what is sent after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
 
 
 class Site:
-    """A hospital, as `dpfact_flower.server.coordinator.Coordinator` is a server.
+    """A hospital in a run; `dpfact_flower.server.coordinator.Coordinator` is the server.
 
     Parameters
     ----------
     source : SiteSource
-        The site's data, or its file, whose patients are read when a round needs them.
+        The site's data, or its file, which is read when a round needs the patients.
     settings : SiteSettings
-        `state_dir` and `allow_privacy` must be given.
+        `state_dir` and `allow_privacy` are required.
     simulation, beside
         As for `dpfact_flower.site.admission.Hospital`.
     """
@@ -86,19 +86,18 @@ class Site:
         self.name = self._hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Refuse now what `answer` would refuse before it reads a patient.
+        """Raise the errors that `answer` would raise before it reads a patient.
 
-        Nothing is read of a patient, charged or kept, and no ledger is begun. Parameters and errors
-        are those of `answer`.
+        No patient is read, nothing is charged or kept, and no ledger is begun.
         """
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute, charge and keep the release for a request, or find it if it was made before.
+        """Compute, charge and keep the release for a request, or return the one made before.
 
-        The delay of the reply knows the round's deadline, after which nothing is charged. What an
-        error says is for the site alone, see `disclosure.log_privately`.
+        Nothing is charged after the deadline in `delay`. The text of an error is for the site
+        alone, see `disclosure.log_privately`.
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:
@@ -125,16 +124,16 @@ class Site:
             raise failed from None
 
     def note_refusal(self, reason: str) -> None:
-        """Count what is about to leave in place of an answer, for the hospital's own figures.
+        """Count a refusal for the hospital's own figures.
 
-        Whatever that meets, a want of memory too, is not to change what leaves.
+        No error here, not even a lack of memory, may change the reply.
         """
         if not self._hospital.simulation:
             with suppress(Exception):
                 count_refusal(self._hospital.folder, code_in(reason))
 
     def _end(self, admission: Admitted) -> Release:
-        """Answer a last round that asks for nothing: keep what it says, and look at no patient."""
+        """Answer the last round, which asks for no release: keep its request, read no patient."""
         request = admission.request
         store = self._hospital.store(
             request.job, admission.last.fingerprint if admission.last else ""
@@ -144,9 +143,9 @@ class Site:
                 store.note_selection(request.selection_digest)
             store.keep_ending(*request.to_wire())
             forget(store.folder)
-        except OSError as error:  # the run is over for the server, whatever is kept here
+        except OSError as error:  # for the server the run is over all the same
             _logger.error(
-                "site %s: the end of job %s cannot be kept (%s)",
+                "site %s: the last request of job %s cannot be kept (%s)",
                 self.name, request.job, error.strerror,
             )  # fmt: skip
         if not self._hospital.simulation:
@@ -156,7 +155,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """What was sent when this was asked before; in modes with noise no patient is read."""
+        """Return the release that was sent before; in modes with noise no patient is read."""
         assert admission.ledger is not None
         if admission.secure is not None:
             return self._summed_again(admission, admission.secure, row)
@@ -167,17 +166,17 @@ class Site:
         return sent
 
     def _summed_again(self, admission: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
-        """A further stage of a secure sum, with the vector that was charged."""
+        """Answer another stage of a secure sum, with the vector that was charged."""
         assert admission.ledger is not None
         share = Share(secure.vector, row.events)
         if not admission.ledger.has(row.key, admission.request.terms, share):
-            check_follows(admission.request, row)  # which refuses: the round is over
+            check_follows(admission.request, row)  # refuses: the round is over
         return secure.opened() if secure.opening else secure.answer(lambda: share.values)
 
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """A release without noise: its bytes are not kept, but what they were made of."""
+        """Rebuild a release without noise from the site's state: its bytes are not kept."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
@@ -187,52 +186,52 @@ class Site:
                 remade = compute(admission.work, _KeptJob(store, ledger, row)).release
                 release = remade if isinstance(remade, Release) else None
         if release is None or not ledger.has(row.key, request.terms, release):
-            check_follows(request, row)  # which refuses: the round is over
+            check_follows(request, row)  # refuses: the round is over
         assert release is not None
         return release
 
     @contextmanager
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
-        """The ledger and the job's folder, begun where there are none, and an attempt counted.
+        """Open or make the ledger and the job's folder, and count an attempt.
 
-        No request that is refused gets here: a server may ask for ever new jobs, and fill the disk.
+        Refused requests never get here. Otherwise a server could fill the disk with new jobs.
         """
         hospital, request = self._hospital, admission.request
-        known = admission.ledger
-        with self._new_ledger(admission) if known is None else nullcontext(known) as ledger:
-            data_key(hospital.folder)  # from now on there is one
-            admission.store.begin()  # from now on, a ledger that is gone was taken away
+        existing = admission.ledger
+        with self._new_ledger(admission) if existing is None else nullcontext(existing) as ledger:
+            data_key(hospital.folder)  # makes the key if there is none
+            admission.store.begin()  # from now on, a missing ledger is an error
             if request.selection:
                 admission.store.note_selection(request.selection_digest)
             with nullcontext() if hospital.simulation else counting_attempt(hospital.folder):
                 yield ledger
 
     def _new_ledger(self, admission: Admitted) -> Ledger:
-        """A ledger where none ever was: it has a whole budget."""
+        """Make a site's first ledger, with the whole budget."""
         if not self._hospital.simulation:
             logging.getLogger(NEW_LEDGERS).warning(
                 "site %s: new ledger in %s: no budget is spent yet",
                 self.name, self._hospital.root,
             )  # fmt: skip
         ledger = self._hospital.ledger(create=True)
-        # Again: without a lock another process may have begun it. From here on that is noticed.
+        # Check again, because another process may have begun the ledger meanwhile.
         check_budget(admission.work, ledger.count(), self._hospital.settings)
         return ledger
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """From here on whatever fails is one and the same error; in the end nobody is in memory.
+        """Turn every error into the same one, and remove the patients from memory at the end.
 
-        To give memory back takes as long as it is large, so it is done before the reply is due.
+        Freeing takes longer for more patients, so it is done before the reply is due.
         """
         progress.patients_read = True
         try:
             yield
         except Exception as error:
-            clear_frames(error.__traceback__)  # they hold patients, too
+            clear_frames(error.__traceback__)  # frames hold patients, too
             raise self._failed(request, error) from None
         finally:
-            if not self._hospital.simulation:  # whose sites are read for all their rounds at once
+            if not self._hospital.simulation:  # a simulation keeps its sites in memory
                 forget_patients()
 
     def _release(
@@ -240,8 +239,8 @@ class Site:
     ) -> Release:
         """Compute, keep and charge.
 
-        A round that is over by then is not charged: to the server it is one that failed. After the
-        charge nothing fails any more: the release stands.
+        If the round is over by then, nothing is charged, and the server sees a failed round. After
+        the charge, no error stops the release.
         """
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
@@ -262,7 +261,7 @@ class Site:
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete what no round needs, and note the site's own measures, if that works."""
+        """Delete old state and note the site's own measures; an error is only logged."""
         try:
             if outcome.state is not None:
                 store.keep_only(outcome.state.round)
@@ -272,32 +271,32 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """What leaves once patients were read: which error it is may depend on them."""
+        """The one error that may leave once patients were read; its cause may depend on them."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)
-        return RoundFailedError(f"round {request.round} failed, see above")
+        return RoundFailedError(f"round {request.round} failed; the line above has the cause")
 
 
 @dataclass(frozen=True)
 class _KeptJob:
-    """What this site kept of a job, for its next round: a `JobState`."""
+    """A `JobState` from this site's store and ledger."""
 
     store: SiteStore
     ledger: Ledger
     last: LedgerRow | None
 
     def state(self) -> SiteState | None:
-        """The site's factors after the last round that was answered."""
+        """The site's factors after the last answered round."""
         return self.store.load(self.last.round) if self.last else None
 
     def release(self, round_number: int) -> Release | None:
-        """What was released in a round; None where it was not answered, or is not kept."""
+        """A round's release; None if the round was not answered, or its bytes are not kept."""
         return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """What leaves: a share only masked, and kept before."""
+    """The release that leaves; a share is kept on disk and masked first."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError(
@@ -310,7 +309,7 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
 
 
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
-    """Run a round, and hold its rule to its word: what costs more than `cost` was not admitted."""
+    """Run a round; refuse an outcome that costs more than the rule's `cost` announced."""
     outcome = work.run(kept)
     release = outcome.release
     announced, spent = _costs(work.cost()), _costs(release.events)
@@ -321,7 +320,7 @@ def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
 
 
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
-    """What releases cost in zCDP, and what they cost if all other sites collude."""
+    """The cost of releases in zCDP, and their cost if all other sites collude."""
     return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)
 
 
@@ -332,7 +331,7 @@ def charge(
     release: Release | Share,
     check_in_time: Callable[[], None],
 ) -> None:
-    """Charge a release; an error that comes after the charge is none."""
+    """Charge a release; ignore errors that come after the charge."""
     try:
         ledger.charge(key, terms, release, check_in_time)
     except Exception:

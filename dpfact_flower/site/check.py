@@ -1,8 +1,8 @@
-"""Whether a hospital's machine is set up so that the installed code answers, and nothing else.
+"""Checks of a hospital's machine: only the installed code may answer requests.
 
-One small function a check: it yields what is wrong, each in words that say what to do. `CHECKS` is
-the list; another check is another function with `@check`. They look on and change nothing. Only
-root sees everything, files and processes of both users.
+Each check is a small function with `@check`. It yields one text for each fault, which says what to
+do. `CHECKS` lists them all. The checks change nothing. Only root can see the files and processes of
+both users.
 """
 
 from __future__ import annotations
@@ -45,32 +45,24 @@ FLOWERS_OWN = (
     "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
-"""Commands of Flower that start, or are, an app of the SuperLink's choice."""
+"""Commands of Flower that run an app of the SuperLink's choice."""
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _LEAST_ROOM = 2**28
-"""Bytes beside what a round asks for: other runs' ledger rows and endings."""
+"""Bytes for the ledger rows and last requests of other runs."""
 _LONG_SECONDS = 3600.0
 _SHOWN = 3
-"""Files named of an installation that others can change; there may be thousands."""
+"""Most files to name where others can change an installation; there may be thousands."""
 
 
 class Place:
-    """What is checked; errors as of `read_node_config`, or where a file is not there.
-
-    Parameters
-    ----------
-    config : Path
-        The executor's settings.
-    key : Path
-        The SuperNode's private key.
-    """
+    """The machine that is checked: the executor's settings and the SuperNode's private key."""
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
         self.settings = SiteSettings.from_config(read_node_config(config))
         self.data, self.state = Path(self.settings.data_path), Path(self.settings.state_dir)
-        self.executor_user = self.data.lstat().st_uid  # who has the data, and so answers
-        self.node_user = key.lstat().st_uid  # who has the key, and so the network
+        self.executor_user = self.data.lstat().st_uid  # the owner of the data answers
+        self.node_user = key.lstat().st_uid  # the owner of the key has the network
         self.processes = processes()
         answering = [
             process for process in self.processes if "answer" in process.words
@@ -80,7 +72,7 @@ class Place:
         self.supernode = _running(self.processes, key_option, key, *_OURS, _SUPERNODE)
 
     def site_folder(self) -> Path:
-        """Where the site keeps its ledger."""
+        """The folder of the site's ledger."""
         return self.state / (self.settings.site or open_site(self.data).name)
 
 
@@ -98,7 +90,7 @@ def _running(candidates: Iterable[Process], option: str, path: Path, *names: str
 
 @dataclass(frozen=True)
 class Finding:
-    """What should hold, and what does not and what to do; no faults where all is well."""
+    """The result of a check: what should hold, and each fault with its remedy."""
 
     check: str
     faults: tuple[str, ...]
@@ -108,38 +100,42 @@ Check = Callable[[Place], Iterable[str]]
 CHECKS: list[tuple[str, Check]] = []
 
 
-def check(says: str) -> Callable[[Check], Check]:
-    """Make a function one of the `CHECKS`, with what should hold."""
+def check(title: str) -> Callable[[Check], Check]:
+    """Add a function to `CHECKS`; `title` is what should hold."""
 
     def add(function: Check) -> Check:
-        CHECKS.append((says, function))
+        CHECKS.append((title, function))
         return function
 
     return add
 
 
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
-    """Run every check; where the settings or the key cannot be read, that one alone.
+    """Run every check, or only the first one if the settings or the key cannot be read.
 
-    Before both parts are `started`, by users of their own, only what can be seen by then.
+    Before the SuperNode and the executor are `started`, run only the checks that need neither.
     """
     places: list[Place] = []
 
-    def look() -> Iterable[str]:
+    def open_place() -> Iterable[str]:
         places.append(Place(config, key))
         return ()
 
-    first = Finding("the settings, the data and the key are there", _faults(look))
-    checks = [(says, run) for says, run in CHECKS if started or run in _BEFORE_THE_START]
+    first = Finding("the settings, the data and the key are there", _faults(open_place))
+    checks = [(title, run) for title, run in CHECKS if started or run in _BEFORE_THE_START]
     return [
         first,
-        *(Finding(says, _faults(partial(run, place))) for place in places for says, run in checks),
+        *(
+            Finding(title, _faults(partial(run, place)))
+            for place in places
+            for title, run in checks
+        ),
     ]
 
 
-def _faults(look: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+def _faults(run_check: Callable[[], Iterable[str]]) -> tuple[str, ...]:
     try:
-        return tuple(look())
+        return tuple(run_check())
     except PermissionError as error:
         return (f"{error.filename} is hidden from you: run this check as root",)
     except (DPFactError, OSError) as error:
@@ -294,21 +290,21 @@ def _executor(place: Place) -> Iterator[str]:
 
 @check("the executor answers the SuperNode's user, and nobody else listens there")
 def _port(place: Place) -> Iterator[str]:
-    """Whoever listens where the executor asks is answered like the SuperNode."""
+    """The executor answers any process that listens at this port, as if it were the SuperNode."""
     executor = place.executor
     if executor is None:
         yield "the executor is not running, so where it asks cannot be seen: start it"
         return
-    node, answered = user_name(place.node_user), executor.option("--node-user")
-    if (executor.uid if answered is None else user_id(answered)) != place.node_user:
+    node, node_user_option = user_name(place.node_user), executor.option("--node-user")
+    if (executor.uid if node_user_option is None else user_id(node_user_option)) != place.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
     listening = listeners(host, port)
     if listening is None:
         yield f"cannot see here which process listens at {host}:{port}: only the SuperNode may"
-    for stranger in {listener.uid for listener in listening or ()} - {place.node_user}:
+    for uid in {listener.uid for listener in listening or ()} - {place.node_user}:
         yield (
-            f"{user_name(stranger)} listens at {host}:{port}, where the executor asks: end that, "
+            f"{user_name(uid)} listens at {host}:{port}, where the executor asks: end that, "
             f"and start the SuperNode as {node}"
         )
 
@@ -380,7 +376,7 @@ def _interfaces(pid: int) -> set[str]:
 
 
 def _denied(pid: int) -> bool:
-    """Whether the systemd unit of a process may reach this machine alone."""
+    """Whether the systemd unit of a process allows connections to this machine only."""
     unit = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
     if not unit.endswith(".service"):
         return False

@@ -1,4 +1,4 @@
-"""The hospital's own settings: its file, with the keys of a node config, and its choices."""
+"""The hospital's own settings, read from its file and checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
 
 
 def check_choices(settings: SiteSettings) -> None:
-    """Refuse settings that lack what a hospital must choose for itself: there is no default."""
+    """Refuse settings that lack a hospital's own choices, which have no default."""
     for key, value in (
         ("state-dir", settings.state_dir),
         ("allow-privacy", settings.allow_privacy),
@@ -50,10 +50,10 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse a data file with another site's name: its patients would be charged to this ledger."""
+    """Refuse another site's data file: its patients would be charged to this ledger."""
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(
-            f"data-path: the file is that of site {name!r}, and site is {settings.site!r}; name "
+            f"data-path: the file belongs to site {name!r}, but site is {settings.site!r}; name "
             f"the right file, or set data-site = {name!r} if these are this site's patients"
         )

@@ -1,4 +1,4 @@
-"""What an error may tell: its text to the site's own log, a code to everybody else."""
+"""What an error may reveal: its text goes to the site's own log, only a code leaves the site."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dpfact_flower.errors import CODE_PREFIX, DPFactError
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
-"""Characters of an error in the log, whoever made it so long: a line stays below 1 kB."""
+"""Most characters of an error in the log, so that a line stays below 1 kB."""
 
 
 def log_privately(site: str, error: Exception) -> str:
     """Write an error to the site's own log; return the text that may leave.
 
-    Our own errors hold no patient's value, so their text is logged. Anybody else's may quote the
-    data ("could not convert ..."): of those, the kind and the place are logged, not the text.
+    The errors of this package hold no patient's value, so their text is logged. Other errors may
+    quote the data ("could not convert ..."), so only their type and place are logged.
     """
     if isinstance(error, DPFactError):
         text = str(error)
@@ -31,10 +31,10 @@ def log_privately(site: str, error: Exception) -> str:
 
 PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
                 "state")  # fmt: skip
-"""What `public_reason` may say of a round."""
+"""Codes that `public_reason` may give for a failed round."""
 
 
 def public_reason(error: BaseException) -> str:
-    """Text about a failed round that may leave the site: a code, and nothing of the error's own."""
+    """Text about a failed round that may leave the site: only a code, not the error's own text."""
     code = error.code if isinstance(error, DPFactError) else "internal"
     return f"{CODE_PREFIX}{code} (details are in the site's own log)"

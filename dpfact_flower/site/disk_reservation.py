@@ -1,8 +1,8 @@
-"""How much of the disk a round reserves: what the hospital's own settings say, and no more.
+"""How much disk space a round reserves, by the hospital's own settings.
 
-A server may ask for runs of any size, in a preflight for nothing. If each reserved its own size,
-the server would find out how much the disk has left, which the patients' file fills too. So the
-largest run that the hospital's code lists and `max-rank` allow decides, whatever is asked.
+A server may request runs of any size, at no cost in a preflight. If each run reserved its own size,
+the server could measure the free disk space, which depends on the patients' file. So every run
+reserves the size of the largest run that the hospital's code lists and `max-rank` allow.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 _LEAST = 2**24
 _FILE = ".reservation"  # no job can have this name
 _SHARED = 16
-"""Bytes for a value of a share, which is kept beside the one before until it takes its place."""
+"""Bytes for a value of a share; the old share is kept until the new one is complete."""
 _BESIDE = 2**18
-"""Bytes for all that is written beside released values: 64 pages of SQLite."""
+"""Bytes for everything but released values: 64 pages of SQLite."""
 
 
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int, *, sharing: bool = False
 ) -> int:
-    """Bytes for what the rest of a run is charged: the same for whatever is asked.
+    """Bytes for the charges of the rest of a run, the same for every request.
 
-    They follow from the sizes of the hospital's code lists, its largest rank, and whether it takes
-    part in secure sums (`sharing`). No run of this package's rules is larger; a run of another rule
-    reserves in steps of four beyond.
+    They depend on the sizes of the hospital's code lists, its largest rank, and whether it takes
+    part in secure sums (`sharing`). No run of this package's rules needs more. A larger run of
+    another rule reserves 4 times as much, or 16 times, and so on.
     """
     if not events:
         return _LEAST
@@ -54,19 +54,19 @@ def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> in
 
 
 def bytes_needed(values: int) -> int:
-    """Bytes that suffice to charge so many values: 4 each, pages, and the journal."""
+    """Bytes for charging this many values: 4 each, and the database's pages and journal."""
     return 4 * values + values // 50 + _BESIDE
 
 
 @contextmanager
 def reserve(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space in a site's folder; call what it yields right before it is needed."""
+    """Reserve disk space in a site's folder; call the yielded function before using the space."""
     with ExitStack() as stack:
         try:
             free = stack.enter_context(reserved(folder / _FILE, size))
         except OSError as error:
             raise StateError(
-                f"{folder}: a round needs {size / 2**20:.0f} MiB free, as much as the largest run "
-                f"that the code lists and max-rank allow may leave ({error.strerror})"
+                f"{folder}: a round needs {size / 2**20:.0f} MiB of free disk space, as much as "
+                f"the largest run that the code lists and max-rank allow ({error.strerror})"
             ) from None
         yield free

@@ -1,6 +1,6 @@
-"""Modes none and paper at a site: factorise on, release the feature factors (Algorithm 1).
+"""Modes none and paper at a site: continue the factorisation, release the feature factors.
 
-Data, state and a request in; new state and release out.
+This is Algorithm 1 of the paper.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
 
 _FINEST = SIGMA * 2.0**-30
-"""Noise that would have a grid of 2^-30: finer than float32 holds the sum, and far from int64's."""
+"""Standard deviation for a grid of 2^-30: finer than float32, and far from overflow in int64."""
 
 
 class ElasticRound:
@@ -61,11 +61,11 @@ class ElasticRound:
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
         sizes = [len(vocabulary) for vocabulary in source.vocabularies]
         check_modes(request, sizes)
-        kept = tuple(map(len, request.selection))
-        if kept and kept != paired_codes(sizes):
+        selected = tuple(map(len, request.selection))
+        if selected and selected != paired_codes(sizes):
             raise MessageError(
                 f"request: without noise a start is made from {paired_codes(sizes) or 'all'} codes "
-                f"of each mode, got a selection of {shown(kept)}"
+                f"of each mode, got a selection of {shown(selected)}"
             )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
@@ -74,7 +74,7 @@ class ElasticRound:
         self.charged_rounds = request.rounds - request.round + 1 if noisy else 0
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """The releases of this round."""
+        """The releases of this round; none in mode none."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -87,7 +87,7 @@ class ElasticRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Factorise on from the last round."""
+        """Continue from the last round."""
         return run_round(
             self._source.read().tensor,
             kept.state(),
@@ -107,11 +107,11 @@ def run_round(
     modes: Sequence[str],
     simulation: bool,
 ) -> RoundOutcome:
-    """Factorise locally, perturb the feature factors, and say what to send (Algorithm 1, site).
+    """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
-    `state` is that after the site's last round; None starts from the global factors. The site's
-    name and the request's public seed fix start and visiting order, so that a run without noise
-    gives the same numbers whatever runs it. `modes` names the releases.
+    `state` is the one after the site's last round; None starts from the global factors. The site's
+    name and the request's public seed determine the start and the visiting order. So a run without
+    noise gives the same numbers in every runtime. `modes` names the releases.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -136,11 +136,11 @@ def run_round(
 def starting_state(
     tensor: SparseTensor, state: SiteState | None, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Where a round begins: the site's own patients, and its own feature factors or the global.
+    """Where a round begins: the site's patient factors, and its own or the global feature factors.
 
-    The paper's sites go on from their own features, which the elastic weight holds near the global
-    ones. Patients fitted to features of their own site drift with them, and on long lists both end
-    in fitting one site's chance. With a relative weight, a round begins at what they share.
+    In the paper, sites continue from their own feature factors, which the elastic weight holds near
+    the global ones. On long code lists, a site's patients and features then overfit the site. With
+    a relative weight, every round begins at the global features instead.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -152,12 +152,11 @@ def starting_state(
 def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Patient factors uniform on (0, 1), scaled to the data; feature factors the global ones.
+    """Patient factors uniform on (0, 1), scaled to the data; the global feature factors.
 
-    With the paper's elastic weight, the scale makes the model's squared norm that of the data, so
-    that the first pass neither has to find it nor blows up. Where the weight follows from what the
-    model explains, it is the scale that explains most; and once the global factors have learned
-    something, patients are fitted to them.
+    With the paper's elastic weight, the scale gives the model the data's squared norm, so that the
+    first pass is stable. With a relative weight, it is the scale that explains most; after round 1,
+    the patients are fitted to the global factors instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:
@@ -175,7 +174,7 @@ def initial_state(
 
 
 def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """What a run without factors asks for: co-occurrences, of long lists' frequent codes alone."""
+    """Co-occurrences for a start; on long code lists, code counts first, then frequent codes."""
     if request.selection:
         return unprotected_cooccurrences(tensor.select_features(request.selection))
     if paired_codes(tensor.feature_shape):
@@ -184,7 +183,7 @@ def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
 
 
 def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
-    """Patient mode's co-occurrences on their finest grid: they leave WITHOUT noise."""
+    """Patient mode's co-occurrences on the finest grid, released WITHOUT noise."""
     return _unprotected(cooccurrence(tensor, sigma=_FINEST))
 
 
@@ -195,7 +194,7 @@ def _unprotected(statistic: BoundedSum) -> Release:
 def make_release(
     features: Factors, request: RoundRequest, noise: Noise, modes: Sequence[str]
 ) -> Release:
-    """Pass feature factors through the one door, in the mode that is asked for."""
+    """Release feature factors in the requested mode."""
     if request.privacy.privacy == "none":
         return release_unprotected(features)
     return perturb(

@@ -1,7 +1,7 @@
-"""A hospital's keys for secure sums: its own long-term one, and the public ones of all sites.
+"""A hospital's keys for secure sums: its own long-term key, and the public keys of all sites.
 
-The hospitals give each other the public keys by a way that the server has no part in. Whoever could
-put a key of their own among them could play a site.
+Hospitals exchange the public keys without the server. Anybody who could replace one of these keys
+could impersonate a site.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dpfact_flower.settings import SiteSettings
 
 @dataclass(frozen=True)
 class Keyring:
-    """A site's long-term key, and the public ones of all sites, by name."""
+    """A site's long-term key, and the public keys of all sites by name."""
 
     own: Ed25519PrivateKey
     peers: Mapping[str, bytes]
 
 
 def keyring_of(settings: SiteSettings, site: str) -> Keyring:
-    """The keys that a hospital's settings name; a SettingsError says what is wrong with them."""
+    """Read the keys that a hospital's settings name."""
     for name, value in (("key", settings.secure_key), ("peers", settings.secure_peers)):
         if not value or not Path(value).is_absolute():
             raise SettingsError(
@@ -46,7 +46,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Keys of simulated sites: from their names, since there is nobody to deceive."""
+    """Keys of simulated sites, made from their names; nobody attacks a simulation."""
     return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
 
 
@@ -59,15 +59,15 @@ def _public(key: Ed25519PrivateKey) -> bytes:
 
 
 def read_key_file(path: Path) -> Ed25519PrivateKey:
-    """A signing key from its file, which must be its owner's alone."""
+    """Read a signing key from a file that only its owner can read."""
     check_private(path)
     return keys.read_signing_key(_read(path))
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Names and public keys, one ``NAME KEY`` a line; a `#` begins a comment.
+    """Read names and public keys, one ``NAME KEY`` a line; a `#` begins a comment.
 
-    Whoever may write to the file could pin a key of their own, and play a site.
+    No other user may write to the file: with a key of their own, they could impersonate a site.
     """
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}

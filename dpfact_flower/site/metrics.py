@@ -1,9 +1,8 @@
-"""A hospital's own figures, for its own monitoring: they stay in the house.
+"""A hospital's figures for its own monitoring; they never leave the hospital.
 
-How often the site refused is counted by the code that left it. These counts bound nothing and
-decide nothing. The file's size is bounded by the number of codes, so no server can fill a disk with
-it. Nothing is written for a site that has answered nothing yet, nor where the folder itself is what
-is wrong (code "state"): those refusals are in the log alone.
+Refusals are counted by the code that left the site. These counts decide nothing. The file has one
+entry for each code, so no server can fill a disk with it. Two kinds of refusal are only in the log:
+those of a site without a ledger, and those with code "state", where the folder itself is at fault.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from dpfact_flower.site.lockout import failed_attempts
 
 _REFUSALS = ".refusals.json"  # no job can have this name
 ANSWERING = ".answering"
-"""File in the state folder that is as old as the message that is being answered."""
+"""File in the state folder, made when the site begins to answer a message."""
 
 
 def answering_seconds(state: Path) -> float:
-    """How long the message that is being answered has been; 0 where none is."""
+    """Seconds that the site has worked on its current message; 0 if there is none."""
     try:
         return max(time.time() - (state / ANSWERING).stat().st_mtime, 0.0)
     except FileNotFoundError:
@@ -40,15 +39,15 @@ def answering_seconds(state: Path) -> float:
 
 
 def site_gauges(settings: SiteSettings) -> list[Gauge]:
-    """What a hospital wants to be told of: what is left, when it was charged, what fails."""
+    """Gauges of a site: its budget, its latest charge, its failures."""
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
     spent, last, rows = 0.0, 0.0, 0
     if (folder / LEDGER).exists():
         with Ledger(folder, create=False) as ledger:
-            found = ledger.rows()
-        rows = len(found)
-        charged = [row for row in found if row.events]
+            ledger_rows = ledger.rows()
+        rows = len(ledger_rows)
+        charged = [row for row in ledger_rows if row.events]
         if charged:
             events = [event for row in charged for event in row.events]
             spent = account(events, settings.budget_delta).headline.epsilon
@@ -71,7 +70,7 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
 
 
 def refusals(folder: Path) -> dict[str, int]:
-    """Refusals since the count began, by code; none where there is no file, or a damaged one."""
+    """Refusals since the count began, by code; none if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         counts = from_json((folder / _REFUSALS).read_bytes())
         if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
@@ -80,10 +79,10 @@ def refusals(folder: Path) -> dict[str, int]:
 
 
 def count_refusal(folder: Path, code: str) -> None:
-    """Count a refusal in a site's folder, where it has a ledger: it is about to leave in any case.
+    """Count a refusal in a site's folder, if it has a ledger.
 
-    Of two processes that count at once, one may be forgotten; an executor answers one message at a
-    time.
+    Two processes that count at once may count one refusal only. An executor answers one message at
+    a time.
     """
     if code == StateError.code or not (folder / LEDGER).exists():
         return

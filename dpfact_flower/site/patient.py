@@ -1,9 +1,8 @@
 """Patient mode at a site: one released statistic a round.
 
-A release is a function of the patients' cells, of public settings and of what was released before:
-there is no un-noised state that one release could carry into the next. The last round asks for
-nothing: the site keeps what it was told, and fits its own model to it later, apart from any message
-(`dpfact_flower.site.refit`).
+A release depends on the patients' cells, public settings and earlier releases. No state without
+noise passes from one round to the next. The last round asks for no release: the site keeps the
+global factors, and later fits its own model to them (`dpfact_flower.site.refit`).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 class PatientRound:
     """A round of patient mode as `RoundWork`: one statistic of the plan.
 
-    Nothing but `run` and `bounded` read patients.
+    Only `run` and `bounded` read patients.
     """
 
     cost_scope = "the rest of this run"
@@ -66,7 +65,7 @@ class PatientRound:
         )
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """All releases from this round on: a run that does not fit is refused at its start."""
+        """All releases from this round on, so that a run over budget is refused at its start."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -74,7 +73,7 @@ class PatientRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Release what the plan has for this round; in the last one there is nothing to do."""
+        """Compute the round's planned release; the last round has none."""
         planned = self._plan.release_of(self._request.round)
         if planned is None:
             return RoundOutcome(release_nothing())
@@ -85,18 +84,18 @@ class PatientRound:
         return RoundOutcome(share(bounded, self._noise, planned.sharing, slot, name=name))
 
     def _slot(self, sharing: Sharing) -> int:
-        """Where this site's statistic stands in a secure sum."""
+        """The site's slot in a secure sum."""
         assert self._request.secure is not None
         names = [member.site for member in self._request.secure.members]
         return sharing.slot(names.index(self._site))
 
     def _tensor(self) -> SparseTensor:
-        """The patients, with the codes that are in use, cells weighted as the request says."""
+        """The patients' cells of the selected codes, weighted as the request says."""
         tensor = self._source.read().select_codes(self._request.selection).tensor
         return tensor.weighted(self._request.weights)
 
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
-        """The sum that a planned release adds noise to; un-noised, so it must not leave."""
+        """The sum to which a planned release adds noise; the sum itself must not leave."""
         return KINDS[planned.kind].statistic(
             self._tensor(),
             planned,
@@ -105,7 +104,7 @@ class PatientRound:
         )
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """How much each phenotype is used at this site, or in its slot, by the released start."""
+        """How much each phenotype is used at this site, or in its slot, from the released start."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -115,9 +114,9 @@ class PatientRound:
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
-    """The run's schedule and costs as this site computes them, from the request's settings.
+    """The run's schedule and costs, computed by this site from the request's settings.
 
-    `feature_shape` has the number of codes of each of the site's modes, before any selection.
+    `feature_shape` counts the codes of each of the site's modes, before any selection.
     """
     try:
         request.privacy.check_solver(request.solver)
@@ -135,7 +134,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request that lacks factors, selection or weights of its round, or has others."""
+    """Refuse a request with missing or wrong factors, selection or weights for its round."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -151,7 +150,7 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
     usages = None if request.usages is None else request.usages.shape
-    # A site with a weight of its own has no use for them, and is sent them all the same.
+    # A site with its own l2,1 weight receives the usages too, and ignores them.
     needed = shape is not None and request.solver.relative_l21 > 0
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
@@ -164,12 +163,11 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """l2,1 weight on a patient's factor, phenotype by phenotype, from released values alone.
+    """l2,1 weight on a patient's factor for each phenotype, from released values alone.
 
-    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r;
-    its usage in the released start, with the noise of that, stands for it. `relative_l21` is
-    relative: a phenotype used as much as the average has that ridge, one that the noise could have
-    made is off.
+    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r.
+    The phenotype's usage in the released start estimates n_r. A phenotype with average usage gets
+    the ridge `relative_l21`; one with a usage within the noise is switched off.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

@@ -1,8 +1,8 @@
-"""A site's own model after a run of patient mode: for itself, apart from any message.
+"""A site's own model after a run of patient mode; it never leaves the site.
 
-When it is fitted, how long that takes and whether it works are functions of the patients. So no
-message waits for it: the last round leaves what the server said (`SiteStore.keep_ending`), and the
-hospital fits when it likes (``dpfact site refit``).
+The time of the fit and its success depend on the patients. So no message waits for it: the site
+keeps the last request (`SiteStore.keep_ending`), and the hospital fits later
+(``dpfact site refit``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 _PERSONAL_PASSES = 10
-"""Least passes of a refit: nothing follows that would go on from it."""
+"""Least passes of a refit, which no later round continues."""
 
 
 def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
-    """Fit all of a site's factors around the global ones that a run of patient mode ended with.
+    """Fit all of a site's factors around the final global factors of a run of patient mode.
 
-    The model lies in the job's folder afterwards; like it, the measures are for the site alone.
+    The model is written to the job's folder. Model and measures are for the site alone.
     """
     name = settings.site or data.name
     root = Path(settings.state_dir).expanduser()
@@ -50,7 +50,7 @@ def refit(
 
 
 def last_request(store: SiteStore) -> RoundRequest:
-    """The request that a run ended with."""
+    """The last request of a run."""
     ending = store.ending()
     if ending is None:
         raise StateError(f"{store.folder}: the run has not ended here, so it cannot be refitted")
@@ -64,7 +64,7 @@ def last_request(store: SiteStore) -> RoundRequest:
 
 
 def unfitted(folder: Path) -> list[str]:
-    """Names of the runs in a site's folder that have ended and have no model of the site's own."""
+    """Names of the finished runs in a site's folder that have no refitted model."""
     return sorted(
         path.parent.name for path in folder.glob(f"*/{ENDING}") if not has_state(path.parent)
     )
@@ -73,17 +73,17 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit A, B, C at full precision around the global factors, a pure function.
+    """Fit A, B, C at full precision around the global factors.
 
-    `tensor` has the codes in use alone, and `request` is the run's last.
+    `tensor` has only the selected codes, and `request` is the run's last.
     """
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
-    # Whatever the round, mu acts now: the global phenotypes have formed.
-    now = replace(request, solver=replace(request.solver, mu_from_round=1))
+    # The l2,1 weight acts at once: the global phenotypes have formed.
+    with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
     patients = fitted_patients(tensor, request.anchors)
-    solver = local_settings(now, (patients, *request.anchors))
+    solver = local_settings(with_l21, (patients, *request.anchors))
     solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
     start = SiteState(0, (patients, *request.anchors), solver.eta)
     local = solved(tensor, start, request, solver, rng, site=site)

@@ -1,13 +1,13 @@
 """When a reply leaves, and whether it is still in time for its round.
 
-How long a round takes depends on the patients. With `reply-after` every reply, whatever it says,
-leaves that many seconds after the request came in. A reply that is not ready by then waits until
-twice that time, or four times, and so on, and then says that the round failed. So being late tells
-one bit, and one more for each doubling, not a time.
+The time of a round depends on the patients. With `reply-after`, every reply leaves that many
+seconds after the request arrived. A reply that is not ready by then waits until twice that time, or
+four times, and so on, and then says that the round failed. So a late reply reveals one bit, and one
+more for each doubling, but not the time itself.
 
-A round has a deadline, the time to live of its message. Nobody collects what is charged after that.
-So the deadline is checked twice: before the patients are read, when it is a matter of clocks and
-settings, and when the charge is written and does not hold yet.
+A round's deadline is the time to live of its message. A charge after the deadline would be useless,
+because nobody collects the reply. So the deadline is checked before the patients are read, and
+again right before the charge is committed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.errors import LateError, RoundFailedError
 
 _SENDING_SHARE = 1 / 20
 _SENDING_MOST = 30.0
-"""Of a message's time to live, this share, at most so many seconds, is for sending the reply."""
+"""Share of a message's time to live, and most seconds, that are kept for sending the reply."""
 
 
 class ReplyDelay:
@@ -28,18 +28,18 @@ class ReplyDelay:
     Parameters
     ----------
     seconds : float
-        From the request to its reply; 0 delays nothing.
+        From the request to its reply; 0 means no delay.
     came_in : float, optional
-        When the request came in, by `time.monotonic`; by default now.
+        When the request arrived, by `time.monotonic`; by default now.
     time_left : float
-        Seconds from then until the reply must leave, see `seconds_left`; by default for ever.
+        Seconds from then until the reply must leave, see `seconds_left`; by default no limit.
 
     Attributes
     ----------
     late : bool
         Whether the reply was not ready in time; known after `wait`.
     ready : float
-        Seconds from the request until the reply was ready: for the site alone.
+        Seconds from the request until the reply was ready; for the site alone.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class ReplyDelay:
         self.ready = 0.0
 
     def wait(self) -> None:
-        """Return when the reply is due; at once from then on."""
+        """Wait until the reply is due; later calls return at once."""
         if self._over:
             return
         self.ready = self._passed()
         due = self._due()
         self.late = due > self._seconds
-        while (left := due - self._passed()) > 0:
-            time.sleep(left)
+        while (remaining := due - self._passed()) > 0:
+            time.sleep(remaining)
         self._over = True
 
     def check_in_time(self) -> None:
-        """Refuse a round that is over before a reply that is ready now may leave."""
+        """Refuse a round whose deadline comes before a reply that is ready now may leave."""
         leaves = self._came_in + (self._due() if self._seconds > 0 else self._passed())
         if leaves > self._deadline:
             delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
@@ -75,11 +75,11 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Count from now: the request waited for the reply to another one."""
+        """Measure from now, because the request waited for the reply to another one."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """Seconds from the request until what is ready now may leave."""
+        """Seconds from the request until a reply that is ready now may leave."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2
@@ -90,10 +90,10 @@ class ReplyDelay:
 
 
 def seconds_left(created_at: float, time_to_live: float) -> float:
-    """Seconds from now until the reply to a message that has just come in must leave.
+    """Seconds from now until the reply to a message that has just arrived must leave.
 
-    It is below 0 where that is too late. It is never more than the time to live, so a clock that is
-    behind the sender's reopens no round.
+    The result is below 0 if it is too late. It never exceeds the time to live, even if this clock
+    is behind the sender's.
 
     Parameters
     ----------
@@ -106,13 +106,13 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
 
 
 def sending_from(time_to_live: float) -> float:
-    """Seconds of a message's time to live after which the rest is for sending the reply."""
+    """Seconds of a message's time to live before the part that is for sending the reply."""
     return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
 
 
 def overrun() -> RoundFailedError:
-    """What a late reply says, whatever it was."""
+    """The error that replaces every late reply."""
     return RoundFailedError(
         "the reply was not ready when it was due: reply-after is too short for this machine and "
-        "data. What was charged is kept, and sent if it is asked again"
+        "data. A charged release is kept, and sent if the server requests it again"
     )

@@ -1,7 +1,6 @@
-"""One round at a site, whatever its mode: what it is made of and what it leaves behind.
+"""The parts of a round at a site that all modes share.
 
-Nothing here reads a disk or knows of Flower. Without noise the result depends on the arguments
-alone.
+Nothing here reads a disk or uses Flower. Without noise, the result depends only on the arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """What a round leaves behind: a release for the server, state and measures for the site."""
+    """The result of a round: a release for the server, state and measures for the site."""
 
     release: Release | Share
     state: SiteState | None = None
@@ -41,34 +40,34 @@ class RoundOutcome:
 
 
 class JobState(Protocol):
-    """What a site kept of a job's earlier rounds."""
+    """A site's data from a job's earlier rounds."""
 
     def state(self) -> SiteState | None:
-        """Its factors after the last round; None before the first."""
+        """The site's factors after the last round; None before the first."""
 
     def release(self, round_number: int) -> Release | None:
-        """What it released in a round; None where it did not answer."""
+        """The site's release in a round; None if it did not answer."""
 
 
 class RoundWork(Protocol):
     """A privacy mode's part of a round at a site.
 
-    Making one touches no patient's data, and refuses a request that does not fit the site.
+    The constructor reads no patient, and refuses a request that does not fit the site.
     """
 
     cost_scope: str
-    """What `cost` covers, in words."""
+    """What `cost` covers, as text for messages."""
     charged_rounds: int
-    """Rounds with noise that the run has left, this one among them, as far as is public."""
+    """Rounds with noise that remain in the run, with this one."""
     is_final: bool
-    """Whether this is a last round that asks for no release: then the site keeps the request, which
-    is public, and looks at no patient."""
+    """Whether this is a last round without a release: the site keeps the public request, and reads
+    no patient."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """What has to fit the budget, from public facts."""
+        """The releases that must fit the budget, from public facts."""
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Compute the round; of what is made of the patients, nothing stays but the outcome."""
+        """Compute the round; keep nothing about the patients outside the outcome."""
 
 
 def solved(
@@ -82,7 +81,7 @@ def solved(
 ) -> LocalResult:
     """Run the solver around the request's global factors."""
     try:
-        # One BLAS thread: with more, the last bits depend on how many a machine happens to have.
+        # One BLAS thread, because with more the last bits depend on the number of threads.
         with one_blas_thread:
             return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     except DivergenceError as error:
@@ -90,7 +89,7 @@ def solved(
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
-    """The tensor that is factorised: as the loss wants it, or each patient's scaled to norm 1."""
+    """The tensor to factorise: prepared for the loss, and patients scaled to norm 1 if set."""
     tensor = losses.find(settings.loss).prepared(tensor)
     return _unit_patients(tensor) if settings.scale == "patient" else tensor
 
@@ -101,18 +100,18 @@ def _unit_patients(tensor: SparseTensor) -> SparseTensor:
 
 
 def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
-    """The request with what a site decides for itself: its l2,1 weight."""
+    """The request with the site's own l2,1 weight, if it has one."""
     if settings.site_mu < 0:
         return request
-    # relative_l21 = 0, or the run's relative weight would take the place of the site's own.
+    # relative_l21 = 0, or the run's relative weight would override the site's own.
     return replace(request, solver=replace(request.solver, mu=settings.site_mu, relative_l21=0.0))
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Solver settings as they hold in this round for what the solver starts from."""
+    """Solver settings of this round, with the l2,1 weight for these starting factors."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
-        # Features being of norm 1, the curvature is the average column's squared length.
+        # Features have norm 1, so the curvature is the average column's squared length.
         solver = replace(
             solver, mu=solver.relative_l21 * math.sqrt(curvature(start)), relative_l21=0.0
         )
@@ -124,10 +123,10 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float, *, last: bool
 ) -> RoundMeasures:
-    """What the site notes for itself about its own factors; never sent.
+    """Measures of the site's own factors; never sent.
 
-    The error of the non-zero cells alone, which a solver may leave open, is for looking at: it is
-    measured in the first two rounds, in one of ten from then on, and in the `last`.
+    If the solver did not compute the error of the non-zero cells, it is measured in the first two
+    rounds, in every tenth, and in the `last`.
     """
     is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error
@@ -145,22 +144,22 @@ def measure(
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection beyond the vocabularies, or factors of other modes: public matters."""
+    """Refuse a selection beyond the vocabularies, or factors of other modes."""
     if request.selection and len(request.selection) != len(sizes):
         raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if positions[-1] >= size:
             raise DataError(f"selection: mode {mode} needs positions in [0, {size})")
     sizes_in_use = tuple(len(positions) for positions in request.selection) or tuple(sizes)
-    given = tuple(len(anchor) for anchor in request.anchors)
-    if given and given != sizes_in_use:
+    received = tuple(len(anchor) for anchor in request.anchors)
+    if received and received != sizes_in_use:
         raise DataError(
-            f"the run's feature modes have sizes {shown(given)}, this site's {sizes_in_use}: "
+            f"the run's feature modes have sizes {shown(received)}, this site's {sizes_in_use}: "
             "the vocabularies differ"
         )
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """What tells the random numbers of this site and round from all others; public values only."""
+    """Seeds that differ by site and round, from public values only."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

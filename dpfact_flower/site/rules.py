@@ -1,4 +1,4 @@
-"""The site's halves of rules, by name; `dpfact_flower.server.rules` has the server's."""
+"""The site halves of rules by name; `dpfact_flower.server.rules` has the server halves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 
 class SiteRule(Protocol):
-    """Makes a rule's part of a round, most often a class with `RoundWork`'s methods."""
+    """Makes a rule's part of a round; usually a class with `RoundWork`'s methods."""
 
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> RoundWork:
-        """Refuse a request that does not fit the site; touches no patient's data."""
+        """Refuse a request that does not fit the site; read no patient."""
 
 
 site_rules: Registry[SiteRule] = Registry(
     "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
 )
-"""Rules that a site has code for. Which of them it takes part in, its `allow-rules` says."""
+"""Rules for which a site has code. Its setting `allow-rules` says which of them it accepts."""

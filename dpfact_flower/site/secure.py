@@ -1,9 +1,9 @@
-"""A site's half of secure sums: what it takes part in, and what it keeps of a job.
+"""A site's half of secure sums: stages of requests, and the files of a job.
 
 The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`, the policy in `admission`.
-Here its values meet the hospital's keys, the request, and the disk. What is kept lies in the job's
-folder and goes with it: the job's key, and of the latest round this site's noisy vector and what it
-answered. Both are on the disk before anything leaves that follows from them.
+This module connects them with the hospital's keys, the request and the disk. The job's folder holds
+the job's key, and the latest round's noisy vector and answer. Both are on the disk before any reply
+that depends on them leaves.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _NEW_JOB = "ask the centre for a new job"
 
 @dataclass(frozen=True)
 class SecureRound:
-    """A request for a stage of a secure sum that this site may answer; see `secure_round`.
+    """A stage of a secure sum that this site may answer; see `secure_round`.
 
     Attributes
     ----------
     job : JobSecrets
-        This site's key of the job; made anew where it has none yet.
+        This site's key of the job, a new one if it had none.
     question : Question or None
-        What is added up; None when keys are asked for.
+        The sum; None in the stage of keys.
     state : RoundState or None
-        What this site answered in this very round.
+        This site's earlier answer in the same round.
     """
 
     keyring: Keyring
@@ -64,21 +64,21 @@ class SecureRound:
 
     @property
     def vector(self) -> NDArray[np.int64]:
-        """The noisy vector of this round, as it was charged."""
+        """The charged noisy vector of this round."""
         if self.state is None:
             raise StateError(
-                f"{self.files.folder}: what this site added to the sum is gone; {_NEW_JOB}"
+                f"{self.files.folder}: this site's vector for the sum is missing; {_NEW_JOB}"
             )
         return self.state.noisy
 
     def keys(self) -> Release:
-        """Answer with this site's key of the job, kept first."""
+        """Keep this site's key of the job, then answer with it."""
         self.files.keep_pending(self.job)
         member = self.job.member
         return release_masked([packed_bytes(part) for part in (member.key, member.signature)])
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
-        """The answer to the question; on return what it follows from is on the disk."""
+        """The masked vector; when this returns, its state is on the disk."""
         assert self.question is not None
         state = rules.answer(
             self.job, self.state, self.question, self.keyring.peers, draw,
@@ -91,7 +91,7 @@ class SecureRound:
         return release_masked([packed_bytes(part) for part in parts])
 
     def opened(self) -> Release:
-        """Open the attempt that was answered; on return that is on the disk."""
+        """Open the answered attempt; when this returns, its state is on the disk."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.sealed)
@@ -113,14 +113,10 @@ def secure_round(
     answered: bool,
     durable: bool,
 ) -> SecureRound:
-    """Check a stage against this site's keys and what it answered before; no patient is read.
+    """Check a stage against this site's keys and earlier answers; no patient is read.
 
-    Parameters
-    ----------
-    folder : path
-        Of the job.
-    answered : bool
-        Whether the ledger has this very request, so that what is kept of the round counts.
+    `folder` is the job's. The kept state of the round counts only if the ledger has this same
+    request (`answered`).
     """
     stage, sharing = request.secure, planned.sharing
     assert stage is not None
@@ -149,7 +145,7 @@ def secure_round(
 
 
 def forget(folder: Path) -> None:
-    """Delete a job's key and vector once its run has ended: nobody needs them any more."""
+    """Delete a job's key and vector after the end of its run."""
     for name in (_JOB, _ROUND):
         (folder / name).unlink(missing_ok=True)
 
@@ -158,8 +154,8 @@ def forget(folder: Path) -> None:
 class _Files:
     """A job's secrets on the disk.
 
-    A key that nothing was answered with yet lies beside the jobs, one for all of them: a server may
-    ask for the keys of ever new jobs, and fill the disk.
+    The key of a job without an answer yet is kept in one file for all jobs. Otherwise a server
+    could fill the disk by requesting keys for new jobs.
     """
 
     folder: Path
@@ -172,7 +168,7 @@ class _Files:
     def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
         """The job's key, if there is one for these terms."""
         candidates = [self._kept(self.folder / _JOB)]
-        with suppress(StateError):  # damaged, it would shut out all jobs, and nobody needs it
+        with suppress(StateError):  # a damaged pending key must not stop all jobs
             candidates.append(self._kept(self._pending))
         return next((job for job in candidates if job and job.terms == terms), None)
 
@@ -181,7 +177,7 @@ class _Files:
         return rules.JobSecrets.from_json(self._json(path)) if path.exists() else None
 
     def round(self) -> rules.RoundState | None:
-        """What was answered last; None where nothing is kept."""
+        """The last answer; None if none is kept."""
         path = self.folder / _ROUND
         check_own(path)
         if not path.exists():
@@ -190,21 +186,21 @@ class _Files:
         return rules.RoundState.from_json(from_json(str(arrays["head"])), arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
-        """Keep the key of a job that has not begun."""
+        """Keep the key of a job without an answer yet."""
         if not self._begun(job):
             private_folder(self._pending.parent)
             self._write(self._pending, job)
 
     def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
-        """Keep what was answered in a round, and the job's key with it."""
+        """Keep a round's answer and the job's key."""
         if not self._begun(job):
             self._write(self.folder / _JOB, job)
-            self._pending.unlink(missing_ok=True)  # or the key would outlive the job's folder
+            self._pending.unlink(missing_ok=True)  # so that the key goes with the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
             np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
 
     def _begun(self, job: rules.JobSecrets) -> bool:
-        """Whether the job's folder has this key; one of other terms has answered nothing."""
+        """Whether the job's folder has this key; a key of other terms has answered nothing."""
         path = self.folder / _JOB
         return path.exists() and rules.JobSecrets.from_json(self._json(path)) == job
 

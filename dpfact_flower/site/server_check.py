@@ -1,4 +1,4 @@
-"""Whether the centre can be reached from here, is who it says it is, and has the same time."""
+"""Checks of the connection to the centre: address, certificate and clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 _SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
-"""Flower ends a SuperNode that is 5 s ahead; the centre's own answer has whole seconds."""
+"""Flower ends a SuperNode whose clock is 5 s ahead; the centre's answer has whole seconds."""
 
 
 def server_faults(address: str, certificates: Path) -> list[str]:
-    """What is wrong with the way to a SuperLink, in words that say what to do.
+    """Faults of the connection to a SuperLink, each with its remedy.
 
-    It asks for a page that needs no key, over TLS, and looks at nothing but the certificate and the
-    time in the answer's head. The SuperNode has both arguments: `--superlink`, HOST:PORT, and
+    The check requests a public page over TLS, and reads only the certificate and the time in the
+    reply's header. Both arguments are options of the SuperNode: `--superlink`, HOST:PORT, and
     `--root-certificates`.
     """
     host, _, port = address.rpartition(":")
@@ -37,12 +37,14 @@ def server_faults(address: str, certificates: Path) -> list[str]:
         sent = connection.getresponse().getheader("Date")
     except ssl.SSLCertVerificationError as error:
         return [
-            f"{address} is not the centre for {certificates}: {error.verify_message}. Ask it for "
-            "its ca.crt and the name in its certificate; somebody may sit in between"
+            f"{address} is not the centre for {certificates}: {error.verify_message}. Ask the "
+            "centre for its ca.crt and the name in its certificate; somebody may intercept the "
+            "connection"
         ]
     except (OSError, http.client.HTTPException) as error:
         return [
-            f"{address} does not answer ({error}): its name, the firewall, or the centre is down"
+            f"{address} does not answer ({error}): check the address and the firewall, and ask "
+            "whether the centre is running"
         ]
     finally:
         connection.close()
@@ -66,7 +68,7 @@ def _clock_faults(sent: str | None) -> list[str]:
 
 def _expiry_faults(address: str, ends: list[str]) -> list[str]:
     return [
-        f"a certificate of {address} runs out on {end}: the centre has to sign another"
+        f"a certificate of {address} expires on {end}: ask the centre for a new one"
         for end in dict.fromkeys(ends)
         if ssl.cert_time_to_seconds(end) - time.time() < _SOON
     ]

@@ -1,11 +1,10 @@
-"""What a site keeps on its own disk between the rounds of a job, beside the ledger.
+"""A site's files between the rounds of a job, beside the ledger.
 
-Patient factors and the site's own feature factors, all un-noised, one file a round. The ledger says
-which round was answered, so which file counts: a round's file is written before the ledger's row
-and the file before it is deleted after. After a crash a site stands before a round or after it. The
-folder belongs to the site and never lies in a run folder. Nothing in it is ever sent, but for what
-was sent before: without noise a release is the site's own feature factors, and if it is asked for
-again, they are read from here.
+Each round has one file of patient factors and the site's feature factors, all without noise. A
+round's file is written before the ledger's row, and the previous file is deleted after the row. The
+ledger says which round was answered, and so which file counts. After a crash, the site is therefore
+either before a round or after it. The folder belongs to the site, outside any run folder. Nothing
+in it is sent, with one exception: in mode none, a repeated request gets the feature factors again.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from dpfact_flower.tensor.error import SquaredError
 ENDING = "ending.npz"
 _SELECTION = "selection.sha256"
 _CLOSED = "DATA-HAS-CHANGED.txt"
-_CLOSED_TEXT = """This run was begun with other data than the site has by now, and stops here.
-Start a new run. Only if the data is again what it was, this file may be deleted.
+_CLOSED_TEXT = """The site's data has changed since this run began, so the run stops here.
+Start a new run. Delete this file only if the site has its former data again.
 """
 _STATE = "state-"
 _NOTICE = "NOT-TO-BE-SHARED.txt"
 _NOTICE_TEXT = """The files of this folder are made from this site's patients and are not private.
-No noise protects them and no epsilon covers them: neither the factors in state-*.npz nor the
-measures in history.jsonl, nor anything that is made from them. They are for this site's own use.
+No noise protects them, and no epsilon covers them. This holds for the factors in state-*.npz, the
+measures in history.jsonl, and every result made from them. They are for this site's own use.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors after a round, un-noised and patients first; never sent.
+    """A site's own factors after a round, without noise and patients first; never sent.
 
-    `eta` is the step size in force.
+    `eta` is the current step size.
     """
 
     round: int
@@ -58,9 +57,9 @@ class SiteState:
 
 @dataclass(frozen=True)
 class RoundMeasures:
-    """What a site notes about a round for itself (`history.jsonl`); never sent.
+    """A site's own measures of a round (`history.jsonl`); never sent.
 
-    Sums rather than means, so that several sites' can be added where that is legitimate.
+    They are sums, so that measures of several sites can be added where that is legitimate.
     """
 
     round: int
@@ -80,11 +79,11 @@ class SiteStore:
     root : path
         The site's `state-dir`.
     site, job : str
-        Checked names: they become folders.
+        Checked names, which become folders.
     fingerprint : str
-        Of the site's data; state of other data is refused. Not needed for what is public.
+        Of the site's data; state of other data is refused. Not needed for public files.
     durable : bool
-        Whether writing waits for the disk. False is for simulations only.
+        Whether writes wait for the disk; False is for simulations only.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class SiteStore:
         self._durable = durable
 
     def begin(self) -> None:
-        """Make the job's folder, with a note for whoever finds it."""
+        """Make the job's folder, with a notice for its readers."""
         notice = self.folder / _NOTICE
         if not notice.exists():
             private_folder(self.folder)
@@ -111,15 +110,15 @@ class SiteStore:
                 file.write(_NOTICE_TEXT)
 
     def save(self, state: SiteState) -> None:
-        """Keep a round's factors beside those before; on return they are on the disk."""
+        """Write a round's factors to the disk, beside those of earlier rounds."""
         head = {"round": state.round, "eta": state.eta}
         self._write(self._path(state.round), head, state.factors)
 
     def load(self, round_number: int | None = None) -> SiteState | None:
-        """Factors that a round left behind; None where it left none.
+        """Factors of a round; None if there are none.
 
-        The ledger says which round. Without a number it is the latest that there is a file of,
-        which is for looking on. A StateError names a file that is damaged or of other data.
+        The ledger says which round counts. Without a number, load the latest file, for inspection
+        only. A StateError names a file that is damaged or of other data.
         """
         if round_number is None:
             path = max(self.folder.glob(f"{_STATE}*.npz"), default=self._path(0))
@@ -132,19 +131,19 @@ class SiteStore:
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all rounds but one, once the ledger has that round."""
-        for path in self.folder.glob(f"*{_STATE}*"):  # what `replacing` left begins with a dot
+        """Delete the factors of all other rounds; call this once the ledger has the round."""
+        for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
 
     def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
-        """Keep the last request of a run, which is public: the first that came counts."""
+        """Keep the last request of a run, which is public; a repeated one changes nothing."""
         path = self.folder / ENDING
         if not path.exists():
             self._write(path, {"config": dict(config)}, arrays)
 
     def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
-        """The last request of the run as it travelled; None where it did not come."""
+        """The last request of the run in wire form; None if it has not arrived."""
         path = self.folder / ENDING
         if not path.exists():
             return None
@@ -164,11 +163,11 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Values and arrays as `_write` wrote them: each has its checksum in the archive."""
+        """Values and arrays from `_write`; the archive has a checksum for each."""
         try:
-            found = load_npz(path, ["head"])
-            head = from_json(str(found.pop("head")))
-            arrays = [found[f"arr_{number}"] for number in range(head["arrays"])]
+            members = load_npz(path, ["head"])
+            head = from_json(str(members.pop("head")))
+            arrays = [members[f"arr_{number}"] for number in range(head["arrays"])]
             fingerprint, *values = (head[key] for key in ("fingerprint", *keys))
         except (DataError, KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path}: damaged ({type(error).__name__}); {way_out}") from None
@@ -179,12 +178,12 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Whether a job's selection of codes is the one that is noted, if any is."""
+        """Whether a job's selection of codes equals the noted one, if there is one."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
     def note_selection(self, digest: str) -> None:
-        """Note a job's selection of codes, where none is noted: the first counts."""
+        """Note a job's selection of codes, unless one is noted already."""
         path = self.folder / _SELECTION
         if not path.exists():
             self.begin()
@@ -192,9 +191,9 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Note that the job does not go on, its data having changed; without the note if need be.
+        """Mark the job as closed because its data has changed; ignore an error of the disk.
 
-        Finding that out takes as long as the data is large. So it is found out once.
+        The time of the comparison depends on the data's size, so it is made only once.
         """
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
@@ -209,7 +208,7 @@ class SiteStore:
         add_line(self.folder / "history.jsonl", json.dumps(asdict(measures)), durable=False)
 
     def history(self) -> list[RoundMeasures]:
-        """Lines of `history.jsonl`, the last one of each round."""
+        """Measures from `history.jsonl`; the last line of a round counts."""
         path = self.folder / "history.jsonl"
         rounds: dict[int, RoundMeasures] = {}
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -228,14 +227,14 @@ def _measures(line: dict[str, Any]) -> RoundMeasures:
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a job's folder holds factors of a round."""
+    """Whether a job's folder holds factors of any round."""
     return any(folder.glob(f"{_STATE}*.npz"))
 
 
 def has_jobs(folder: Path) -> bool:
     """Whether a job was ever begun in a site's folder, so that a ledger must be there.
 
-    Job folders may be deleted; then what lies beside the ledger, and says what it had, is left.
+    If the job folders were deleted, the ledger's verified head still shows it.
     """
     if not folder.exists():
         return False

@@ -1,1 +1,1 @@
-"""What server and sites say to each other, in how many bits, and in which of Flower's records."""
+"""The messages between server and sites: content, packed values, Flower's records."""

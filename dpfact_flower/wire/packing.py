@@ -1,10 +1,10 @@
-"""Released values in about the bits they need: whole steps of a grid, compressed.
+"""Compressed released values, as integer multiples of a grid's step.
 
-A value under noise of standard deviation sigma says nothing below a small part of sigma, so it is
-rounded to such steps before it is released (`dpfact_flower.privacy.patient`). What is left is
-small integers, most of them noise alone. They are written without a sign bit (zigzag: 0, -1, 1, -2,
-... become 0, 1, 2, 3, ...), one byte of every value after another, and compressed: the upper bytes
-are mostly 0. The float32 values come back bit for bit.
+Before the release, a value with noise of standard deviation sigma is rounded to a small part of
+sigma, because smaller differences mean nothing (`dpfact_flower.privacy.patient`). The result is
+small integers. They are written without a sign bit (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3,
+...), in planes: the first byte of every value, then the second, and so on. The upper planes are
+mostly 0 and compress well. Unpacking restores the float32 values bit for bit.
 
 Layout: the step (float64, little-endian), then a zlib stream of as many planes as the largest value
 has bytes, the lowest bytes first.
@@ -23,15 +23,15 @@ from dpfact_flower.errors import MessageError
 Bytes = NDArray[np.uint8]
 _HEAD = 8
 _FARTHEST = 2**61
-"""Integers lie closer to 0 than this, so that none overflows."""
+"""Bound on the integers, so that none overflows."""
 _LEVEL = 1
-"""Zlib's level: noise does not get smaller by searching longer."""
+"""Level of zlib; higher levels do not compress noise better."""
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Values of a grid as bytes; None where they are not on it, or would not get smaller.
+    """Values of a grid as bytes; None if they are not on the grid, or would not get smaller.
 
-    Each value is the float32 nearest to a whole multiple of `step`, and `unpack` gives the same.
+    Each value must be the float32 nearest to an integer multiple of `step`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
@@ -49,9 +49,9 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
-    """Values from the bytes that `pack` made of them, or a stranger.
+    """Values from the bytes of `pack`, which may come from an attacker.
 
-    Nothing larger than `count` values is ever allocated; `where` says whose they are.
+    Never allocates more than `count` values; `where` names the sender in errors.
     """
     if len(packed) < _HEAD:
         raise MessageError(f"{where}: {len(packed)} bytes are too few for packed values")
@@ -70,7 +70,7 @@ def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
     columns = np.zeros((count, 8), np.uint8)
     columns[:, :planes] = np.frombuffer(body, np.uint8).reshape(planes, count).T
     signless = columns.view("<u8").ravel()
-    below = -(signless & np.uint64(1)).astype(np.int64)  # all ones where it is below 0
+    below = -(signless & np.uint64(1)).astype(np.int64)  # all bits 1 for negative values
     return _values((signless >> np.uint64(1)).astype(np.int64) ^ below, step)
 
 

@@ -1,10 +1,10 @@
-"""What server and sites say to each other, and the checks at both doors.
+"""Requests and replies, and their checks at both ends.
 
 A round is one request (global feature factors and settings) and one reply (a release and the
-site's public name). A start from co-occurrences needs no factors yet; from patient mode's count of
-codes on, a request also says which codes were kept. Both travel as a list of arrays and a flat
-config of scalars, which is what a `NumPyClient` and both generations of Flower strategies have in
-common. Nothing else is ever sent.
+site's public name). In a start, requests have no factors yet. Once patient mode has counted codes,
+requests also have the selection of codes. Both travel as a list of arrays and a flat config of
+scalars, the common form of `NumPyClient` and both generations of Flower strategies. Nothing else is
+ever sent.
 """
 
 from __future__ import annotations
@@ -30,54 +30,53 @@ from dpfact_flower.wire.secure import SecureStage
 
 PROTOCOL_VERSION = 4
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
-"""What to tell a sender of anything else."""
+"""Advice in errors about other messages."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
-"""Stands for no arrays: where there are none, Flower's layout has an array that cannot be read."""
+"""Represents an empty list, which Flower's layout would turn into an unreadable array."""
 MAX_FACTOR = 1e6
-"""Largest entry of a feature factor on the wire: larger ones could make a solver's success or
-failure depend on single cells."""
+"""Largest entry of a feature factor on the wire. Larger entries could make the success of a solver
+depend on single cells."""
 MAX_STATISTIC = 1e15
 """Largest value of a released statistic: far beyond any sum over patients, and safe in float32."""
 ROUND_TIMEOUT = "round-timeout"
-"""Beside a request in a preflight: the seconds that its round will have."""
+"""Key in a preflight's config: the seconds of the round to come."""
 _ANSWERED = "answered"
 _USAGES = "usages"
 _SECURE = "secure"
 VERSION = "version"
-"""Beside a site's name in the reply to a preflight: that of this package."""
+"""Key in a preflight's reply: the site's version of this package."""
 _T = TypeVar("_T", str, int, float)
 
 
 @dataclass(frozen=True, eq=False)
 class RoundRequest:
-    """The server asks a site for one round.
+    """The server's request to a site for one round.
 
     Attributes
     ----------
     job : str
-        The run's name. It becomes a folder at the site, so it is checked as a name.
+        The run's name, which becomes a folder at the site.
     seed : int
-        Public; of the site's start and visiting order, never of its noise.
+        Public seed of the site's start and visiting order, never of its noise.
     vocabulary : str
         Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
     anchors : tuple of ndarray of float32
-        Global feature factors, shape (I_n, R) each; none before there is a start. In mode none, a
-        round without them asks for the site's co-occurrences, or on long lists first for its counts
-        of codes.
+        Global feature factors, shape (I_n, R) each; empty before the start. In mode none, a request
+        without factors means the site's co-occurrences, or on long code lists first its counts of
+        codes.
     selection : tuple of ndarray of int32
-        Positions of the codes that are kept, one array per feature mode; none where all are.
+        Positions of the selected codes, one array per feature mode; empty if all are used.
     weights : tuple of ndarray of float32
-        What a cell is multiplied by for each of these codes; none where cells count alike.
+        Factor for the cells of each selected code; empty for equal weights.
     rule : str
-        What the run does with releases, if that is not the privacy mode's own rule.
+        Name of the run's rule; "" for the privacy mode's own rule.
     usages : ndarray of float64, shape (slots, 2, R), or None
-        Under secure sums, where nobody knows a site's own: how much of its slot each phenotype
-        explains, and the noise of that.
+        With secure sums, how much of its slot each phenotype explains, and the noise of this value.
     answered : mapping
-        By a site's name, the last round before this one that the server has its answer to. It asks
-        for nothing, so it is no part of `digest` and `terms`.
+        For each site, the last round before this one whose answer the server has; not in `digest`
+        and `terms`.
     secure : SecureStage or None
-        Stage of a secure sum that the request is made for; no part of `digest` and `terms` either.
+        Requested stage of a secure sum; not in `digest` and `terms`.
     """
 
     job: str
@@ -96,7 +95,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Arrays and config as they travel: without empty texts, which Flower cannot measure."""
+        """Arrays and config of a message, without empty texts, whose size Flower cannot measure."""
         config = {
             "protocol": PROTOCOL_VERSION,
             "job": self.job,
@@ -116,7 +115,7 @@ class RoundRequest:
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
-        """Check a request at the site's door; a MessageError names what is wrong, never a value."""
+        """Check a received request; a MessageError names the fault."""
         version = config.get("protocol")
         if type(version) is not int or version != PROTOCOL_VERSION:
             raise MessageError(
@@ -131,11 +130,11 @@ class RoundRequest:
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         rounds = _field(config, "rounds", int, low=1)
-        # Beyond the rounds that the budget was planned for, a round has no budget.
+        # A round after the planned rounds has no budget.
         number = _field(config, "round", int, low=1, high=rounds)
         present = _present(arrays)
         anchors, selection, weights = _split(present)
-        # Without noise, a start is asked for by nothing, and then by a selection alone.
+        # In mode none, the start's requests have no arrays, and then only a selection.
         starts = (number == 1 and not present) or (
             number == 2 and 0 < len(present) == len(selection)
         )
@@ -161,28 +160,28 @@ class RoundRequest:
 
     @property
     def rule_name(self) -> str:
-        """Name of the rule, that of the mode's own where none is given."""
+        """Name of the rule, by default the privacy mode's own."""
         return self.rule or self.privacy.default_rule
 
     @cached_property
     def terms(self) -> str:
-        """SHA-256 of what must stay the same from round to round of a job.
+        """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        State carries un-noised factors, so noise made for one round's settings must not be the
-        noise on another's.
+        A site's state has factors without noise, so noise for the settings of one round must not
+        protect factors made with others.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
     def selection_digest(self) -> str:
-        """SHA-256 of the codes that are kept; "" where all are."""
+        """SHA-256 of the selected codes; "" if all are used."""
         positions = repr([codes.tolist() for codes in self.selection])
         return hashlib.sha256(positions.encode()).hexdigest() if self.selection else ""
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of everything asked: tells a repeated request from a different one."""
+        """SHA-256 of the whole request, which tells a repeated request from a different one."""
         digest = hashlib.sha256(repr(self._config).encode())
         for array in (*self.anchors, *self.selection, *self.weights):
             digest.update(repr((array.shape, str(array.dtype))).encode())
@@ -191,16 +190,16 @@ class RoundRequest:
 
     @cached_property
     def _config(self) -> list[tuple[str, Scalar]]:
-        """What the config asks, sorted by key."""
+        """The sorted config, without the entries that are not in `digest`."""
         beside = (_ANSWERED, _SECURE)
         return sorted(item for item in self.to_wire()[1].items() if item[0] not in beside)
 
 
 @dataclass(frozen=True, eq=False)
 class SiteReply:
-    """What the server got from one site: its public name and the arrays it released.
+    """A reply from one site: its public name and the arrays it released.
 
-    At the site, the values of a vector are whole multiples of `step`; 0 where they are not.
+    At the site, the values of a vector are integer multiples of `step`, which is 0 otherwise.
     """
 
     site: str
@@ -208,7 +207,7 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Arrays and config as they travel: vectors on a grid as bytes, see `packing`."""
+        """Arrays and config of a message, with vectors on a grid as bytes, see `packing`."""
         arrays: list[NDArray[Any]] = list(self.arrays)
         for place, array in enumerate(self.arrays if self.step else ()):
             packed = pack(array, self.step) if array.ndim == 1 else None
@@ -222,34 +221,34 @@ class SiteReply:
         config: Mapping[str, object],
         shapes: Sequence[tuple[int, ...]],
     ) -> Self:
-        """Check a reply at the server's door; `shapes` are those that were asked for."""
+        """Check a received reply; `shapes` are the expected ones."""
         site = _name(config, "site")
-        who = f"reply of site {site!r}"
+        sender = f"reply of site {site!r}"
         received = _present(arrays)
         for place, (array, shape) in enumerate(zip(received, shapes, strict=False)):
             if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # a vector as bytes
-                received[place] = unpack(array, shape[0], f"{who}, array {place + 1}")
+                received[place] = unpack(array, shape[0], f"{sender}, array {place + 1}")
         shapes_got = [array.shape for array in received]
         if shapes_got != list(shapes):
-            raise MessageError(f"{who}: need shapes {list(shapes)}, got {shown(shapes_got)}")
+            raise MessageError(f"{sender}: need shapes {list(shapes)}, got {shown(shapes_got)}")
         for number, array in enumerate(received, start=1):
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
-            _check_values(array, f"{who}, array {number}", limit)
+            _check_values(array, f"{sender}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in received))
 
 
 @cache
 def _always_said() -> tuple[str, ...]:
-    """Settings that a request must have: a default of this version need not be the server's.
+    """Settings that every request must have, because the server's defaults may differ.
 
-    All but empty texts, which do not travel.
+    Empty texts are left out, because they are not sent.
     """
     settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
     return tuple(key for key, default in settings.items() if default != "")
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Seconds that the round of a preflight will have."""
+    """Seconds of the round to come, from a preflight's config."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
@@ -257,7 +256,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Arrays of a message without the one that stands for none."""
+    """Arrays of a message; empty for the array that represents an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")
@@ -265,7 +264,7 @@ def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:
-    """Float32 feature factors of a message, C-contiguous and finite."""
+    """Check feature factors of a message; return them C-contiguous."""
     if not arrays:
         raise MessageError(f"{who}: holds no arrays; need one per feature mode")
     for mode, array in enumerate(arrays, start=1):
@@ -277,9 +276,9 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Positions of the codes that are kept, one array per mode: not negative, ascending.
+    """Check positions of selected codes, one array per mode: not negative, ascending.
 
-    Whether they lie in the vocabulary is checked where it is known.
+    `dpfact_flower.site.round.check_modes` compares them with the vocabulary.
     """
     for mode, positions in enumerate(arrays, start=1):
         if (
@@ -293,7 +292,7 @@ def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
 
 def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
-    """Weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
+    """Check weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
     for mode, weights in enumerate(arrays, start=1):
         if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
             raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")
@@ -303,7 +302,7 @@ def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
 def _split(
     arrays: Sequence[NDArray[Any]],
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
-    """Factors, selection and weights of a request, told apart by their types and dimensions."""
+    """Factors, selection and weights of a request, by their types and dimensions."""
     selection = [array for array in arrays if array.dtype == np.int32]
     floats = [array for array in arrays if array.dtype != np.int32]
     weights = [a for a in floats if selection and a.dtype == np.float32 and a.ndim == 1]
@@ -319,7 +318,7 @@ def _split(
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
     if array.dtype != np.float32:
         raise MessageError(f"{where}: need float32, got {str(array.dtype)[:80]}")
-    if not array.size or np.abs(array).max() <= limit:  # NaN is not: one look at what is good
+    if not array.size or np.abs(array).max() <= limit:  # False for NaN
         return
     if not np.isfinite(array).all():
         raise MessageError(f"{where}: has values that are not finite")
@@ -327,7 +326,7 @@ def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
 
 
 def _answered(config: Mapping[str, object]) -> dict[str, int]:
-    """Rounds that the server has answers to, by site."""
+    """The request's `answered`."""
     try:
         rounds = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
         return {str(site): int(number) for site, number in rounds.items()}
@@ -340,7 +339,7 @@ def _secure(config: Mapping[str, object]) -> SecureStage | None:
 
 
 def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
-    """Usages of slots, and their noise: finite and not below 0."""
+    """The request's `usages`, which must be finite and not below 0."""
     if _USAGES not in config:
         return None
     try:
@@ -371,7 +370,7 @@ def _field(
 
 
 def _name(config: Mapping[str, object], key: str) -> str:
-    """A name from outside: it becomes a folder and appears in logs."""
+    """Check a received name, which becomes a folder and appears in logs."""
     name = _field(config, key, str)
     try:
         check_name(key, name)

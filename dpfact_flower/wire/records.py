@@ -1,9 +1,9 @@
-"""Flower's records: how a request or reply lies in a message.
+"""The layout of requests and replies in Flower's records.
 
-One layout for both generations of strategies: that of Flower's own compatibility layer, `fitins`
-and `fitres`. A `NumPyClient` in a ``ClientApp(client_fn=...)`` understands no other, and whoever
-writes ``@app.train()`` can read it as easily as any other. Its names are part of Flower's wire
-format and are spelled out here, because the module that defines them has moved between versions.
+Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
+`fitres`. It is the only layout that a `NumPyClient` in a ``ClientApp(client_fn=...)`` understands,
+and a function with ``@app.train()`` can read it too. Its names are part of Flower's wire format.
+They are copied here, because Flower's module with these names has moved between versions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
 CLIENT_APP_RAISED = 2
-"""flwr's ErrorCode.CLIENT_APP_RAISED_EXCEPTION: of every reply that is a code and nothing else."""
+"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for every reply that is only a code."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
 _NUMPY = "numpy.ndarray"
-"""Flower's name of the `.npy` format."""
+"""Flower's name for the `.npy` format."""
 
 
 class Payload(NamedTuple):
@@ -53,7 +53,7 @@ def answer(
 
 
 def read_request(message: Message) -> Payload:
-    """Arrays and config of a request; a MessageError where they are not there or are damaged."""
+    """Arrays and config of a request; a MessageError if they are missing or damaged."""
     try:
         return _read(message, *_ASK)
     except MessageError as error:
@@ -61,12 +61,12 @@ def read_request(message: Message) -> Payload:
 
 
 def read_reply(message: Message) -> Payload:
-    """Arrays and config of a reply; errors as for `read_request`."""
+    """Arrays and config of a reply; a MessageError if they are missing or damaged."""
     return _read(message, *_ANSWER)
 
 
 def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Arrays as Flower packs them, each in C order."""
+    """Pack arrays for Flower, each in C order."""
     return ArrayRecord([np.asarray(array, order="C") for array in arrays])
 
 
@@ -88,19 +88,19 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def _received(array: Array) -> NDArray[Any]:
-    """An array from a message; `Array.numpy` would allocate whatever its header claims."""
+    """Read an array safely; `Array.numpy` would allocate any size that its header claims."""
     if array.stype != _NUMPY:
         raise TypeError("stype")  # as Flower does
     return read_npy(BytesIO(array.data))
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Bytes of messages as Flower puts them on the wire: each, and every object below it.
+    """Bytes of messages and all their objects as Flower sends them.
 
-    What messages share, as requests share their content, is measured once and counted for each.
+    Content that several messages share is measured once and counted for each.
     """
-    # To serialise an object, Flower names its children by their hashes, and makes each of these
-    # again at every level. This is Flower's own way to have each made once (see its test).
+    # To serialise an object, Flower names its children by their hashes, and recomputes each hash
+    # at every level. This context manager of Flower computes each hash once.
     sizes: dict[int, int] = {0: 0}
 
     def below(node: Any) -> int:

@@ -1,8 +1,8 @@
-"""What server and sites say to each other, beside a round's request, to add up in secret.
+"""The stages of secure sums in a round's request.
 
-Three stages: `keys`, once a job, then for each release `sum` and, where sites may be lost, `open`.
-A stage travels as one JSON text of the request's config. It asks for nothing that the request does
-not ask for, so it is no part of its digest.
+There are three stages: `keys`, once a job; `sum`, for each release; and `open`, if sites may be
+lost. A stage travels as JSON text in the request's config. It does not change what the request asks
+for, so it is not part of the request's digest.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class SecureStage:
     Attributes
     ----------
     attempt : int
-        Of a sum: another one, among fewer sites, follows where a site was lost.
+        Number of the attempt at a sum; if a site is lost, another one follows with fewer sites.
     members : tuple of MemberKey
-        All sites that gave keys, sorted by name; none when keys are asked for.
+        All sites that gave keys, sorted by name; empty in the stage `keys`.
     asked : tuple of str
-        Names of those that this attempt adds up, or that are asked for keys.
+        Names of the sites in this attempt, or of those whose keys are requested.
     sealed : mapping of str to bytes
-        When a sum is opened: by sender, the share of its seed that is sealed for this site.
+        In the stage `open`: for each sender, the share of its seed that is sealed for this site.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -57,11 +57,11 @@ class SecureStage:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All sites that take part."""
+        """Names of all sites in the secure sum."""
         return tuple(member.site for member in self.members) or self.asked
 
     def to_text(self) -> str:
-        """As it travels."""
+        """JSON text for the request's config."""
         return json.dumps({
             "stage": self.stage, "attempt": self.attempt,
             "members": [[m.site, _text(m.key), _text(m.signature)] for m in self.members],
@@ -71,7 +71,7 @@ class SecureStage:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Check a stage at the site's door; a MessageError names what is wrong, never a value."""
+        """Check a received stage; a MessageError names the fault."""
         try:
             content = from_json(text)
             members = tuple(
@@ -97,14 +97,14 @@ class SecureStage:
 
 
 def packed_bytes(content: bytes) -> NDArray[np.uint8]:
-    """Bytes as an array of a reply."""
+    """Bytes as an array for a reply."""
     return np.frombuffer(content, np.uint8)
 
 
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """A site's name and the parts of its reply; a MessageError if there are not so many."""
+    """A site's name and the parts of its reply; a MessageError if their number is wrong."""
     site = config.get("site")
     try:
         name = _site(site)
@@ -116,12 +116,12 @@ def read_parts(
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
-    """Sealed shares, by receiver, as bytes of a reply."""
+    """Sealed shares, by receiver, as bytes for a reply."""
     return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
 
 
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """What `sealed_text` wrote, for these sites and no others."""
+    """Shares from `sealed_text`, only for these sites."""
     try:
         sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:

@@ -140,7 +140,7 @@ def test_nothing_is_replaced(centre, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words", "error"),
     [
-        ({"name": "south"}, (), "the file is that of site 'north'"),
+        ({"name": "south"}, (), "the file belongs to site 'north'"),
         ({"ca": "ca.key"}, (), "--ca: need the ca.crt"),
         ({"folder": "a b"}, (), "letters, digits"),
         ({}, ("-s", "allow-privacy=none"), "max-epsilon: must be"),

@@ -100,7 +100,7 @@ def test_a_sites_own_reason_is_raised_where_all_sites_are_here(cohort, cohort_fo
 def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path):
     known = {"sites": cohort, "rank": 2, "measure": False, "state_dir": tmp_path}
     federate(**known, privacy="none", rounds=1)
-    with pytest.raises(PrivacyRefusedError, match="holds releases without noise: no epsilon"):
+    with pytest.raises(PrivacyRefusedError, match="holds releases without noise, so no epsilon"):
         federate(**known, patients=100, max_epsilon=9.0)
     with pytest.raises(SettingsError, match="max_epsilon: with a state_dir, give what each"):
         federate(**known, patients=100)

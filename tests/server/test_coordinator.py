@@ -157,7 +157,7 @@ def test_a_request_holds_what_was_set():
 def test_a_round_beyond_those_planned_is_not_asked_for():
     coordinator = make(rounds=2)
     coordinator.request(2)
-    with pytest.raises(SettingsError, match=r"^rounds: the run has 2, round 3"):
+    with pytest.raises(SettingsError, match=r"^rounds: the run has 2, but Flower began round 3"):
         coordinator.request(3)
 
 
@@ -208,11 +208,11 @@ def test_sites_of_one_name_are_all_left_out(caplog):
     record = close(coordinator, 1, "abcbdb", [failure])
     assert record.sites == ("a", "c", "d")
     assert record.failures[0] == failure
-    assert record.failures[1] == Failure("b", "3 sites call themselves 'b'; none of them is used")
+    assert record.failures[1] == Failure("b", "3 sites have the name 'b'; none of them is used")
     alone = make(min_sites=2)
     close(alone, 1, "acd")
     assert_bits(coordinator.factors, alone.factors)
-    assert "call themselves 'b'" in caplog.text
+    assert "have the name 'b'" in caplog.text
 
 
 def test_check_learned():
@@ -434,7 +434,7 @@ ANOTHER_RUN = {
 @pytest.mark.parametrize(("changes", "keys"), ANOTHER_RUN.values(), ids=ANOTHER_RUN)
 def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path, changes, keys):
     run_rounds(make(tmp_path, job="mine"), 2)
-    with pytest.raises(StateError, match=rf"another run; they differ in {keys}; there: "):
+    with pytest.raises(StateError, match=rf"which differs in {keys}; the checkpoint has "):
         make(tmp_path, resume=True, **{"job": "mine", **changes})
 
 

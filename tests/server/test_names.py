@@ -34,7 +34,7 @@ def test_the_one_whose_key_is_registered_with_the_name_has_it(liar):
 def test_no_name_but_the_registered_one_is_taken_whether_its_owner_is_there_or_not():
     it = names(north=5, south=9)
     assert faults(it, {9: "north"}) == {
-        9: "calls itself 'north', and its key is registered as 'south'"
+        9: "calls itself 'north', but its key is registered as 'south'"
     }
     assert it.refusal(9, "north", connected=[9])
     assert it.refusal(9, "south", connected=[9]) == ""
@@ -65,7 +65,7 @@ def test_nobody_changes_its_name_while_the_one_that_has_it_is_away():
     """It would be used in its place, and that one be told that its ledger lacks a round."""
     it = names()
     assert faults(it, {2: "north", 3: "east"}) == {}
-    assert "and called itself 'east' before" in it.refusal(3, "north", connected=[3])
+    assert "but called itself 'east' before" in it.refusal(3, "north", connected=[3])
     assert (it.of(2), it.of(3)) == ("north", "east")
     assert it.refusal(7, "north", connected=[3]) == ""  # north itself, under another number
 

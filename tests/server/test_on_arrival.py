@@ -319,7 +319,7 @@ def test_the_room_that_is_asked_for_grows_by_what_is_kept_of_each_site(tmp_path,
 def test_a_checkpoint_of_another_pace_is_refused(tmp_path):
     it = on_arrival(run_dir=tmp_path)
     it.begin(1)
-    with pytest.raises(StateError, match="differ in aggregation"):
+    with pytest.raises(StateError, match="differs in aggregation"):
         Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(aggregation="sync"),
                     run_dir=tmp_path, resume=True)  # fmt: skip
 

@@ -299,7 +299,7 @@ def test_without_charge_only_the_last_round_is_answered_again(client, data, capl
     for request in requests:
         fit(client, request)
     assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)
-    assert "asked again" not in caplog.text
+    assert "asked for again" not in caplog.text
     fit(client, requests[1])
     assert "round 2 was asked for again: sending the same reply" in caplog.text
 

@@ -355,7 +355,7 @@ def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
     monkeypatch.setattr(server_check, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
     found = server_faults(address, authority)
     assert len(found) == 2  # the server's, and a day later its authority's
-    assert all("runs out on" in fault for fault in found)
+    assert all("expires on" in fault for fault in found)
 
 
 PORT = "the executor answers the SuperNode's user, and nobody else listens there"
