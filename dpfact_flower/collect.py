@@ -1,10 +1,10 @@
 """Sending a round's messages, waiting for replies, and repeating lost requests.
 
-Flower's own `send_and_receive` asks each node once. But a site's process may be killed, or its
-SuperNode restarted, after the charge and before the reply. Then the ledger has the bytes, and a
-repeated request gets them without a second charge. So the server asks lost sites again until the
-round ends. Half-way through, it asks every silent site once more, because Flower's SuperNode loses
-a message silently if the SuperLink fails, or the connection breaks, while it fetches the message.
+Flower's own `send_and_receive` asks each node once. But a site's process may end after the charge
+and before the reply. Then a repeated request gets the bytes from the ledger without a second
+charge. So the server asks lost sites again until the round ends. Half-way through, it asks every
+silent site once more, because Flower's SuperNode loses a message silently if the SuperLink fails,
+or the connection breaks, while it fetches the message.
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and calls to a busy SuperLink.
 
-    Everything else is done by the given Grid. Flower answers 500 if its database is busy for longer
-    than five seconds, for example with two runs on a slow machine. Flower's own Grid ends the run
-    then. `sent` is called for every message beyond the round's first ones.
+    Flower answers 500 if its database is busy for longer than five seconds, for example with two
+    runs on a slow machine. Flower's own Grid ends the run then. `sent` is called for every message
+    beyond the round's first ones.
 
     Attributes
     ----------

@@ -235,11 +235,10 @@ class Coordinator:
         )
 
     def begin(self, sites: int) -> None:
-        """Make sure that the run can be continued, before the first request to this many sites.
+        """Write a checkpoint without rounds if the disk has space for the run of this many sites.
 
-        If the disk has enough space for the run, a checkpoint without rounds is written. If this
-        process dies in the first round, the resumed run repeats the request under the same job
-        name, so charged releases are not lost.
+        If this process dies in the first round, the resumed run repeats its request under the same
+        job name, so charged releases are not lost.
         """
         if self.run_dir is None or self.records:
             return

@@ -29,11 +29,11 @@ _LEAST = 1e-6
 class ElasticRule:
     """Elastic averaging of the sites' factors, eq. (global), after a start.
 
-    The start is random from the public seed. In mode none, it can also be made from the sites'
-    co-occurrences, as in patient mode but without noise. On long code lists, round 1 then asks for
-    counts of codes, and round 2 for the co-occurrences of the most frequent ones (`selection`,
-    which is empty in later rounds). This start shows how much of each phenotype a site has, which
-    is the site's weight in the mean. A subclass with its own `update` always starts at random.
+    The start is random from the public seed, or in mode none made from the sites' co-occurrences.
+    On long code lists, round 1 then asks for counts of codes, and round 2 for the co-occurrences of
+    the most frequent ones (`selection`, which is empty in later rounds). This start shows how much
+    of each phenotype a site has, which is the site's weight in the mean. A subclass with its own
+    `update` always starts at random.
     """
 
     name = "elastic"

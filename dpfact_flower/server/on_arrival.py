@@ -1,16 +1,15 @@
 """Modes none and paper without waiting: every reply updates the model on arrival.
 
-The first round is synchronous, as are all rounds of a start, so that the sites and the start are
-known. After that, each reply replaces its site's previous one, and the rule updates the model from
-the latest replies of all sites. So a site does not count more if it answers more often. A reply
-counts fully for two rounds and then less: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo
-and Gupta 2019, https://arxiv.org/abs/1903.03934). Otherwise the old replies of a slow site would
-hold the model back.
+The first round is synchronous, as are all rounds of a start. After that, each reply replaces its
+site's previous one, and the rule updates the model from the latest replies of all sites. So a site
+does not count more if it answers more often. A reply counts fully for two rounds and then less:
+``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
 
 Rounds still have numbers, because budgets are planned over them, and a site answers each number at
 most once. A round is over when the quorum and more than half of the connected sites have answered
-it. A slow site skips to the current round. A fast site may be one round ahead and then waits,
-because further replies of the same site would be charged and add little.
+it. A slow site skips to the current round. A fast site waits when it is one round ahead, because
+its further replies would be charged and add little.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The start's factors fitted to surrogate patients, from several initial factors.
 
-The fit is not convex, so from the start's factors alone it may end in a poor local optimum. So
-random initial factors are tried too, and the best fit is kept. Surrogates contain no patient, so
-this is post-processing (docs/explanation/start.md).
+From the start's factors alone, the fit may end in a poor local optimum, so random initial factors
+are tried too. Surrogates contain no patient, so this is post-processing
+(docs/explanation/start.md).
 """
 
 from __future__ import annotations

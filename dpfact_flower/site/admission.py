@@ -378,8 +378,8 @@ def check_memory(work: RoundWork) -> None:
 
     Otherwise the system could end the process after the patients were read. By varying the size of
     the release or of the message, a server could then measure the patients' memory. Both sizes are
-    public and counted here. The patients' memory is not counted; a fixed share is left for it. A
-    deployed process has read no patients before, because it ends after each message.
+    public and counted here; a fixed share is left for the patients. A deployed process has read no
+    patients before, because it ends after each message.
     """
     largest = max((event.count for event in work.cost()), default=0)
     sums = max((_bytes_for(event.count) for event in work.cost()), default=0)

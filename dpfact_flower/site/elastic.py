@@ -110,8 +110,8 @@ def run_round(
     """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
     `state` is the one after the site's last round; None starts from the global factors. The site's
-    name and the request's public seed determine the start and the visiting order. So a run without
-    noise gives the same numbers in every runtime. `modes` names the releases.
+    name and the public seed determine the start and the visiting order, so a run without noise
+    gives the same numbers in every runtime. `modes` names the releases.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")

@@ -5,9 +5,9 @@ memory or disk space ran out, or the process was killed. The failure and its tim
 patients, and a server could provoke failures again and again. So each attempt is counted before it
 begins.
 
-A rolled-back ledger: a folder restored from an old backup has an outdated budget, and nothing in
-the folder shows this. But every request says which rounds the site has answered, by the server's
-knowledge. The server could be wrong, so a person has to decide.
+A rolled-back ledger: a folder restored from an old backup does not show later charges. But every
+request says which rounds of the job the site has answered. The server could be wrong, so a person
+has to decide.
 """
 
 from __future__ import annotations

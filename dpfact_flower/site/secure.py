@@ -1,9 +1,8 @@
 """A site's half of secure sums: stages of requests, and the files of a job.
 
 The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`, the policy in `admission`.
-This module connects them with the hospital's keys, the request and the disk. The job's folder holds
-the job's key, and the latest round's noisy vector and answer. Both are on the disk before any reply
-that depends on them leaves.
+The job's folder holds the job's key, and the latest round's noisy vector and answer. Both are on
+the disk before any reply that depends on them leaves.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each round has one file of patient factors and the site's feature factors, all without noise. A
 round's file is written before the ledger's row, and the previous file is deleted after the row. The
-ledger says which round was answered, and so which file counts. After a crash, the site is therefore
-either before a round or after it. The folder belongs to the site, outside any run folder. Nothing
-in it is sent, with one exception: in mode none, a repeated request gets the feature factors again.
+ledger's last row says which file counts, so after a crash the site is either before a round or
+after it. Nothing here is sent, with one exception: in mode none, a repeated request gets the
+feature factors again.
 """
 
 from __future__ import annotations

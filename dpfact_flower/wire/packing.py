@@ -1,10 +1,9 @@
 """Compressed released values, as integer multiples of a grid's step.
 
-Before the release, a value with noise of standard deviation sigma is rounded to a small part of
-sigma, because smaller differences mean nothing (`dpfact_flower.privacy.patient`). The result is
-small integers. They are written without a sign bit (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3,
-...), in planes: the first byte of every value, then the second, and so on. The upper planes are
-mostly 0 and compress well. Unpacking restores the float32 values bit for bit.
+A noisy value is rounded to a small part of its noise's standard deviation before its release
+(`dpfact_flower.privacy.patient`). The resulting small integers are written without a sign bit
+(zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...), in planes: the first byte of every value, then
+the second, and so on. The upper planes are mostly 0. Unpacking restores the float32 values exactly.
 
 Layout: the step (float64, little-endian), then a zlib stream of as many planes as the largest value
 has bytes, the lowest bytes first.

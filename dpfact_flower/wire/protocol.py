@@ -1,10 +1,8 @@
 """Requests and replies, and their checks at both ends.
 
 A round is one request (global feature factors and settings) and one reply (a release and the
-site's public name). In a start, requests have no factors yet. Once patient mode has counted codes,
-requests also have the selection of codes. Both travel as a list of arrays and a flat config of
-scalars, the common form of `NumPyClient` and both generations of Flower strategies. Nothing else is
-ever sent.
+site's public name). Both travel as a list of arrays and a flat config of scalars, the common form
+of `NumPyClient` and both generations of Flower strategies. Nothing else is ever sent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The layout of requests and replies in Flower's records.
 
 Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
-`fitres`. It is the only layout that a `NumPyClient` in a ``ClientApp(client_fn=...)`` understands,
-and a function with ``@app.train()`` can read it too. Its names are part of Flower's wire format.
-They are copied here, because Flower's module with these names has moved between versions.
+`fitres`, because a `NumPyClient` in a ``ClientApp(client_fn=...)`` understands no other. Its names
+are copied here, because Flower's module with these names has moved between versions.
 """
 
 from __future__ import annotations
