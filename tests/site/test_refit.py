@@ -123,7 +123,7 @@ def test_a_selection_that_changes_within_a_job_is_refused(data, tmp_path):
         for n, kept in zip((9, 12), wanted, strict=True)
     )
     for number in (3, server.rounds):
-        with pytest.raises(MessageError, match="codes that job 'job' keeps have changed"):
+        with pytest.raises(MessageError, match="selected codes of job 'job' have changed"):
             site.answer(server.request(number))
     server.rule.selection = wanted
     go_to(site, server, server.rounds)
