@@ -20,14 +20,14 @@ def squared_error(
 ) -> SquaredError:
     """`CPModel.squared_error` for float32 factors, at the price of an MTTKRP.
 
-    A cell's value is formed in float32, sums are float64: six digits. `grams` are those of the
-    factors, where they are known.
+    Cell values are computed in float32 and summed in float64, which gives six correct digits.
+    `grams` are those of the factors, if known.
     """
     fibres, features = fibres_of(tensor), stack_factors(factors[1:])
     offsets = tuple(row - tensor.n_patients for row in fibres.offsets)
 
     def part(chunk: tuple[int, int]) -> tuple[float, float]:
-        first, end = chunk  # patients; only theirs are padded at a time
+        first, end = chunk  # patients; only the rows of this chunk are padded
         patients = stack_factors([factors[0][first:end]])
         return fibre_kernels.squares(
             tensor.indices, tensor.values, fibres.starts, fibres.patients[first],

@@ -1,10 +1,10 @@
-"""Block updates over all cells: the same objective as psgd's, without sampling or step size.
+"""Block updates over all cells, with the objective of psgd but no sampling or step size.
 
 One iteration updates each factor once, from one sparse MTTKRP and the Gram matrices of the others.
-Every update minimises eq. (norm) over a column, or over the whole factor, so the objective never
-rises. A phenotype that is switched off (a zero column of A) has no pull on the features, which
-then follow their anchors alone; it comes back only if its own gradient at zero, computed with those
-features, is longer than mu.
+Every update minimises eq. (norm) over a column or over the whole factor, so the objective never
+rises. A phenotype that is switched off (a zero column of A) exerts no pull on the features, which
+then follow only their anchors. The phenotype returns only if its own gradient at zero, computed
+with these features, is longer than mu.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2
-"""Column sweeps over a feature factor per MTTKRP: they cost little beside it."""
+"""Column sweeps over a feature factor per MTTKRP; a sweep is cheap beside an MTTKRP."""
 
 _PATIENT_SWEEPS = 4
-"""Column sweeps over A per MTTKRP: far from one's best A, features learn to split phenotypes."""
+"""Column sweeps over A per MTTKRP; with an A far from its optimum, features learn to split
+phenotypes."""
 
 _REFIT_SWEEPS = 30
-"""Column sweeps over A where features stay as they are: to convergence."""
+"""Column sweeps over A for fixed features, to convergence."""
 
-_TILE = 1 << 7  # rows transposed at a time: more fight over the same places in the cache
+_TILE = 1 << 7  # rows transposed at a time; more rows would conflict in the cache
 _RTOL = 1e-6
-"""Eigenvalues of a Gram matrix, relative to the largest, that float32 sums can't tell from 0."""
+"""Eigenvalues of a Gram matrix, relative to the largest, that float32 sums cannot tell from 0."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:
@@ -64,7 +65,7 @@ def exact(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """Factors in one stack, their Gram matrices, and what stays the same."""
+    """Factors in one stack, their Gram matrices, and constants of a call."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
@@ -85,19 +86,19 @@ class _Site:
         return tuple(self.factor(n).copy() for n in range(self.modes))
 
     def objective(self, inner: float) -> float:
-        """Eq. (norm), with <X, M> given."""
+        """Eq. (norm), given <X, M>."""
         value = loss(self.fibres.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull
 
     def error(self, inner: float) -> SquaredError:
-        """Of all cells, with <X, M> given; that of the non-zero ones would take a pass."""
+        """Error over all cells, given <X, M>; the error over non-zeros would take another pass."""
         everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
         return SquaredError.on(self.fibres.tensor, everywhere, None, self.fibres.norm_squared)
 
     def iterate(self) -> tuple[float, float]:
-        """Update every factor once; <X, M> before and after."""
+        """Update every factor once; return <X, M> before and after."""
         product, before = self._patients()
         for n in range(1, self.modes):
             if product is None:
@@ -111,7 +112,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A; the MTTKRP of mode 1 with the new A where that is known, and <X, M> before."""
+        """Update A; return the MTTKRP of mode 1 with the new A if available, and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -146,7 +147,7 @@ def update_patients(
     *,
     sweeps: int = 1,
 ) -> NDArray[np.float32]:
-    """Minimise eq. (patnorm) over one column of A after another, `sweeps` times.
+    """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times.
 
     `product` is the MTTKRP of mode 0, `q` the Hadamard product of the features' Gram matrices, and
     `floor` 0 for non-negativity or minus infinity.
@@ -161,7 +162,7 @@ def update_patients(
 def fitted_patients(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float32]:
-    """Least squares of every patient on fixed features, as by a hospital that joins later."""
+    """Fit every patient to fixed features by least squares, as a hospital that joins later does."""
     patients = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
     floor = 0.0 if nonnegative else -np.inf
     with one_blas_thread:
@@ -180,9 +181,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity this is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``, taken as
-    a correction so that directions in which Q + gamma I is singular are left alone. With it, the
-    columns are minimised over one after another. `product` and `q` are those of the other modes.
+    Without non-negativity, this is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``, computed
+    as a correction: directions in which Q + gamma I is singular stay unchanged. With
+    non-negativity, the columns are minimised in turn. `product` and `q` are those of the other
+    modes.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

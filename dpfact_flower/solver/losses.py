@@ -1,7 +1,7 @@
-"""What a solver minimises, cell by cell: the losses of generalised CP (Hong, Kolda & Duersch 2020).
+"""Losses per cell, from generalised CP (Hong, Kolda & Duersch 2020).
 
-A loss is one object: kernels compile its gradient into their loops, and nobody asks for its name.
-Another one is registered, or added here, with its value and its gradient.
+A loss is one object with a value and a gradient. Kernels compile the gradient into their loops and
+never test the loss's name. Register further losses, or add them here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.tensor import SparseTensor
 
 _EPS = 1e-10
-"""Added to a model's value under a logarithm or a quotient, as Hong, Kolda & Duersch do."""
+"""Added to the model's value in logarithms and quotients, as Hong, Kolda & Duersch do."""
 
 CellFunction = Callable[[Any, Any], Any]
 
@@ -30,32 +30,33 @@ class Loss:
 
     name: str
     value: CellFunction
-    """f, of two numbers or two arrays."""
+    """f, for two numbers or two arrays."""
     gradient: CellFunction
-    """df/dm. It is compiled: arithmetic of the arguments and of numbers alone."""
+    """df/dm. The gradient is compiled, so it may only use arithmetic on its arguments and
+    numbers."""
     nothing: Callable[[float], float]
-    """The model's value, alike at all cells, that explains nothing of data with a given mean."""
+    """Constant model value that explains nothing, for data with a given mean."""
     counts: bool = True
-    """Whether it is a likelihood of the data themselves: then patients' counts are not scaled."""
+    """Whether the loss is a likelihood of counts; such counts must not be scaled by patient."""
     binary: bool = False
-    """Whether it only looks at whether there is a count: then data are 0 or 1."""
+    """Whether the loss needs only presence or absence, coded as 1 or 0."""
     positive: bool = True
     """Whether the model must not be negative."""
 
     @property
     def is_squared(self) -> bool:
-        """Whether Gram matrices give the loss of all cells, without visiting them."""
+        """Whether Gram matrices give the loss over all cells, without visiting the cells."""
         return self is squared
 
     @property
     def tag(self) -> str:
-        """Tells machine code with this gradient from that with others, or with earlier ones."""
+        """Distinguishes this gradient's machine code from that of other or earlier gradients."""
         code = self.gradient.__code__
         digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
         return f"{self.name}.{digest.hexdigest()[:8]}"
 
     def check(self, settings: SolverSettings) -> None:
-        """Refuse settings under which this is no loss of the data or of the model."""
+        """Refuse settings that do not fit this loss."""
         if self.positive and not settings.nonnegative:
             raise SettingsError(
                 f"loss: {self.name!r} needs a model that is not negative: set nonnegative to true"
@@ -67,13 +68,13 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """The tensor with what the loss looks at: counts, or ones in their place."""
+        """The tensor as the loss needs it: its counts, or ones in their place."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Loss of all cells under a model that explains nothing."""
+        """Loss over all cells under a model that explains nothing."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))

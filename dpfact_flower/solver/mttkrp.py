@@ -1,11 +1,11 @@
 """MTTKRP of a sparse tensor, fibre by fibre, for any number of modes.
 
-What a fibre's entries have in common is worked out once for all of them, so an entry costs one row
-of one factor, read or written, however many modes there are.
+Work that a fibre's entries share is done once per fibre. An entry then costs one row of one factor,
+read or written, for any number of modes.
 
-Sums for features run over very many entries. They are made in the factors' own precision within a
-chunk of the patients, and in float64 over the chunks, in their order: which thread computed which
-chunk makes no difference.
+Sums for features have very many terms. Sums within a chunk of patients use the factors' own
+precision. The chunks' sums are added in float64 in a fixed order, so the assignment of chunks to
+threads has no effect.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
 
 
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
-    """`mttkrp` for fibres that are already found and factors that are already stacked.
+    """`mttkrp` for a tensor's fibres and stacked factors.
 
-    Of the stack's type for the patients, whose rows collect few entries; float64 for features.
+    The result has the stack's type for patients, whose rows have few entries, and float64 for
+    features.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     entries = (tensor.indices, tensor.values, fibres.starts)

@@ -1,4 +1,4 @@
-"""The local objective, eq. (norm), and what a solver is given and returns."""
+"""The local objective, eq. (norm), and a solver's input and output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dpfact_flower.tensor.error import SquaredError
 
 @dataclass(frozen=True, eq=False)
 class LocalProblem:
-    """What a solver is given, checked by `dpfact_flower.solver.solvers.solve`; it is left alone.
+    """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
-    `factors` is where to start, patients first, and `anchors` are the global feature factors. `rng`
-    orders psgd's visits and draws its zero cells; exact draws nothing. `eta` is the step size that
-    the previous round ended with.
+    `factors` are the starting values, patients first, and `anchors` the global feature factors.
+    `rng` orders psgd's visits and draws its zero cells; the exact solver draws nothing. `eta` is
+    the step size at the end of the previous round.
     """
 
     tensor: SparseTensor
@@ -31,30 +31,30 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Step size to start from: never above `settings.eta`, on which the paper's bound rests."""
+        """Initial step size: never above `settings.eta`, which the paper's bound assumes."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
 @dataclass(frozen=True)
 class LocalResult:
-    """Outcome of a solver's call at one site."""
+    """A solver's output at one site."""
 
     factors: Factors
     """C-contiguous, patients first."""
     objective: tuple[float, ...]
-    """Eq. (norm) at the start and after each of tau passes or iterations. The start is taken after
-    negative values are set to 0 when `nonnegative` asks for it. With ``zeros="none"`` the loss is
-    that of the non-zero cells alone, because psgd then fits no others. Of losses but the squared
-    one, the part of zero cells is estimated from a sample, see `psgd`."""
+    """Eq. (norm) at the start and after each of tau passes or iterations. With `nonnegative`, the
+    start is taken after negative values are set to 0. With ``zeros="none"``, the loss covers the
+    non-zero cells alone, because psgd then fits no others. For losses other than the squared one,
+    the part of zero cells is estimated from a sample, see `psgd`."""
     eta: float
-    """psgd: the step size to continue with. exact: what it was given, since it takes no steps."""
+    """psgd: the next step size. exact: the given step size, which the solver does not use."""
     rollbacks: int
-    """Passes of psgd that were undone and tried again with half the step size."""
+    """Passes of psgd that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]
     """`gram` of every factor."""
     error: SquaredError | None = None
-    """Of the factors, to 1e-6 of the data's ||X||^2, where the solver knows it: psgd does where it
-    minimises it, exact of all cells alone."""
+    """The factors' error, to 1e-6 of the data's ||X||^2, if the solver knows the error. psgd knows
+    the error for squared losses only; exact knows only the error over all cells."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
@@ -65,7 +65,7 @@ def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """``1/2 sum_n ||F[n] - F^[n]||^2``, each row weighted by `visits` where given."""
+    """``1/2 sum_n ||F[n] - F^[n]||^2``, with each row weighted by `visits` if given."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
@@ -74,11 +74,12 @@ def elastic(
 
 
 def curvature(factors: Sequence[Array]) -> float:
-    """How steeply the squared error rises with a feature's row: mean over phenotypes and modes.
+    """Mean curvature of the squared error along a feature's row, over phenotypes and modes.
 
-    In mode n it is Q_rr, the product of the squared norms of the other modes' columns r. That is
-    what an elastic weight is up against. Beside ||X||^2 / R, which knows no model, it is the part
-    of the data that the model has: on long lists a few in a million before phenotypes have formed.
+    In mode n the curvature is Q_rr, the product of the squared norms of the other modes' columns r.
+    An elastic weight competes with this curvature. Unlike ||X||^2 / R, which ignores the model, the
+    curvature is near 0 before phenotypes have formed: on long code lists a few millionths of
+    ||X||^2 / R.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

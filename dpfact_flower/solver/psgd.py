@@ -1,23 +1,24 @@
-"""Permutation SGD, the paper's local solver (Algorithm 1), with a step size that adapts by itself.
+"""Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
 What a pass descends
-    The pull to the anchors acts at every visit of a feature row, eq. (bj), so over a pass it weighs
-    gamma times the row's number of visits, not gamma as in eq. (norm). It is left out at sampled
-    zero cells, see `dpfact_flower.solver.kernels.zero_cells`.
+    The pull to the anchors acts at every visit of a feature row, eq. (bj). Over a pass, the pull
+    therefore weighs gamma times the row's number of visits, not gamma as in eq. (norm). The pull
+    is left out at sampled zero cells, see `dpfact_flower.solver.kernels.zero_cells`.
 
 Step control (bold driver)
-    A pass after which both eq. (norm) and what the pass descends have risen, or are not finite, is
-    undone and tried again at half the step size; a pass that stands raises it by 5 %. A small step
-    lowers the second, and need not lower the first when the anchors are far away.
+    A pass is undone if both eq. (norm) and the sum that the pass descends have risen or are not
+    finite. The solver then tries again with half the step size. An accepted pass raises the step
+    size by 5 %. A small step lowers the pass's own sum, but may raise eq. (norm) when the anchors
+    are far away.
 
 Losses
-    Of squared errors, Gram matrices give the sum over all cells. Of another loss, the entries' part
-    is exact, and so is what rises in proportion to the model at zero cells; the rest is estimated
-    from zero cells that are drawn once. The slope of a likelihood has a pole where the model is
-    zero, so a visit moves a row by the square root of the step size at most, which is what a step
-    along the slope at its end would do. Patients' rows are longer than features' and seldom
-    visited: they go further by the quotient of the squared lengths. With `clip` neither applies:
-    paper mode's claim is about steps of one size.
+    For squared errors, Gram matrices give the sum over all cells. For other losses, the part of
+    the entries is exact. So is the part that is proportional to the model at zero cells. The rest
+    is estimated from zero cells that are drawn once. The slope of a likelihood has a pole where
+    the model is zero. A visit therefore moves a row by at most the square root of the step size,
+    which is the length of a step along the slope at the step's end. Patients' rows are longer than
+    features' rows and are visited seldom, so their steps are scaled by the ratio of the squared
+    lengths. With `clip` neither rule applies, because paper mode's claim assumes equal steps.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 @dataclass(frozen=True)
 class Value:
-    """Where the factors stand."""
+    """Objective values at the present factors."""
 
-    squares: float  # over the non-zeros, and <X, M>, where squared errors are minimised
+    squares: float  # over the non-zeros, and <X, M>, for squared errors only
     inner: float
     patients: Array  # Gram matrix of A
-    loss: float  # that is fitted; eq. (norm); and what a pass descends
+    loss: float  # the fitted loss; eq. (norm); and the sum that a pass descends
     objective: float
     descended: float
 
@@ -64,8 +65,8 @@ class Value:
 def psgd(problem: LocalProblem) -> LocalResult:
     """`solve` by permutation SGD.
 
-    A phenotype that the proximal step, eq. (an2), switched off comes back only through its own
-    gradient: the next pass moves the column away from zero by more than eta * mu.
+    After the proximal step, eq. (an2), has set a phenotype to zero, only the phenotype's own
+    gradient restores the column: the next pass must move the column by more than eta * mu.
     """
     settings = problem.settings
     stack = stack_factors(problem.factors)
@@ -87,12 +88,12 @@ def psgd(problem: LocalProblem) -> LocalResult:
                     f"psgd: the objective rises at every step size from {first:g} "
                     f"down to {step_size:g}"
                 )
-            filled[:], padding[:] = before, 0.0  # a pass that is not finite reaches padding too
+            filled[:], padding[:] = before, 0.0  # a diverged pass changes the padding too
             step_size /= 2
             rollbacks += 1
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
-    del before  # its memory is as much as the result takes
+    del before  # frees as much memory as the result takes
     result = tuple(np.ascontiguousarray(factor) for factor in site.factors(stack))
     grams = (values[-1].patients, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
@@ -100,7 +101,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """What stays the same from pass to pass."""
+    """Data that does not change between passes."""
 
     def __init__(self, problem: LocalProblem, stack: Array) -> None:
         self.tensor, self.anchors, self.rng = problem.tensor, problem.anchors, problem.rng
@@ -114,8 +115,8 @@ class _Site:
         often = entries_by_row(tensor)
         self.starts, self.visits = first_entries(often[0]), often[1:]
         self.norm_squared = tensor.norm_squared()
-        # A clipped gradient is not that of the objective, which may rise at any step size; then
-        # only what fits worse than no model at all is refused.
+        # A clipped gradient is not the gradient of the objective, which may rise at any step size.
+        # In this case only a fit worse than that of a zero model is refused.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
@@ -133,9 +134,9 @@ class _Site:
         return tuple(parts)
 
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
-        """Visit everything once, then take the proximal step; Algorithm 1, lines 4 to 9.
+        """Visit every cell once, then take the proximal step; Algorithm 1, lines 4 to 9.
 
-        `model` is a copy of the stack, by which zero cells are drawn.
+        `model` is a copy of the stack; zero cells are drawn in proportion to its values.
         """
         settings, tensor = self.settings, self.tensor
         step = Step(
@@ -154,7 +155,7 @@ class _Site:
             shrink_columns(A, eta * settings.mu, out=A)
 
     def value(self, stack: Array) -> Value:
-        """Everything the step control compares."""
+        """All values that the step control compares."""
         tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
         with np.errstate(over="ignore", invalid="ignore"):
             patients, squares, inner = gram(factors[0]), 0.0, 0.0
@@ -176,14 +177,14 @@ class _Site:
             )
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
-        """All that is measured about factors, from their value and Gram matrices."""
+        """The squared error of factors, from their objective values and Gram matrices."""
         if not self.loss.is_squared:
             return None
         everywhere = 2 * loss(self.norm_squared, value.inner, grams)
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:
-        """Whether a pass is to be kept."""
+        """Whether to accept a pass."""
         return math.isfinite(now.descended) and (
             now.objective <= before.objective
             or now.descended <= before.descended
@@ -192,7 +193,7 @@ class _Site:
 
 
 def _length(factor: Array, often: Array) -> float:
-    """Mean squared length of a factor's rows, as often as each is visited."""
+    """Mean squared length of a factor's rows, weighted by their numbers of visits."""
     squares = np.square(factor, dtype=np.float64).sum(axis=1)
     return float(squares @ often) / max(int(often.sum()), 1)
 
@@ -205,7 +206,7 @@ def _sampled_loss(
     *,
     zeros: bool,
 ) -> float:
-    """Loss of all cells, or of a sample's alone where `zeros` are not wanted.
+    """Loss of all cells, or of the sample's entries alone if `zeros` is false.
 
     The sample is a pass of `visits`: all entries, and zero cells with weights.
     """
@@ -224,13 +225,13 @@ def _sampled_loss(
 def shrink_columns(
     A: NDArray[_Float], threshold: float, out: NDArray[_Float] | None = None
 ) -> NDArray[_Float]:
-    """Shorten every column by `threshold`; columns no longer than that become zero.
+    """Shorten every column by `threshold`; shorter columns become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2): the minimiser over
     Theta of ``1/2 ||Theta - A||_F^2 + threshold * sum_r ||Theta_r||``. After a gradient step of
-    size eta on eq. (norm) the threshold is eta * mu. (The paper's eq. (prox) has mu, which is the
-    operator for another weight, mu / eta.) With non-negativity, project first: projecting, then
-    shrinking, is the operator of the sum of both. `out` may be A.
+    size eta on eq. (norm), the threshold is eta * mu. (The paper's eq. (prox) has mu, which is the
+    operator for another weight, mu / eta.) With non-negativity, project before shrinking: the two
+    steps together are the operator of the sum of both terms. `out` may be A.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -1,4 +1,4 @@
-"""Local solvers by name, and their door: what goes in is checked once, whichever computes."""
+"""Local solvers by name; `solve` checks the input for all of them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import Factors, SparseTensor
 
 _SGD_PULL = 0.3
-"""What psgd applies of `relative_elastic`. A pass goes a part of the way that an exact update goes,
-so all of it would hold psgd back more. Found on the synthetic demo and on half of the eICU demo."""
+"""Fraction of `relative_elastic` that psgd applies. A pass moves factors less far than an exact
+update, so the full weight would hold psgd back more. Tuned on the synthetic demo and on half of the
+eICU demo."""
 
 
 @dataclass(frozen=True)
 class Solver:
-    """How a site computes, and what can be asked of it."""
+    """A site's algorithm and its options."""
 
     compute: Callable[[LocalProblem], LocalResult]
-    """`settings.tau` passes."""
+    """Runs `settings.tau` passes."""
     any_loss: bool = False
-    """Whether it minimises whatever loss a run names, or squared errors alone."""
+    """Whether the solver accepts any loss; otherwise only squared errors."""
     steps: bool = False
-    """Whether it takes a step of eta at every visit of a cell. Then the elastic weight acts at
-    every visit of a row, and eq. (global) gives the server's step."""
+    """Whether the solver takes a step of eta at every visit of a cell. In this case the elastic
+    weight acts at every visit of a row, and eq. (global) gives the server's step."""
     relative_l21: bool = True
-    """Whether `relative_l21` gives its l2,1 weight, in place of `mu`."""
+    """Whether `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether `clip` bounds an entry's gradient per factor: paper mode's claim rests on it."""
+    """Whether `clip` bounds an entry's gradient per factor; paper mode's claim depends on the
+    bound."""
     pull: float = 1.0
-    """Share of the relative elastic weight that it applies."""
+    """Fraction of the relative elastic weight that the solver applies."""
 
     def check(self, settings: SolverSettings) -> Loss:
-        """The loss that the settings name; refuses what this solver cannot do."""
+        """Find the settings' loss; refuse settings that this solver does not support."""
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(
@@ -67,10 +69,10 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Gamma of eq. (norm): as given, or `relative_elastic` times how steeply the loss rises.
+        """Gamma of eq. (norm): as given, or `relative_elastic` times the curvature of the loss.
 
-        A solver that takes steps applies its weight at every visit of a row, so the weight is
-        divided by the visits that an average row gets; and eta * gamma stays at 1/2 or below.
+        A solver that takes steps applies its weight at every visit of a row. The weight is
+        therefore divided by the average number of visits of a row, and eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -89,7 +91,7 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Second derivative of an entry's loss along a feature's row, averaged over phenotypes.
 
-    It is taken where the model fits, as if one phenotype explained the entry.
+    The derivative is taken where the model fits, as if one phenotype explained the entry.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))
@@ -109,7 +111,7 @@ solvers: Registry[Solver] = Registry(
         psgd, any_loss=True, steps=True, relative_l21=False, clips=True, pull=_SGD_PULL
     ),
 )  # fmt: skip
-"""Solvers that a run config may name; a site computes only with one that it has code for."""
+"""Solvers that a run config may name; a site can only use solvers that it has installed."""
 
 
 def solve(
@@ -123,8 +125,8 @@ def solve(
 ) -> LocalResult:
     """One round's local work at a site: `settings.tau` passes on eq. (norm).
 
-    Arguments are those of `LocalProblem`, of any float type. A `DivergenceError` says that no step
-    size makes the objective fall.
+    Arguments are those of `LocalProblem`, of any float type. Raises `DivergenceError` if no step
+    size reduces the objective.
     """
     if tensor.nnz == 0:
         raise DataError("tensor: holds no non-zero cells, so there is nothing to fit")

@@ -1,9 +1,9 @@
-"""Sparse tensors, CP models of them, and what both are measured by.
+"""Sparse tensors, their CP models, and measures of both.
 
-`sparse` is the tensor type, `frostt` reads its text format, `cp` is a model and its exact error,
-`match` how alike two models are, `error` what errors are. `stack` and `triangle` are layouts of
-memory that several rooms agree on. `cp` and `match` are imported by their own names: they need
-numba, which takes half a second to import, and a tensor does not.
+`sparse` is the tensor type and `frostt` reads its text format. `cp` is a model and its exact error.
+`match` measures how similar two models are, and `error` defines the error measures. `stack` and
+`triangle` are memory layouts that several packages share. Import `cp` and `match` by their own
+names: they need numba, which takes half a second to import, and a tensor does not.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection, Weights

@@ -1,4 +1,4 @@
-"""Names for kinds of arrays, and the one thing that NumPy does too slowly."""
+"""Array types, and a faster `numpy.unique`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-"""An array whose type the caller chooses, or that compiled code takes as it comes."""
+"""An array of any type."""
 
 Floats = NDArray[np.float64]
 
@@ -19,16 +19,16 @@ Selection = tuple[NDArray[np.int32], ...]
 """Codes that are kept: ascending positions in the vocabulary, one array per feature mode."""
 
 Weights = tuple[NDArray[np.float32], ...]
-"""What a cell is multiplied by for each of its codes, one array per feature mode."""
+"""Factors by which the cells of each code are multiplied, one array per feature mode."""
 LEAST_WEIGHT = 2.0**-20
-"""Smallest of them: below any that real counts make, and far from subnormal numbers."""
+"""Smallest weight: smaller than any weight from real counts, but far from subnormal numbers."""
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each number once, ascending: `numpy.unique`, by sorting.
+    """Unique numbers, ascending: `numpy.unique`, by sorting.
 
-    NumPy 2.3 and later fill a hash table, which takes 50 times as long as the sort for some
-    millions of numbers that are made of a patient and a code.
+    NumPy 2.3 and later use a hash table. For millions of numbers that combine a patient and a code,
+    the hash table takes 50 times as long as the sort.
     """
     ordered: NDArray[np.int64] = np.sort(numbers)
     different: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0

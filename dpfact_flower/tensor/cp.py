@@ -1,8 +1,8 @@
 """CP models: their exact error on a sparse tensor, and the weights of their components.
 
-A model of rank R holds one factor matrix per mode; the value of a cell is the sum over r of the
-product of the matching entries. Nothing here densifies: sums over all cells follow from the
-values at the non-zeros and from Gram matrices, in float64.
+A model of rank R has one factor matrix per mode. The value of a cell is the sum over r of the
+product of the matching entries. No function here builds a dense tensor: sums over all cells are
+computed in float64 from the values at the non-zeros and from Gram matrices.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dpfact_flower.tensor.sparse import SparseTensor
 from dpfact_flower.tensor.stack import model_values
 
 Matrices = tuple[Floats, ...]
-"""Factors in float64, in which models are compared and their errors summed."""
+"""Factors in float64, for comparing models and summing errors."""
 
 _BLOCK = 1 << 9  # rows multiplied at a time
-_MANY = 1 << 12  # rows from which a block is multiplied in float32
+_MANY = 1 << 12  # from this many rows, blocks are multiplied in float32
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CPModel:
     """A CP model, one factor matrix per mode, two or more; mode 0 is the patients.
 
-    Any sequence of matrices is accepted, if they are not empty, finite and of one rank, and kept as
-    read-only float64.
+    Accepts any sequence of matrices that are not empty, finite and of one rank. The matrices are
+    kept as read-only float64.
     """
 
     factors: Matrices
@@ -55,7 +55,7 @@ class CPModel:
         return cls(tuple(np.asarray(factor, np.float64) for factor in factors))
 
     def __repr__(self) -> str:
-        # Sizes alone: the first factor holds patients.
+        # Only sizes: the first factor describes patients.
         return f"CPModel(shape={self.shape}, rank={self.rank})"
 
     @property
@@ -70,7 +70,7 @@ class CPModel:
 
     @property
     def features(self) -> Matrices:
-        """All factors but the patients'."""
+        """All factors except the patients'."""
         return self.factors[1:]
 
     @property
@@ -86,23 +86,23 @@ class CPModel:
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """The same model with feature columns of norm 1: a component's scale is its patients'.
+        """The same model with unit feature columns; the patients' factor takes the scale.
 
-        So memberships of models with their own feature factors share one unit.
+        Memberships of models with different feature factors then share one unit.
         """
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
 
     def save(self, path: str | Path) -> None:
-        """Write the factors to an .npz file, for its owner alone: the first one holds patients."""
+        """Write the factors to an .npz file that only its owner can read."""
         arrays: dict[str, Any] = {f"factor{n}": factor for n, factor in enumerate(self.factors)}
         with replacing(Path(path)) as file:
             np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> CPModel:
-        """Read what `save` wrote, validating it again."""
+        """Read and validate a file that `save` wrote."""
         arrays = load_npz(path, ("factor0", "factor1"))
         try:
             return cls(tuple(arrays[f"factor{n}"] for n in range(len(arrays))))
@@ -150,15 +150,15 @@ class CPModel:
         return self.squared_error(tensor).rmse
 
     def fit(self, tensor: SparseTensor) -> float:
-        """Share of the data explained, see `SquaredError.fit`."""
+        """Fraction of the data explained; see `SquaredError.fit`."""
         return self.squared_error(tensor).fit
 
 
 def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
-    """Exact sums of squared errors of a CP model, in float64 and a part of the patients at a time.
+    """Exact sums of squared errors of a CP model, in float64, a part of the patients at a time.
 
-    Over the zero cells the error is ||M||^2 minus what M puts on the non-zeros, so the total
-    equals ||X||^2 - 2<X,M> + ||M||^2 with less cancellation.
+    The error over the zero cells is ||M||^2 minus the sum of squares of M at the non-zeros. The
+    total equals ||X||^2 - 2<X,M> + ||M||^2 and suffers less from cancellation.
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
@@ -167,7 +167,7 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
 
 
 def _optional(library: str, module: str) -> Any:
-    """A module of a library that need not be installed."""
+    """Import a module of an optional library."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -198,7 +198,7 @@ def _at_nonzeros(
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Factors as read-only float64, of one rank."""
+    """Factors as read-only float64, all of one rank."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -224,7 +224,7 @@ def column_weights(factors: Matrices) -> Floats:
 
 
 def unit_columns(factor: Floats) -> Floats:
-    """Columns scaled to norm 1; a column of zeros stays so."""
+    """Scale columns to norm 1; a column of zeros stays zero."""
     norms = np.linalg.norm(factor, axis=0)
     return np.asarray(factor / np.where(norms > 0, norms, 1.0))
 
@@ -232,8 +232,8 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """``factor.T @ factor``, summed in float64.
 
-    The products of a factor of many rows are made in its own precision, block
-    by block; the relative error stays below 1e-6 for float32.
+    A factor with many rows is multiplied block by block in its own precision. The relative error
+    stays below 1e-6 for float32.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):

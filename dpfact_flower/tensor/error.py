@@ -1,4 +1,4 @@
-"""How far a model is from a tensor: sums of squared errors, and the measures made of them."""
+"""The distance of a model from a tensor: sums of squared errors, and measures made of them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from dpfact_flower.tensor.sparse import SparseTensor
 
 @dataclass(frozen=True)
 class RMSE:
-    """Three root mean square errors that must not be mixed up."""
+    """Three root mean square errors that must not be confused."""
 
     all_cells: float
     """Over every cell, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
-    """Over the non-zero cells alone: says nothing of the model elsewhere. None: not measured."""
+    """Over the non-zero cells alone; ignores the model's values elsewhere. None: not measured."""
     authors: float
-    """||X - M|| / sqrt(nnz), as in the authors' published code: no mean, for reproduction only."""
+    """||X - M|| / sqrt(nnz), as in the authors' published code; not a mean, only for
+    reproduction."""
 
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Sums from which every error measure follows; those of several sites add up with ``+``.
+    """Sums that determine every error measure; add the sums of several sites with ``+``.
 
-    `all_cells` is ||X - M||^2, `nonzeros` the part of it from the non-zero cells (None where that
-    was not measured), and `data` ||X||^2.
+    `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the part of `all_cells` from the
+    non-zero cells, or None if that part was not measured.
     """
 
     all_cells: float
@@ -39,7 +40,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Of a model on a tensor; rounding alone can make the error of all cells too small."""
+        """Errors of a model; `all_cells` is at least `nonzeros`, whatever the rounding."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -65,10 +66,10 @@ class SquaredError:
 
     @property
     def fit(self) -> float:
-        """Share of the data explained, ``1 - ||X - M||^2 / ||X||^2``; negative when M does harm.
+        """Fraction of the data explained, ``1 - ||X - M||^2 / ||X||^2``; may be negative.
 
-        Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb report
-        ``1 - ||X - M|| / ||X||`` under the same name, which is smaller.
+        Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb use the same
+        name for ``1 - ||X - M|| / ||X||``, which is smaller.
         """
         self._need_nonzeros("fit")
         return 1.0 - self.all_cells / self.data

@@ -1,4 +1,4 @@
-"""Tensors of other libraries as `SparseTensor`: none of the libraries is imported for it."""
+"""Conversion of other libraries' tensors to `SparseTensor`, without importing the libraries."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dpfact_flower.tensor.sparse import SparseTensor
 
 
 def as_tensor(value: Any) -> SparseTensor:
-    """A tensor of counts from what other libraries call one; the first mode is the patients.
+    """Convert another library's tensor of counts; the first mode is the patients.
 
-    That is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array, of which
-    the cells that are not zero are kept.
+    Accepts a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array, whose zero
+    cells are dropped.
     """
     if isinstance(value, SparseTensor):
         return value

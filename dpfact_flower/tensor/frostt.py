@@ -19,10 +19,10 @@ from dpfact_flower.tensor.sparse import SparseTensor, check_whole, refuse
 def read_tns(
     path: str | Path, *, shape: Sequence[int] | None = None, one_based: bool | None = None
 ) -> SparseTensor:
-    """Read a tensor of counts from FROSTT text, which may be packed (.gz).
+    """Read a tensor of counts from FROSTT text, which may be compressed (.gz).
 
-    Lines that begin with ``#`` and empty lines are skipped, except for a line such as
-    ``# shape: 3 4 5``, which says the sizes unless `shape` does; else the largest indices do.
+    Empty lines and lines that begin with ``#`` are skipped. The sizes come from `shape`, else from
+    a line such as ``# shape: 3 4 5`` at the start of the file, else from the largest indices.
     Indices begin at 1, as in FROSTT, unless a 0 occurs or `one_based` says otherwise.
     """
     try:
@@ -53,7 +53,7 @@ def _tensor(table: Floats, shape: Sequence[int] | None, one_based: bool | None) 
 
 
 def _read_table(path: Path) -> tuple[Floats, list[int] | None]:
-    """Numbers of the file, shape (entries, N + 1), and its ``# shape:`` line if it has one."""
+    """Numbers of the file, shape (entries, N + 1), and the shape of its ``# shape:`` line."""
     try:
         with _open_text(path) as file:
             declared = _declared_shape(file)
@@ -74,11 +74,11 @@ def _open_text(path: Path) -> TextIO:
 def _table(file: TextIO) -> Floats:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # "no data": `read_tns` sees to it
+            warnings.simplefilter("ignore", UserWarning)  # "no data": `read_tns` handles this case
             return np.loadtxt(file, comments="#", ndmin=2)
     except UnicodeDecodeError:
         raise
-    except ValueError:  # NumPy's text quotes the cell, and counts rows now from 0, now from 1
+    except ValueError:  # NumPy's message quotes the cell, and counts rows from 0 or from 1
         file.seek(0)
         raise DataError(_first_bad_line(file)) from None
 
@@ -96,7 +96,7 @@ def _declared_shape(file: TextIO) -> list[int] | None:
 
 
 def _first_bad_line(file: TextIO) -> str:
-    """Say where a table that NumPy refuses goes wrong, without the cell."""
+    """Describe the first bad line of a table that NumPy refuses, without its content."""
     columns = 0
     for number, line in enumerate(file, start=1):
         cells = line.partition("#")[0].split()

@@ -1,4 +1,4 @@
-"""How alike two CP models are: a one-to-one matching of their components, and a score of it."""
+"""Similarity of two CP models: a one-to-one matching of their components, and a score."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Match:
     """A one-to-one matching of the components of two models, min(R) pairs.
 
     Component ``estimate[p]`` of the first model is matched with ``truth[p]`` of the second, ordered
-    by `truth`; `cosines` are the products over the modes of the matched columns' cosines.
+    by `truth`. `cosines` are the products over the modes of the matched columns' cosines.
     """
 
     estimate: NDArray[np.intp]
@@ -40,16 +40,16 @@ def match_columns(
 ) -> Match:
     """Match components so that the sum of their cosine products is largest.
 
-    The Hungarian method finds the best matching; taking the best pair first, as pyttb's and the
-    Tensor Toolbox's greedy score do, can only do as well or worse. A column of zeros has cosine 0
-    with everything. Signs count, as in the paper: a component is unchanged when two of its
-    columns change sign, but a model compared without one of its modes should be non-negative.
+    The Hungarian method finds the best matching. The greedy scores of pyttb and the Tensor Toolbox
+    take the best pair first, which gives the same sum or a smaller one. A column of zeros has
+    cosine 0 with every column. Signs count, as in the paper: a component is unchanged when two of
+    its columns change sign, but a model compared without one of its modes should be non-negative.
 
-    Both are models, or factors such as the feature factors alone; sizes must agree, ranks need not.
-    `modes` are positions of the factors to compare, all by default.
+    Both arguments are models, or sequences of factors such as the feature factors alone. Sizes must
+    agree; ranks may differ. `modes` are positions of the factors to compare, all by default.
     """
     similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth, modes)))
-    # Importing scipy.optimize takes 0.1 s and more, and a site never matches models.
+    # Importing scipy.optimize takes 0.1 s or more, and a site never matches models.
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
     rows, columns = linear_sum_assignment(similarity, maximize=True)
@@ -67,14 +67,15 @@ def factor_match_score(
 ) -> float:
     """Factor match score (FMS) of two models: 1 means equal, 0 unrelated.
 
-    The formula of the paper's section Privacy, after `match_columns`: the mean over components of
-    ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns' cosines, xi being the
-    product of a component's column norms. When ranks differ, the min(R) pairs found are divided
-    by max(R), so a missing or spurious component counts 0 (pyttb divides by the smaller rank).
+    The formula is from the paper's section Privacy. After `match_columns`, the score is the mean
+    over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
+    cosines. Here xi is the product of a component's column norms over the compared modes. When
+    ranks differ, the sum over min(R) pairs is divided by max(R), so a missing or spurious component
+    counts 0. (pyttb divides by the smaller rank.)
 
-    Arguments are those of `match_columns`; xi is taken over the modes compared. `with_weights` says
-    whether xi counts: by default between two models, and not between tuples of factors, since
-    without the patients' factor a component's scale is arbitrary.
+    `with_weights` includes the factor with xi. The default is true for two models. The default is
+    false for tuples of factors, because a component's scale is arbitrary without the patients'
+    factor.
     """
     ours, theirs = _comparable(estimate, truth, modes)
     match = match_columns(ours, theirs)

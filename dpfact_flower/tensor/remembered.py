@@ -1,6 +1,7 @@
-"""What is made of a tensor, kept for tensors that come again: a site's is the same in every round.
+"""A cache of values computed from tensors: a site has the same tensor in every round.
 
-One process may play many sites, or large ones. So what is kept is bounded by the tensors' entries.
+One process may simulate many sites or large ones, so the number of the cached tensors' entries is
+bounded.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import TypeVar
 from dpfact_flower.tensor.sparse import SparseTensor
 
 _MOST = 1 << 23
-"""Entries of the tensors of which something is kept, unless the newest alone has more."""
+"""Most entries of all cached tensors; a larger tensor is cached alone."""
 
 _Made = TypeVar("_Made")
 
 
 def remembered(make: Callable[[SparseTensor], _Made]) -> Callable[[SparseTensor], _Made]:
-    """The function, which remembers what it made of the tensors that came last."""
+    """Cache the function's values for the tensors that were used last."""
     values: OrderedDict[SparseTensor, _Made] = OrderedDict()
     lock = Lock()
 

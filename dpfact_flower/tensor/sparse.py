@@ -1,7 +1,7 @@
 """Sparse count tensors in coordinate form; mode 0 is the patients.
 
-`SparseTensor` is the only tensor type inside the package. It is validated once, here, so that
-solvers and mechanisms may rely on what it promises: sorted, unique, in range, finite, non-negative.
+`SparseTensor` is the only tensor type inside the package. Its indices and values are validated
+once, here, so solvers and mechanisms need not check them again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MAX_MODE = np.iinfo(np.int32).max
 _PATIENT_MODE = 0
 
 _PART = 1 << 20
-"""Entries turned into wider numbers at a time."""
+"""Entries converted to wider number types at a time."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class SparseTensor:
     """A validated sparse tensor of counts, of two modes or more.
 
-    Build one with `from_coo`; the constructor itself trusts its arguments. `indices` has a row for
-    each cell that is not zero: C-contiguous, unique, sorted lexicographically (by patient first).
-    `values` are positive and finite; counts above 2**24 lose their last digits.
+    Build one with `from_coo`; the constructor itself trusts its arguments. `indices` has one row
+    for each non-zero cell. The rows are C-contiguous, unique and in lexicographic order, patients
+    first. `values` are positive and finite; counts above 2**24 lose their last digits.
     """
 
     indices: NDArray[np.int32]
@@ -40,11 +40,11 @@ class SparseTensor:
 
     @classmethod
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
-        """Validate zero-based coordinates; duplicates are summed, explicit zeros dropped.
+        """Validate zero-based coordinates; sum duplicates and drop explicit zeros.
 
-        Whatever their type and order, the entries are converted and sorted part by part: besides
-        what is given, memory holds the tensor and little else. An error names what is wrong, and
-        the first place where it is.
+        Entries of any type and order are converted and sorted part by part, so the peak memory is
+        little more than the input and the tensor. An error names the broken rule and the first
+        position where the rule is broken.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -52,15 +52,14 @@ class SparseTensor:
         return cls(*_sorted_and_summed(index, value, size), size)
 
     def __repr__(self) -> str:
-        # Shape and size alone: a repr ends up in logs, a patient's cells must not.
+        # Only the shape and the number of non-zeros: logs may hold a repr but no patient's cells.
         return f"SparseTensor(shape={self.shape}, nnz={self.nnz})"
 
     def __len__(self) -> int:
         return self.n_patients
 
     def __getitem__(self, rows: Any) -> SparseTensor:
-        # Rows of patients as of an array: by numbers, a mask or a slice, or any of these and "...",
-        # as scikit-learn splits its data.
+        # Indexes patients like the rows of an array, because scikit-learn splits data this way.
         return self.select_patients(patient_rows(rows, self.n_patients))
 
     @property
@@ -80,7 +79,7 @@ class SparseTensor:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of the modes that sites share, that is all but the patients'."""
+        """Sizes of the modes that sites share: all except the patients' mode."""
         return self.shape[1:]
 
     @property
@@ -90,18 +89,18 @@ class SparseTensor:
 
     @property
     def density(self) -> float:
-        """Share of cells that are not zero."""
+        """Fraction of cells that are not zero."""
         return self.nnz / self.cells
 
     def norm_squared(self) -> float:
         """Squared Frobenius norm, summed in float64."""
-        # Not by BLAS, whose sum depends on its number of threads.
+        # Not with BLAS, whose sum depends on its number of threads.
         return math.fsum(
             float(np.square(self.values[part], dtype=np.float64).sum()) for part in self.parts()
         )
 
     def parts(self) -> Iterator[slice]:
-        """Slices that cover the non-zeros: what is made from a part is small beside the tensor."""
+        """Slices that cover the non-zeros; temporary arrays of one slice stay small."""
         return _parts(self.nnz)
 
     def to_dense(self) -> NDArray[np.float64]:
@@ -113,7 +112,7 @@ class SparseTensor:
         return dense
 
     def select_patients(self, patients: ArrayLike) -> SparseTensor:
-        """Tensor of some patients, distinct rows of mode 0, renumbered in the order given."""
+        """Select distinct rows of mode 0 and renumber the rows in the given order."""
         rows = _positions("patients", patients, self.n_patients)
         renumbered = _renumbered(rows, self.n_patients)
         if np.count_nonzero(renumbered >= 0) != len(rows):
@@ -130,7 +129,7 @@ class SparseTensor:
         )
 
     def select_features(self, positions: Sequence[ArrayLike]) -> SparseTensor:
-        """Tensor of some features, ascending indices of each feature mode, renumbered."""
+        """Select ascending indices of each feature mode and renumber the indices."""
         if len(positions) != self.ndim - 1:
             raise DataError(
                 f"features: need indices for {self.ndim - 1} modes, got {len(positions)}"
@@ -150,10 +149,10 @@ class SparseTensor:
         )
 
     def weighted(self, weights: Weights) -> SparseTensor:
-        """Each cell multiplied by the weights of its codes; without weights, the tensor itself.
+        """Multiply each cell by the weights of its codes; without weights, return this tensor.
 
-        Weights are above 0. A product that float32 has no room for is its least or largest number,
-        so no cell comes or goes.
+        Weights are above 0. Products are clipped to the range of positive float32 numbers, so the
+        set of non-zero cells does not change.
         """
         if not weights:
             return self
@@ -167,10 +166,10 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def scaled_to_unit_patients(self) -> SparseTensor:
-        """Each patient's slice divided by its Frobenius norm; a patient without a cell stays so.
+        """Divide each patient's slice by its Frobenius norm; an empty slice stays empty.
 
-        Counts of a long stay are squares of a short one's, and least squares follows the largest:
-        scaled, every patient counts the same.
+        Least squares follows the largest values, and a long stay has far larger counts than a short
+        one. After scaling, every patient has the same influence.
         """
         norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
         for part in self.parts():
@@ -182,7 +181,7 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def fingerprint(self) -> str:
-        """SHA-256 over shape, indices and values: the identity of this data."""
+        """SHA-256 over shape, indices and values; identifies this data."""
         digest = hashlib.sha256(repr(self.shape).encode())
         for part in self.parts():
             digest.update(np.ascontiguousarray(self.indices[part], "<i4").data)
@@ -192,9 +191,9 @@ class SparseTensor:
 
 
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
-    """Numbers of the patients that an index of rows means, as NumPy takes it.
+    """Row numbers of the patients that a NumPy index selects.
 
-    That is numbers, a mask or a slice, or a tuple of one of these and ``...``.
+    The index is an array of numbers, a mask or a slice, or a tuple of one of these and ``...``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
@@ -216,7 +215,7 @@ def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
-    """Positions in a mode of so many rows, one or more."""
+    """Validate a non-empty list of positions in a mode of `size` rows."""
     rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
@@ -226,7 +225,7 @@ def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
 
 
 def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
-    """The new number of each of so many rows; -1 for those that are not kept."""
+    """New number of each row; -1 for rows that are dropped."""
     numbers = np.full(size, -1, np.int32)
     numbers[positions] = np.arange(len(positions), dtype=np.int32)
     return numbers
@@ -237,9 +236,9 @@ def _parts(entries: int) -> Iterator[slice]:
 
 
 def refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
-    """Refuse entries that break a rule, saying where they are and not what.
+    """Raise a DataError that says where entries break a rule, without their values.
 
-    `wrong` says for each entry of a part whether it breaks the rule.
+    `wrong` returns for each entry of a part whether the entry breaks the rule.
     """
     count, position = 0, 0
     for part in _parts(entries):
@@ -284,7 +283,7 @@ def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]
 
 
 def check_whole(index: NDArray[Any]) -> None:
-    """Refuse indices that are no whole numbers."""
+    """Refuse indices that are not whole numbers."""
     if index.dtype.kind not in "iuf":
         raise DataError(f"indices: need integers, got dtype {index.dtype}")
 
@@ -305,7 +304,7 @@ def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
     refuse(
         entries, lambda part: ~np.isfinite(_single(array[part])), "values: must be finite (float32)"
     )
-    # Checked as given: a tiny negative number is a zero in float32.
+    # Checked before the conversion: a tiny negative number becomes zero in float32.
     refuse(entries, lambda part: array[part] < 0, "values: must be non-negative")
     return array
 
@@ -318,7 +317,7 @@ def _single(value: NDArray[Any]) -> NDArray[np.float32]:
 def _sorted_and_summed(
     index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """New arrays of the checked entries as a tensor promises them."""
+    """Sort the checked entries and sum duplicates, in new arrays."""
     if _is_sorted(index, value):
         return np.array(index, np.int32, order="C"), np.array(value, np.float32)
     starts, sorted_index, sorted_value = _by_patient(index, value, shape)
@@ -326,7 +325,7 @@ def _sorted_and_summed(
     for part in _patient_parts(starts):
         order = np.lexsort(sorted_index[part].T[::-1])
         cells, counts = _summed(sorted_index[part][order], sorted_value[part][order])
-        sorted_index[size : size + len(cells)] = cells  # never beyond what has been read
+        sorted_index[size : size + len(cells)] = cells  # writes never overtake reads
         sorted_value[size : size + len(cells)] = counts
         size += len(cells)
     if size < len(sorted_value):
@@ -339,7 +338,7 @@ def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
     for part in _parts(len(index)):
         if not (_single(value[part]) > 0).all():
             return False
-        rows = index[part.start : part.stop + 1]  # with the next part's first
+        rows = index[part.start : part.stop + 1]  # includes the first entry of the next part
         rises = np.zeros(len(rows) - 1, np.bool_)
         for mode in reversed(range(index.shape[1])):
             before, after = rows[:-1, mode], rows[1:, mode]
@@ -352,9 +351,9 @@ def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
 def _by_patient(
     index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Positive entries, each patient's together and in the order given: a counting sort.
+    """Group positive entries by patient in a stable counting sort.
 
-    Returns the first entry of each patient with the number of entries at the end, and the entries.
+    Returns the first entry of each patient followed by the number of entries, then the entries.
     """
     patients = shape[_PATIENT_MODE]
     starts = np.zeros(patients + 1, np.int64)
@@ -379,7 +378,7 @@ def _by_patient(
 
 
 def _patient_parts(starts: NDArray[np.int64]) -> Iterator[slice]:
-    """Slices of whole patients, each of `_PART` entries or one patient's."""
+    """Slices of whole patients; each has at most `_PART` entries, or one patient."""
     first = 0
     while first < starts[-1]:
         next_patient = int(np.searchsorted(starts, first, side="right"))
@@ -392,7 +391,7 @@ def _patient_parts(starts: NDArray[np.int64]) -> Iterator[slice]:
 def _summed(
     index: NDArray[np.int32], value: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Sorted entries without duplicates, whose values are summed."""
+    """Merge duplicates among sorted entries and sum their values."""
     first = np.ones(len(index), np.bool_)
     np.any(index[1:] != index[:-1], axis=1, out=first[1:])
     if first.all():

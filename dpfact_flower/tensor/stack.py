@@ -1,11 +1,10 @@
 """Factor matrices as one array, the *stack*, and the model's values at given cells.
 
-Kernels take the factor matrices as one *stack*: the rows of all modes, one mode after the
-other, in a single two-dimensional array. An entry is then N row numbers, and no kernel knows how
-many modes there are. Rows are padded with zero columns to whole vector registers; a zero column
-stays zero under every update here.
+The *stack* is a two-dimensional array with the rows of all modes, one mode after the other. An
+entry is then N row numbers, and kernels work for any number of modes. Rows are padded with zero
+columns to whole vector registers; a zero column stays zero under every update here.
 
-The fast-math flags keep the meaning of NaN and infinity: that is how divergence is noticed.
+The fast-math flags keep the meaning of NaN and infinity, by which divergence is noticed.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.tensor.arrays import Array
 
-_MOST = 8  # registers per slice: with what is loaded, all fit into a processor's sixteen
+_MOST = 8  # registers per slice: with their operands, all fit into a processor's sixteen
 _LINE = 64  # bytes of a cache line
 
 
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
-    """How a row of `rank` values is cut into slices that fit the processor's registers.
+    """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Returns as many zeros as a slice has registers, for
-    `dpfact_flower.solver.kernels.vector.instructions`, and the length that a row is padded to.
+    Returns one zero for each register of a slice, as
+    `dpfact_flower.solver.kernels.vector.instructions` expects, and the padded length of a row.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
@@ -36,7 +35,7 @@ def slices(rank: int) -> tuple[tuple[int, ...], int]:
 
 
 def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
-    """Array of zeros that begins where a cache line does."""
+    """Array of zeros, aligned to a cache line."""
     size = np.dtype(dtype).itemsize * rows * columns
     memory = np.zeros(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
@@ -45,7 +44,7 @@ def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
-    """Rows of all modes, all of one type, in one array padded with zero columns as by `slices`."""
+    """Stack the rows of all modes, all of one type, and pad with zero columns; see `slices`."""
     rank = factors[0].shape[1]
     stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])
@@ -58,13 +57,13 @@ def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
 
 
 def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArray[np.float64]:
-    """Value of the CP model at some cells, a row of `indices` each, in the factors' precision."""
+    """Value of the CP model at each row of `indices`, in the factors' precision."""
     offsets = row_offsets([len(factor) for factor in factors])
     return stacked_values(indices, stack_factors(factors), offsets)
 
 
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """`model_values` for factors that are stacked already; `offsets` as from `row_offsets`."""
+    """`model_values` for stacked factors; `offsets` as from `row_offsets`."""
     values = np.empty(len(indices))
     if indices.shape[1] == 3:
         _values_three(indices, stack, offsets, values)

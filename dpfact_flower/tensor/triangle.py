@@ -1,7 +1,7 @@
 """Symmetric matrices as vectors: the upper triangle, row after row.
 
-A value off the diagonal stands for two of the matrix, so it is sqrt(2) times as large: the norm
-of the vector is that of the matrix. *Strict* triangles are without their diagonal.
+A value off the diagonal represents two values of the matrix and is multiplied by sqrt(2), so the
+vector and the matrix have the same norm. *Strict* triangles exclude the diagonal.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ ROOT2 = math.sqrt(2.0)
 
 
 def whole_size(order: int) -> int:
-    """Values in a triangle with its diagonal, of a matrix of `order` rows."""
+    """Number of values in the triangle of a matrix with `order` rows, diagonal included."""
     return order * (order + 1) // 2
 
 
 def strict_size(order: int) -> int:
-    """Values in a strict triangle."""
+    """Number of values in a strict triangle."""
     return order * (order - 1) // 2
 
 
 def strict_row(row: int, order: int) -> int:
-    """Where a row lies in a strict triangle: the pair (row, column) is at this plus `column`."""
+    """Offset of a row in a strict triangle; the pair (row, column) is at offset + column."""
     return row * order - row * (row + 1) // 2 - row - 1
 
 
 def pack_whole(matrix: Array) -> Floats:
-    """Triangle of a symmetric matrix, with its diagonal; `unpack_whole` gives the matrix back."""
+    """Triangle of a symmetric matrix, diagonal included; the inverse of `unpack_whole`."""
     upper = np.triu_indices(len(matrix))
     beside = np.where(upper[0] == upper[1], 1.0, ROOT2)
     return np.asarray(matrix[upper] * beside)
 
 
 def unpack_whole(triangle: Array, order: int) -> Floats:
-    """Symmetric matrix of a triangle with its diagonal."""
+    """Symmetric matrix of a triangle, diagonal included."""
     matrix = np.zeros((order, order))
     matrix[np.triu_indices(order)] = triangle
     matrix = (matrix + matrix.T) / ROOT2
@@ -47,7 +47,7 @@ def unpack_whole(triangle: Array, order: int) -> Floats:
 
 
 def unpack_strict(triangle: Array, matrix: Array) -> None:
-    """Fill a symmetric matrix off its diagonal, which is left as it is."""
+    """Fill a symmetric matrix except for its diagonal, which stays unchanged."""
     order = len(matrix)
     for row in range(order):
         place = strict_row(row, order)

@@ -1,1 +1,1 @@
-"""Inner loops, and the numbering, ordering and choice that they need."""
+"""Inner loops, and the numbering, ordering and sampling of cells for them."""

@@ -1,11 +1,11 @@
 """Block coordinate descent over the columns of a factor: one column after the other, exactly.
 
 Minimises ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` over ``F >= floor``. A column's
-gradient needs all the others, so a sweep over R columns would read the factor R times. Instead the
-gradients of a *panel* of columns are made at once, by one matrix product, and corrected within the
-panel for the columns that have changed since.
+gradient needs all other columns, so a plain sweep over R columns would read the factor R times.
+Instead, one matrix product gives the gradients of a *panel* of columns. Within the panel, gradients
+are corrected for the columns that have changed.
 
-Everything here has the factor transposed, so that a column is one run of memory.
+The factor is transposed here, so a column is contiguous in memory.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.tensor.arrays import Array
 
 PANEL = 8
-"""Columns whose gradients are made by one matrix product."""
+"""Columns whose gradients come from one matrix product."""
 
 LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
-"""Curvature under which a column has no say in the model."""
+"""Curvature below which a column has no effect on the model."""
 
 
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
     """One sweep over all columns, in place.
 
-    A column without curvature has no say in the model: it stays as it is, but for an l2,1 weight,
-    which makes it zero. `columns` and `target` are F and P, transposed; they and Q are all float32
-    or all float64. `floor` is 0 for non-negativity or minus infinity.
+    A column without curvature has no effect on the model: the column stays unchanged, or becomes
+    zero with an l2,1 weight. `columns` and `target` are F and P, transposed. F, P and Q are all
+    float32 or all float64. `floor` is 0 for non-negativity or minus infinity.
     """
     for first in range(0, len(columns), PANEL):
         panel = slice(first, first + PANEL)
@@ -40,7 +40,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Minimise over the columns of a panel from `first` on, one after the other.
+    """Minimise over the columns of a panel in turn; `first` is the panel's first column.
 
     `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
     """
@@ -57,8 +57,8 @@ def _descend_panel(
         squares = 0.0
         for p in range(rows):
             best = columns[r, p] + step * gradient[here, p]
-            best = least if best < least else best  # in this form a NaN stays one
-            gradient[here, p] = best  # no longer needed: room for the new column
+            best = least if best < least else best  # this form keeps NaN
+            gradient[here, p] = best  # the gradient is no longer needed; keep the column here
             squares += np.float64(best * best)
         keep = real(1)
         if mu > 0:  # eq. (an2)

@@ -1,11 +1,11 @@
-"""The fibres of a sparse tensor, and how its patients are divided for work on them.
+"""The fibres of a sparse tensor, and the division of its patients into blocks and chunks.
 
-A *fibre* is a run of entries that differ in the last mode alone. A sorted tensor holds them one
-after the other, so nothing but where each begins has to be found; that takes a fraction of one
-MTTKRP, and 8 bytes a fibre.
+A *fibre* is a run of entries that differ in the last mode alone. A sorted tensor holds the fibres
+one after the other, so only their first entries must be found. That takes a fraction of one MTTKRP,
+and 8 bytes per fibre.
 
-*Blocks* are patients that are worked on together, because what is made of them fits the cache.
-*Chunks* are blocks that one thread works on. Both follow from the data alone.
+*Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
+of blocks that one thread processes. Both depend on the data alone.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.tensor.stack import row_offsets
 
 TILE = 3
-"""Registers that a column of a block of patients fills."""
+"""Registers for one column of a block of patients."""
 
 BLOCK = TILE * WIDTH
-"""Most patients of a block."""
+"""Most patients in a block."""
 
 _FIBRES = 4096  # most fibres of a block, unless one patient has more
-_CHUNK = 1 << 16  # entries of a chunk, or a few more
+_CHUNK = 1 << 16  # entries of a chunk, or slightly more
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fibres:
-    """A tensor with its fibres found. Made by `of`.
+    """A tensor and its fibres. Made by `of`.
 
-    Each array ends with how many there are of what it counts: `starts` has the first entry of each
-    fibre, `patients` the first fibre of each patient, `blocks` the first patient of each block,
-    `chunks` the first block of each chunk, and `offsets` the first row of each mode in a stack.
+    `starts` has the first entry of each fibre, `patients` the first fibre of each patient, `blocks`
+    the first patient of each block, `chunks` the first block of each chunk, and `offsets` the first
+    row of each mode in a stack. Each array ends with the total number of the items that it refers
+    to.
     """
 
     tensor: SparseTensor
@@ -52,9 +53,9 @@ class Fibres:
     @classmethod
     def of(cls, tensor: SparseTensor) -> Fibres:
         """Find the fibres, and divide the patients."""
-        room = np.empty(tensor.nnz + 1, np.int64)  # pages that nobody writes to take no memory
+        room = np.empty(tensor.nnz + 1, np.int64)  # untouched pages take no memory
         patients = np.empty(tensor.n_patients + 1, np.int64)
-        starts = room[: 1 + _find(tensor.indices, room, patients)]  # a copy would take it twice
+        starts = room[: 1 + _find(tensor.indices, room, patients)]  # a copy would double the memory
         room = np.empty(tensor.n_patients + 1, np.int64)
         blocks = room[: 1 + _divide(patients, room)].copy()
         chunk = starts[patients[blocks[:-1]]] // _CHUNK
@@ -73,17 +74,17 @@ class Fibres:
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
     def patient_ranges(self) -> list[tuple[int, int]]:
-        """First patient of each chunk, and the one after its last."""
+        """First patient of each chunk, and the first one after the chunk."""
         return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
 
     def fibre_ranges(self) -> list[tuple[int, int]]:
-        """First fibre of each chunk, and the one after its last."""
+        """First fibre of each chunk, and the first one after the chunk."""
         return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
 
 
 @remembered
 def fibres_of(tensor: SparseTensor) -> Fibres:
-    """`Fibres.of`, kept for tensors that come again."""
+    """`Fibres.of` with a cache."""
     return Fibres.of(tensor)
 
 
@@ -94,7 +95,7 @@ def _find(indices: Array, starts: Array, patients: Array) -> int:
     found = 0
     if modes == 3:
         for s in range(entries):
-            starts[found] = s  # without a branch, which would be guessed wrong at every fibre
+            starts[found] = s  # without a branch: the processor would mispredict it at every fibre
             new = (indices[s, 0] != indices[s - 1, 0]) | (indices[s, 1] != indices[s - 1, 1])
             found += new | (s == 0)
     else:
@@ -118,7 +119,7 @@ def _find(indices: Array, starts: Array, patients: Array) -> int:
 
 @compiled()
 def _divide(patients: Array, blocks: Array) -> int:
-    """Fill `blocks`; returns how many there are."""
+    """Fill `blocks`; returns the number of blocks."""
     count = 0
     blocks[0] = 0
     for patient in range(1, len(patients) - 1):

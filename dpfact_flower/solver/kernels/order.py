@@ -1,4 +1,4 @@
-"""The order of a pass of psgd: blocks of patients shuffled, and the visits within a block."""
+"""The order of a pass of psgd: shuffled blocks of patients, and shuffled visits within a block."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import row_offsets
 
 _BLOCK = 512
-"""Patients whose entries are shuffled together: their rows stay in the cache."""
+"""Patients whose entries are shuffled together; their rows stay in the cache."""
 
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
-    """Zero cells to sample per pass; 0 if none are wanted, or there are none."""
+    """Zero cells to sample per pass; 0 if the settings ask for none, or none exist."""
     if settings.zeros == "none" or tensor.cells == tensor.nnz:
         return 0
     return max(1, round(settings.zero_ratio * tensor.nnz))
@@ -36,7 +36,7 @@ def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
 
 
 def first_entries(often: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First entry of each patient, then the number of entries; from the patients' numbers."""
+    """First entry of each patient, then the number of entries; from the entries per patient."""
     return np.concatenate([[0], np.cumsum(often)])
 
 
@@ -49,14 +49,14 @@ def visits(
 ) -> Iterator[Visits]:
     """One pass: every non-zero once, and `zeros` draws of zero cells, in random order.
 
-    Blocks of neighbouring patients come in random order, and so do the visits within a block; that
-    is as good as a full permutation at a fraction of its cost. The draws are independent of each
-    other (`ZeroCells`): each block's number of them is multinomial.
+    Blocks of neighbouring patients come in random order, and so do the visits within a block. This
+    order works as well as a full permutation and costs far less. The draws of zero cells are
+    independent, so each block's number of draws is multinomial.
 
-    `model` says where zero cells are drawn, see `ZeroCells`; `starts` is from `first_entries`.
+    Zero cells are drawn from `model`, see `ZeroCells`. `starts` is from `first_entries`.
 
-    Yields rows of the factor stack, and counts: of a zero cell its weight, negative; 0 where a draw
-    was none.
+    Yields rows of the factor stack, and counts. A zero cell has its weight, negative, as count. A
+    draw that hit a non-zero cell has count 0.
     """
     starts = first_entries(entries_by_row(tensor)[0]) if starts is None else starts
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -102,11 +102,11 @@ def _draw_entries(
     rows: Array,
     counts: Array,
 ) -> None:
-    """Write a block's entries at random to the places that zero cells have left.
+    """Write a block's entries in random order to the places without zero cells.
 
-    Zero cells are drawn one like the other, so it is enough to shuffle the entries among their
-    places. They are read as they lie and written at random: what is written stays in the cache,
-    what is read may not.
+    The draws of zero cells are exchangeable, so only the entries need to be shuffled among their
+    places. Entries are read in sequence and written at random, because the output stays in the
+    cache and the input may not.
     """
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates

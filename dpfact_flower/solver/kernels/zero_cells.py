@@ -1,13 +1,15 @@
-"""Which zero cells a pass of psgd visits, and what each weighs.
+"""The zero cells that a pass of psgd visits, and their weights.
 
-A few cells stand for the zero cells of a whole tensor. Drawn uniformly from a sparse one, they
-seldom lie where the model does; one that does weighs as much as all those it stands for, and a
-step that survives it is too small for everything else to learn. So most of them are drawn from the
-model as the pass finds it: a phenotype by its mass, then of each mode a row by its weight there.
-Cell x then has the chance ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, m being the model's value,
-and weighs ``1 / (n q(x))`` of n draws, which makes the gradient unbiased (importance sampling);
-where the model decides, weight times value are the same for all cells, and no weight exceeds 1 / u
-times that of uniform draws. A draw that has a count weighs nothing: it is no zero cell.
+A sample represents the zero cells of a whole tensor. In a sparse tensor, uniform draws seldom hit
+cells where the model is large. Such a cell has the weight of all cells that it represents, and a
+step size that is safe for such weights is too small for everything else. Most cells are therefore
+drawn from the model at the start of the pass: first a phenotype by its mass, then a row of each
+mode by its weight in the phenotype.
+
+Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
+value. Among n draws its weight is ``1 / (n q(x))``, which makes the gradient unbiased (importance
+sampling). Where the model dominates q, weight times value is the same for all cells. No weight
+exceeds 1 / u times the weight of a uniform draw. A draw that hits a non-zero cell has weight 0.
 docs/explanation/algorithm.md has the figures.
 """
 
@@ -25,20 +27,20 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _UNIFORM = 0.2
-"""Share of the draws that are uniform, while there is a model."""
+"""Fraction of uniform draws if the model is not zero."""
 _LEAST_MASS = 1e-200
-"""Sum of a model's values below which it counts as none: quotients by it would be no numbers."""
+"""Sums of model values below this count as zero, since quotients by them are not finite."""
 _WHOLE = 2**31 - 1
-"""What a place of a table may keep: all."""
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads what it multiplies
+"""Threshold of a place that never yields to its alternative."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads its argument
 
 
 class ZeroCells:
-    """The draws of a pass, so many in number, over blocks of neighbouring patients.
+    """The `number` draws of a pass over blocks of neighbouring patients.
 
-    `bounds` has the first patient of each block, then the number of patients; `model` the factors
-    on top of each other, as the pass finds them: they must stay as they are. Without them, or where
-    all are 0, every draw is uniform. Of negative values the size counts.
+    `bounds` has the first patient of each block, then the number of patients. `model` has the
+    stacked factors at the start of the pass, and must not change. Without a model, or if all its
+    values are 0, every draw is uniform. Absolute values are used.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class ZeroCells:
         return rng.multinomial(self.number, share / share.sum())
 
     def terms(self, block: int) -> tuple[float, Array, Array, Array]:
-        """What `draw_zero_cells` takes of a block: what its chances are made of."""
+        """Arguments of `draw_zero_cells` that determine the probabilities in a block."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -82,20 +84,21 @@ class ZeroCells:
         )
 
     def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
-        """Put the weights of a block's zero cells in place of their -1."""
+        """Replace the -1 of a block's zero cells by their weights."""
         values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
         _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
 
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """To draw a row of each column by its size: Walker's alias method, as Vose builds it.
+    """Table for drawing a row of each column by its size: Walker's alias method, as built by Vose.
 
-    Every place gets an equal chance, keeps `_WHOLE` times a share of it for itself, and leaves the
-    rest to another place: a draw looks at one pair of numbers, however many places there are.
+    Every place has an equal chance. A draw that hits a place keeps the place up to a threshold, and
+    otherwise takes the place's alternative. One draw reads one pair of numbers, for any number of
+    places.
 
-    Shape (R, places, 2), of sizes (places, R) that are 0 or more: what a place keeps, and the other
-    one. Where all sizes of a column are 0 each keeps all.
+    The result has shape (R, places, 2), for non-negative sizes (places, R): the threshold, times
+    `_WHOLE`, and the alternative. If all sizes of a column are 0, every place is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -104,7 +107,7 @@ def _table(sizes: Array) -> Array:
         total = 0.0
         for place in range(places):
             total += sizes[place, r]
-        # Places with less than an equal share wait from below, those with more from above.
+        # Places below the average fill `waiting` from the start, those above from the end.
         less, more = 0, places
         for place in range(places):
             share[place] = sizes[place, r] * places / total if total > 0 else 1.0
@@ -142,12 +145,13 @@ def draw_zero_cells(
     patients: Array,
     features: Array,
 ) -> int:
-    """Draw the cells of a block into random places of `rows` and `counts`.
+    """Draw the zero cells of a block into random places of `rows` and `counts`.
 
-    `places` is filled with the places that are left, ascending. `rows` and `counts` are filled as
-    `dpfact_flower.solver.kernels.order.visits` yields them, but that a zero cell has -1. The last
-    four are `ZeroCells.terms`: the chance that a draw is uniform, and tables to draw a phenotype,
-    its patient and its codes. Returns how many random numbers it took.
+    `places` is filled with the remaining places, ascending. `rows` and `counts` are filled as
+    `dpfact_flower.solver.kernels.order.visits` yields them, but with -1 as the count of a zero
+    cell. The last four arguments are `ZeroCells.terms`: the probability of a uniform draw, and
+    tables for drawing a phenotype, its patient and its codes. Returns the number of random numbers
+    used.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -192,10 +196,10 @@ def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> No
 
 @compiled(**FAST)
 def random_number(seed: np.uint64, number: int) -> float:
-    """The `number`-th of SplitMix64 (Steele, Lea & Flood 2014), as a float of [0, 1).
+    """The `number`-th value of SplitMix64 (Steele, Lea & Flood 2014), as a float in [0, 1).
 
-    A zero cell takes up to six of them; called from here, NumPy's generators need longer for these
-    than the gradient step does.
+    A zero cell takes up to six random numbers. Calling NumPy's generators here would take longer
+    than the gradient step.
     """
     z = seed + np.uint64(number) * _ODD
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -205,7 +209,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """The place that a random share means, of a table in columns low..high-1 of row r."""
+    """The place that a random number `share` selects in columns low..high-1 of row r of a table."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

@@ -1,1 +1,1 @@
-"""Loops in vector instructions: LLVM is written here alone."""
+"""Loops in vector instructions; the only modules that emit LLVM code."""

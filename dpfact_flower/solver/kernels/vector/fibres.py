@@ -1,8 +1,8 @@
 """Loops over fibres in vector instructions: sums stay in registers along a whole fibre.
 
-Rows are worked on in slices of `registers`, see `dpfact_flower.tensor.stack.slices`: `column` is
-where a slice begins. `offsets` is a tuple, so that loops over the modes are unrolled. Stacks are
-float32 or float64.
+Rows are processed in slices of `registers`, see `dpfact_flower.tensor.stack.slices`. `column` is
+the start of a slice. `offsets` is a tuple, so loops over the modes are unrolled. Stacks are float32
+or float64.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def add_fibres(
     indices: Array, values: Array, starts: Array, first: int, end: int, stack: Array,
     offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
-    """Add to `out` what fibres first..end-1 mean for the MTTKRP of a mode.
+    """Add to `out` the contributions of fibres first..end-1 to the MTTKRP of a mode.
 
-    `offsets` holds the first row of each mode in the stack, then the number of rows; `out` is of
-    the stack's type, shape (I_mode, R padded).
+    `offsets` holds the first row of each mode in the stack, then the number of rows. `out` has the
+    stack's type and shape (I_mode, R padded).
     """
     registers, _ = slices(stack.shape[1])
     entries = indices, values, starts, first, end, stack, offsets
@@ -55,8 +55,8 @@ def squares(
 ) -> tuple[float, float]:  # fmt: skip
     """Squared error, and squared model, summed over the entries of fibres first..end-1.
 
-    `patients` is a stack of those from `first_patient` on, `features` that of the other modes, and
-    `offsets` are those of `add_fibres`, less the number of patients.
+    `patients` is a stack of the patients from `first_patient` on, and `features` that of the other
+    modes. `offsets` are those of `add_fibres`, minus the number of patients.
     """
     registers, _ = slices(features.shape[1])
     found: tuple[float, float] = _squares(
@@ -70,7 +70,7 @@ def contracted(
     registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
     width: int, column: int, offsets: Offsets,
 ) -> Vector:  # fmt: skip
-    """Sum over entries first..end-1 of their value times their row of the last factor."""
+    """Sum over entries first..end-1 of each value times the entry's row of the last factor."""
     modes = len(offsets) - 1
     origin = offsets[modes - 1] * width + column
     sums = zeros(registers, stack)

@@ -1,17 +1,15 @@
-"""Vector instructions, for kernels whose speed must not hang on auto-vectorisation.
+"""Vector instructions for kernels whose speed must not depend on auto-vectorisation.
 
-Left to itself, LLVM keeps sums in memory that could stay in registers, since it can't rule out that
-arrays overlap, and uses half the width of an AVX-512 register. So this module gives numba a type it
-has not: `Vector`, some registers full of values, which is how a row of a factor matrix, or a slice
-of it, is handled. Its few operations emit LLVM's vector instructions, which LLVM fits to the
-processor at hand.
+LLVM cannot rule out that arrays overlap, so by itself it keeps sums in memory and uses half the
+width of an AVX-512 register. This module therefore adds the type `Vector` to numba: some registers
+full of values, which hold a row of a factor matrix or a slice of a row. The operations of `Vector`
+emit LLVM's vector instructions, which LLVM translates for the processor.
 
-How many registers a vector has is said by `registers`, a tuple of so many zeros: its length is part
-of its type, so numba compiles one kernel per padded rank, with its loops unrolled. Memory is a
-`pointer` and an offset in values; nothing is checked. A pointer costs nothing to hand on, while
-numba counts references to an array at each call; it does not keep the array alive, so take it of a
-kernel's arguments alone. A number stands for a vector that holds nothing else. Everything here is
-for use inside `numba.njit`.
+The tuple `registers` has one zero for each register of a vector. Its length is part of its type, so
+numba compiles one kernel per padded rank, with unrolled loops. Memory is a `pointer` and an offset
+in values, without bounds checks. Passing a pointer is free, while numba counts references to an
+array at each call. A pointer does not keep its array alive, so take pointers only of a kernel's
+arguments. A number counts as a vector of equal values. Use everything here inside `numba.njit`.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ from dpfact_flower.machine.compiled import WIDTH
 
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
-"""Multiply and add may be one instruction; NaN and infinity keep their meaning."""
+"""Multiply and add may become one instruction; NaN and infinity keep their meaning."""
 
 _LINE = 64  # bytes of a cache line
 
 
 class Vector(types.Type):
-    """numba's type of a number of registers, each of `WIDTH` float32 (or as many float64)."""
+    """numba's type of several registers, each of `WIDTH` float32 or as many float64."""
 
     def __init__(self, real: Any, registers: int) -> None:
         self.real, self.registers = real, registers
@@ -49,12 +47,12 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _operation(function: Callable[..., Any]) -> Any:
-    return intrinsic(function)  # a type checker would take its arguments for the caller's
+    return intrinsic(function)  # a type checker would expect the emitter's arguments from callers
 
 
 @_operation
 def pointer(_: Any, array: Any) -> Any:
-    """Where the values of a C-contiguous array begin."""
+    """Address of the first value of a C-contiguous array."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -64,7 +62,7 @@ def pointer(_: Any, array: Any) -> Any:
 
 @_operation
 def read(_: Any, start: Any, offset: Any) -> Any:
-    """One value."""
+    """Load one value."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load(builder.gep(arguments[0], [arguments[1]]))
@@ -74,7 +72,7 @@ def read(_: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def zeros(_: Any, registers: Any, start: Any) -> Any:
-    """Vector of zeros, of the type a pointer points to."""
+    """Vector of zeros of the pointer's type."""
 
     def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
@@ -84,7 +82,7 @@ def zeros(_: Any, registers: Any, start: Any) -> Any:
 
 @_operation
 def load(_: Any, registers: Any, start: Any, offset: Any) -> Any:
-    """Vector in memory."""
+    """Load a vector from memory."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kind = context.get_value_type(signature.return_type)
@@ -113,13 +111,13 @@ def store(_: Any, start: Any, offset: Any, vector: Any) -> Any:
 
 @_operation
 def prefetch(_: Any, registers: Any, start: Any, offset: Any) -> Any:
-    """Ask for a vector's cache lines, to be written soon."""
+    """Prefetch a vector's cache lines for writing."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        flags = [ir.Constant(_INT32, flag) for flag in (1, 3, 1)]  # to write, to keep, data
+        flags = [ir.Constant(_INT32, flag) for flag in (1, 3, 1)]  # write, all caches, data
         values = WIDTH * signature.args[0].count
         first = builder.gep(arguments[1], arguments[2:])
         for value in range(0, values, _LINE // _alignment(signature.args[1])):
@@ -144,13 +142,13 @@ def add(_: Any, x: Any, y: Any) -> Any:
 
 @_operation
 def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z``, in one instruction where there is one."""
+    """``x * y + z``, in one instruction if the processor has one."""
     return _each(_fma, x, y, z)
 
 
 @_operation
 def at_least(_: Any, x: Any, floor: Any) -> Any:
-    """The larger of both, value by value; a NaN in `x` stays one."""
+    """Element-wise maximum; a NaN in `x` stays NaN."""
     return _each(_at_least, x, floor)
 
 
@@ -160,7 +158,7 @@ def total(_: Any, x: Any) -> Any:
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         terms = _registers(builder, arguments[0])
-        while len(terms) > 1:  # in pairs: no long chain of sums to wait for
+        while len(terms) > 1:  # in pairs, to avoid a long chain of dependent sums
             pairs = zip(terms[::2], terms[1::2], strict=False)
             rest = terms[-1:] if len(terms) % 2 else []
             terms = [builder.fadd(*pair, flags=_FLAGS) for pair in pairs] + rest
@@ -177,7 +175,7 @@ def total(_: Any, x: Any) -> Any:
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
     """``sums`` plus the outer product of some numbers in memory and a vector.
 
-    `sums` holds a vector like `x` for each of the numbers, and thereby says how many there are.
+    `sums` holds a vector like `x` for each number, so its size gives the number of numbers.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -198,7 +196,7 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
 
 @_operation
 def transpose(_: Any, source: Any, start: Any, step: Any, target: Any, to: Any, by: Any) -> Any:
-    """Transpose a square of `WIDTH` rows, `step` values apart; the new ones are `by` apart."""
+    """Transpose a square of `WIDTH` rows; `step` and `by` are the old and new distances of rows."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, start, step, target, to, by = arguments
@@ -228,7 +226,7 @@ def transpose(_: Any, source: Any, start: Any, step: Any, target: Any, to: Any, 
 
 
 def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
-    """Signature and emitter of an operation that is done to each register."""
+    """Signature and emitter of an operation that applies to each register."""
     result = next(kind for kind in kinds if isinstance(kind, Vector))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -256,7 +254,7 @@ def _at_least(builder: Any, x: Any, floor: Any) -> Any:
 
 
 def _alignment(kind: Any) -> int:
-    """Bytes of one value of a vector, or of what a pointer points to."""
+    """Bytes of one value of a vector, or of a pointer's target."""
     return int((kind.real if isinstance(kind, Vector) else kind.dtype).bitwidth // 8)
 
 

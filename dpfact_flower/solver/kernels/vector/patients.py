@@ -1,13 +1,13 @@
-"""The exact update of the patients' factor, and what it means for the next mode, in one go.
+"""The exact update of the patients' factor, and its contribution to the next mode, in one pass.
 
-Without an l2,1 weight, patients have nothing to do with each other: their rows of A follow from
-their own entries and the features. So a block of patients is done with while it is in the cache:
-MTTKRP, sweeps over its columns, and then, with the new rows, its part of A's Gram matrix and of the
-next mode's MTTKRP, which shares its sums over the last mode. With an l2,1 weight a column is
-shortened as a whole, and this module is not used.
+Without an l2,1 weight, patients are independent: their rows of A depend only on their own entries
+and the features. All work on a block of patients is therefore done while the block is in the cache.
+The steps are the MTTKRP, sweeps over the columns, and the block's part of A's Gram matrix and of
+the next mode's MTTKRP. The second MTTKRP reuses the first one's sums over the last mode. With an
+l2,1 weight, whole columns are shortened, and this module is not used.
 
-For the sweeps a block is transposed: a column of it then fills `TILE` registers, and the gradients
-of `STRIP` columns stay in registers while they are made, see `columns`.
+For the sweeps a block is transposed. A column of the block then fills `TILE` registers, and the
+gradients of `STRIP` columns stay in registers during their computation, see `columns`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
 STRIP = REGISTERS // 4
-"""Columns whose gradients are made together: with `TILE`, as many as there are registers for."""
+"""Columns whose gradients are computed together: as many as fit into the registers with `TILE`."""
 
 _SUMS = TILE * STRIP  # registers of sums for a Gram matrix
-_FEW = 8  # blocks whose Gram matrices are added up in float32
+_FEW = 8  # blocks whose Gram matrices are summed in float32
 _MINUS = np.float32(-1)
 
 _TILE = (0,) * TILE
@@ -56,7 +56,7 @@ def update_rows(
     """Sweep over the columns of A, which is updated in place; q is as for `update_patients`.
 
     Returns the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last), <X, M> with
-    the rows as they were, and the Gram matrix of the new ones.
+    the old rows, and the Gram matrix of the new rows.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
@@ -90,12 +90,12 @@ def update_rows(
 
 
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
-    """Scratch for a block of so many fibres.
+    """Scratch memory for a block of `fibres` fibres.
 
-    In this order: each fibre's sum over the last mode; rows of A, and their MTTKRP; columns of A,
-    and of their MTTKRP; gradients of a panel; Gram matrix.
+    The arrays are, in order: each fibre's sum over the last mode; rows of A and of their MTTKRP;
+    columns of A and of their MTTKRP; gradients of a panel; Gram matrix.
     """
-    rows, more = BLOCK + 1, width + _SUMS  # the sums of the Gram matrix go on beyond the last row
+    rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (
         (fibres, width), (rows, width), (BLOCK, width), (width, BLOCK), (width, BLOCK),
         (STRIP, BLOCK), (more, width),
@@ -110,10 +110,10 @@ def _update_blocks(
     stack: Array, offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """`update_rows` for some blocks: adds to `out` and `gram`; returns <X, M> as it was for them.
+    """`update_rows` for some blocks: adds to `out` and `gram`; returns their <X, M> before.
 
-    `tile`, `panel` and `outers` say how many registers a column of a block, the gradients of a
-    panel, and sums for a Gram matrix take.
+    The lengths of `tile`, `panel` and `outers` are the numbers of registers for a column of a
+    block, the gradients of a panel, and the sums for a Gram matrix.
     """
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
@@ -131,7 +131,7 @@ def _update_blocks(
         _scatter(registers, indices, starts, patients, first, end, stack, offsets, sums, rows, out)
         _add_gram(registers, outers, rank, rows, end - first, squares)
         if block % _FEW == 0 or block == end_block - 1:
-            for place in range(gram.size):  # from float32 to float64, before digits are lost
+            for place in range(gram.size):  # to float64, before float32 loses digits
                 gram.flat[place] += squares.flat[place]
             squares[:] = 0
     return inner
@@ -142,9 +142,9 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Contract a block's fibres with the last factor; copy rows of A, and make their MTTKRP.
+    """Contract a block's fibres with the last factor; copy rows of A, and compute their MTTKRP.
 
-    Returns the inner product of the two.
+    Returns the inner product of the rows and their MTTKRP.
     """
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
@@ -173,7 +173,7 @@ def _gather(
 
 @compiled(**FAST)
 def _transpose(source: Array, target: Array, rows: int) -> None:
-    """Transpose so many rows of a matrix, square by square."""
+    """Transpose the first `rows` rows of a matrix, square by square."""
     step, by = source.shape[1], target.shape[1]
     for i in range(0, rows, WIDTH):
         for j in range(0, step, WIDTH):
@@ -185,7 +185,7 @@ def _sweep(
     tile: Registers, panel: Registers, rank: int, columns: Array, target: Array, pulls: Array,
     steps: Array, floor: Any, gradient: Array,
 ) -> None:  # fmt: skip
-    """Minimise over one column after the other; padded columns stay zero."""
+    """Minimise over the columns in turn; padded columns stay zero."""
     width = len(pulls)
     new, aim, pull = pointer(columns), pointer(target), pointer(pulls)
     step, left = pointer(steps), pointer(gradient)
@@ -211,7 +211,7 @@ def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Copy a block's new rows to A; add to `out` what its fibres mean for mode 1 with them."""
+    """Copy a block's new rows to A; add to `out` their contribution to the MTTKRP of mode 1."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
     factors, kept, results = pointer(stack), pointer(sums), pointer(out)
@@ -236,7 +236,7 @@ def _scatter(
 def _add_gram(
     registers: Registers, outers: Registers, rank: int, rows: Array, count: int, gram: Array
 ) -> None:
-    """Add the Gram matrix of `count` rows to `gram`, whose columns lie slice after slice."""
+    """Add the Gram matrix of `count` rows to `gram`, whose columns are stored slice by slice."""
     width, size = rows.shape[1], WIDTH * len(registers)
     at, found = pointer(rows), pointer(gram)
     for column in range(0, width, size):

@@ -1,8 +1,8 @@
 """Stochastic gradient steps in vector instructions.
 
-A row is as many slices as `slices` has elements, each of `registers`, see `instructions`: numba
-compiles one kernel per padded rank, with its loops unrolled. That is a fifth faster than a rank
-known at run time alone.
+A row has as many slices as `slices` has elements, each of `registers`, see `instructions`. numba
+compiles one kernel per padded rank, with unrolled loops. This is a fifth faster than a rank that is
+known only at run time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
 _AHEAD = 8
-"""Visits between asking for a row and using it: not all are in the cache."""
+"""Visits between prefetching a row and using it, because not all rows are in the cache."""
 
 _TOGETHER = REGISTERS // 8
-"""Most registers of a slice of a row: three rows have to fit."""
+"""Most registers in a slice of a row, so that three rows fit."""
 
 _WHOLE = (0,)  # one slice
 _ZERO = np.float32(0)
@@ -51,12 +51,12 @@ Float = Any  # numba's float32
 
 @dataclass(frozen=True)
 class Step:
-    """How one visit moves the rows that it touches.
+    """The step that one visit takes in each of its rows.
 
     `gamma` is the elastic weight: the pull to the anchors applies at entries, not at sampled zero
-    cells. `clip` bounds the 2-norm of a visit's data gradient for each row, weight included; 0 is
-    no bound. `floor` is the least value of a factor, 0 or minus infinity. `patients` is how many
-    times as far a patient's row goes; its bound is that of so much larger an eta.
+    cells. `clip` bounds the 2-norm of a visit's data gradient for each row, weight included; 0
+    means no bound. `floor` is the least value of a factor, 0 or minus infinity. `patients`
+    multiplies the step of a patient's row, and its square root multiplies the step's bound.
     """
 
     eta: float
@@ -67,18 +67,18 @@ class Step:
     loss: Loss = squared
 
     def numbers(self) -> tuple[np.float32, ...]:
-        """What a kernel takes: eta, gamma, clip, floor and the patients' factor."""
+        """A kernel's arguments: eta, gamma, clip, floor and the patients' factor."""
         given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
         return tuple(map(np.float32, given))
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """One stochastic gradient step per visit, in the order given; eqs. (ai), (bj).
+    """One stochastic gradient step per visit, in the given order; eqs. (ai), (bj).
 
-    `stack` is updated in place, as of `dpfact_flower.tensor.stack.stack_factors`, and `anchors`
-    that of the global feature factors: row q belongs to row I_0 + q of `stack`. `rows` are rows
-    of `stack`, and `counts` the cells' counts; of a sampled zero cell its weight, negative.
-    That of an entry is 1, and a count of 0 moves nothing.
+    `stack` is updated in place; it is made by `dpfact_flower.tensor.stack.stack_factors`. So is
+    `anchors`, from the global feature factors: its row q belongs to row I_0 + q of `stack`. `rows`
+    are rows of `stack`. `counts` has the counts of entries, whose weight is 1, and the negative
+    weights of sampled zero cells. A count of 0 causes no step.
     """
     whole, numbers = stack.shape[1] // WIDTH, step.numbers()
     three, any_number = _visits(step.loss)
@@ -94,7 +94,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
     """Squared error over a tensor's entries, and their inner product <X, M> with the model.
 
-    The model's values are formed in float32, the sums in float64.
+    The model's values are computed in float32, the sums in float64.
     """
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
@@ -120,7 +120,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Kernels for a loss, whose gradient is compiled into them: of three modes, and of any."""
+    """Kernels with a loss's gradient compiled in: for three modes, and for any number of modes."""
     gradient = inlined(loss.gradient)
 
     @compiled(loss.tag, **FAST)
@@ -128,7 +128,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """`any_number` for three modes: no product of rows goes through memory."""
+        """`any_number` for three modes; products of rows stay in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -154,7 +154,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """For each mode the product of all other rows, then the step along it."""
+        """Compute for each mode the product of all other rows, then step along the product."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
@@ -191,7 +191,7 @@ def _inner(registers: Registers, slices: Slices, factors: Pointer, a: int, b: in
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         y = mul(load(registers, factors, b + at), load(registers, factors, c + at))
-        if v % 2 == 0:  # an addition takes several cycles: two overlap
+        if v % 2 == 0:  # an addition takes several cycles, so two overlap
             even = fma(load(registers, factors, a + at), y, even)
         else:
             odd = fma(load(registers, factors, a + at), y, odd)
@@ -203,7 +203,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """`step`, cut so that it along the product of two rows is at most `longest`; 0 is no bound."""
+    """Shorten `step` so that its product with two rows is at most `longest`; 0 means no bound."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
@@ -220,7 +220,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Step three rows, each along the product of the other two as they were."""
+    """Step three rows, each along the product of the other two before the step."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
@@ -250,7 +250,7 @@ def _multiply(
 
 @compiled(forceinline=True, **FAST)
 def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Vector:
-    """A row after a step along `along`, cut to 2-norm `longest` where that is not 0."""
+    """Step a row along `along`; `longest` bounds the step's 2-norm unless it is 0."""
     if longest > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (longest / norm) if norm > longest else step
@@ -262,7 +262,7 @@ def _expect(
     registers: Registers, slices: Slices, factors: Pointer, columns: int, rows: Array, s: int,
     modes: int,
 ) -> None:  # fmt: skip
-    """Ask for the rows of a visit to come."""
+    """Prefetch the rows of a later visit."""
     ahead = min(s + _AHEAD, len(rows) - 1)
     for n in range(modes):
         for v in range(len(slices)):
