@@ -1,8 +1,8 @@
-"""One message answered by the installed app, in a process of its own that the executor starts.
+"""Answers one message with the installed app, in a process that the executor starts.
 
-`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. It writes a
-line with the time by `time.monotonic` when the question came in, a line with the reply's size, and
-the reply. This process has the patients, and no way to the SuperNode.
+`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. It writes one
+line with the question's arrival time by `time.monotonic`, one line with the reply's size, and the
+reply. This process has the patients, and no connection to the SuperNode.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 
 def answer(question: Question, came_in: float) -> Message:
-    """The reply to one message, by the hospital's own settings alone."""
+    """Answer one message by the hospital's own settings alone."""
     settings = SiteSettings.from_config(question.settings)
     try:
         return app(question.message, question.context())
-    except Exception as error:  # nothing an error says may reach the server
+    except Exception as error:  # no text of an error may reach the server
         reason = log_privately(settings.site, error)
-        # The app's own functions hold their replies themselves; this message reached none of them.
+        # The app's own functions delay their replies; this message reached none of them.
         ReplyDelay(settings.reply_after, came_in).wait()
         return Message(Error(CLIENT_APP_RAISED, reason), reply_to=question.message)
 
@@ -39,7 +39,7 @@ def main() -> None:
     """Answer the question on standard input."""
     offer_to_be_ended()
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # whatever else is printed stands in the log
+        os.dup2(2, 1)  # other output goes to the log
         question, came_in = Question.from_bytes(sys.stdin.buffer.read()), time.monotonic()
         hold_beside(question.held)
         out.write(f"{came_in}\n".encode())

@@ -1,4 +1,4 @@
-"""A run's config and the data that it names, read once for whoever starts the run."""
+"""A run's config and its data, read once for every kind of run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dpfact_flower.solver.solvers import solvers
 
 
 class RunConfig(NamedTuple):
-    """A whole run config, checked."""
+    """A checked run config."""
 
     app: AppSettings
     run: RunSettings
@@ -50,24 +50,24 @@ class RunConfig(NamedTuple):
         return checked
 
     def write(self) -> dict[str, Scalar]:
-        """Every key with its value, as `read` takes it."""
+        """Every key with its value, in the form that `read` takes."""
         return {key: value for part in self for key, value in part.to_config().items()}
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Files of the simulation's sites, generated first if synthetic; none in a deployment."""
+    """Files of the simulated sites, generated first if synthetic; none in a deployment."""
     if not app.data:
         return []
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
         chosen = preset(app.synthetic_preset)
         log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
-        private_folder(app.cohort_folder)  # it lies among what the sites keep
+        private_folder(app.cohort_folder)  # the folder is among the sites' own files
         synthetic(chosen).save(app.cohort_folder)
     return site_files(app.cohort_folder)
 
 
 def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
-    """The public code lists that a deployed run names."""
+    """The public code lists that the config of a deployed run names."""
     paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
     if not paths:
         raise SettingsError(

@@ -1,15 +1,16 @@
-"""`dpfact site connect`: a hospital's SuperNode that ends where it has given up.
+"""`dpfact site connect`: a hospital's SuperNode that exits when it has given up.
 
-Whoever started it, systemd for example, starts it again. Flower's SuperNode fails in four ways that
-this one mends:
+systemd, for example, then restarts it. This command repairs four faults of Flower's SuperNode:
 
-- It is several threads. When its way to the SuperLink fails unexpectedly, after a centre hung for
-  half a minute for example, one thread ends and the others keep the process running, offline.
+- The SuperNode has several threads. When its connection to the SuperLink fails unexpectedly, for
+  example after the centre hung for half a minute, one thread ends. The other threads keep the
+  process running, offline.
 - A SuperLink whose database is locked for long answers 500. Flower's SuperNode then gives up, or
-  forgets the message whose parts it was fetching or sending. Here it asks again, as it asks a busy
-  SuperLink, but not for ever: a database that was set back may fail at one message each time.
-- It waits without end for the parts of a reply. They never come if the executor was killed.
-- It sends a reply only after it was given another message.
+  forgets the message that it was fetching or sending. This SuperNode retries, as it does for a busy
+  SuperLink. The retries are limited, because a restored database may fail at one message each time.
+- The SuperNode waits for ever for the parts of a reply, which never come if the executor was
+  killed.
+- The SuperNode sends a reply only after it has received another message.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ if TYPE_CHECKING:
 _PULL = "_pull_and_store_message"
 _PUSH = "push_object_contents_from_iterable"
 _GAVE_UP = 1
-"""Exit code, also where Flower ends with 0: it ended unasked."""
+"""Exit code if the SuperNode ends unasked, even where Flower's code is 0."""
 _FAILING_SECONDS = 120.0
-"""A SuperLink that fails at one thing is asked for that thing again for so long."""
+"""Time limit for retries of a request at which the SuperLink fails."""
 _PART_SECONDS = 60.0
-"""A part of a reply comes from this machine; without one for so long, the executor has gone."""
+"""Time limit for a part of a reply. Parts come from this machine, so the executor has ended."""
 _logger = logging.getLogger(__name__)
 
 
 def connect(options: Sequence[str]) -> NoReturn:
-    """Be a SuperNode, with options of `flower-supernode`, until it is ended or gives up."""
+    """Run a SuperNode with options of `flower-supernode`, until it is ended or gives up."""
     refuse_unknown_version()
     os.environ.update(QUIET)  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -59,18 +60,18 @@ def connect(options: Sequence[str]) -> NoReturn:
     setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
     code: int | str | None = _GAVE_UP
     try:
-        flower_supernode()  # which returns where it has given up
+        flower_supernode()  # returns when it has given up
         _logger.error("the SuperNode no longer tries to reach the SuperLink (the reason is above)")
     except SystemExit as end:
         code = end.code
     except Exception:
         _logger.exception("the SuperNode has failed")
     logging.shutdown()
-    os._exit(code if isinstance(code, int) else int(code is not None))  # with all threads
+    os._exit(code if isinstance(code, int) else int(code is not None))  # ends all threads
 
 
 def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
-    """`send`, which says busy (503) where the SuperLink fails (500), so that Flower asks again."""
+    """`send` with status busy (503) in place of failed (500), so that Flower retries."""
     since: dict[str, float] = {}
 
     def sent(client: Any, context: Any) -> httpx.Response:
@@ -80,7 +81,7 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
             since.pop(path, None)
             return response
         if time.monotonic() - since.setdefault(path, time.monotonic()) >= _FAILING_SECONDS:
-            since.pop(path)  # or it would be ended twice, and could not say that it leaves
+            since.pop(path)  # a second end would stop it before it can sign off
             _end(f"the SuperLink has failed inside (500) at {path} for {_FAILING_SECONDS:g} s")
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return response
@@ -89,7 +90,7 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """`pull`, which asks for a message; without one, it has the replies sent that wait."""
+    """`pull`, which asks for a message; if none waits, waiting replies are sent."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
@@ -103,7 +104,7 @@ def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Parts of a reply; where one does not come in time, the SuperNode ends."""
+    """Parts of a reply; ends the SuperNode if a part is late."""
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
     while True:
@@ -125,4 +126,4 @@ def _end_with(failed: threading.ExceptHookArgs) -> None:
 
 def _end(why: str) -> None:
     _logger.error("%s: the SuperNode ends, so that it is started again", why)
-    os.kill(os.getpid(), signal.SIGTERM)  # Flower's way: the SuperLink is told that it leaves
+    os.kill(os.getpid(), signal.SIGTERM)  # as Flower ends: the SuperLink learns that it leaves

@@ -1,7 +1,8 @@
-"""A SuperLink that `flwr` knows by name: submit a run to it, follow the run, learn how it ended.
+"""Submit a run to a SuperLink in Flower's configuration, follow the run, and get its outcome.
 
-`flwr run` exits with 0 also where a run fails, and its stream of logs ends when the ServerApp is
-killed, a minute before the SuperLink knows. So this asks for a run's outcome until there is one.
+`flwr run` exits with 0 even if the run fails. Its log stream ends when the ServerApp is killed, a
+minute before the SuperLink knows. This module therefore asks for a run's outcome until the
+SuperLink reports one.
 """
 
 from __future__ import annotations
@@ -26,39 +27,40 @@ from dpfact_flower.settings import Scalar
 
 COMPLETED = "finished:completed"
 _FINISHED = "finished"
-"""How Flower's word for a run that has ended begins, however it did."""
+"""Prefix of Flower's status of every ended run."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
-"""A SuperLink that is started again is there within this; after it, a run's outcome is unknown."""
+"""A restarted SuperLink is back within this time; afterwards a run's outcome is unknown."""
 _AWAY = "Connection to the SuperLink is unavailable"
-"""In Flower's words of a command without an answer; nearly always, nobody heard it."""
+"""Flower's message for a command without an answer. Nearly always, the command was not received."""
 _PENDING_SECONDS = 120.0
-"""Flower starts a ServerApp in seconds, but again and again where that takes it more than 30."""
+"""Flower starts a ServerApp in seconds. If a start takes more than 30, Flower restarts it for
+ever."""
 _LOOK_SECONDS = 300.0
-"""Flower's stream of a log has no time limit, so the run's state is asked for this often."""
+"""Interval between requests for a run's state, since Flower's log stream has no time limit."""
 _logger = logging.getLogger(__name__)
 
 
 class RunFailedError(DPFactError, RuntimeError):
-    """A run that Flower did not finish."""
+    """A run that Flower did not complete."""
 
     code = "run-failed"
 
 
 class RunUnknownError(DPFactError, RuntimeError):
-    """A run of which the SuperLink says nothing any more."""
+    """A run whose state the SuperLink no longer reports."""
 
     code = "run-unknown"
 
 
 def quiet_environment() -> dict[str, str]:
-    """Environment of Flower's commands, which start helpers by name: those beside this Python."""
+    """Environment for Flower's commands; they find their helpers beside this Python."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
     return {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
 
 
 def tool(name: str) -> str:
-    """Path of one of Flower's commands in this very environment."""
+    """Path of one of Flower's commands in this environment."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")
@@ -66,7 +68,7 @@ def tool(name: str) -> str:
 
 
 def _toml(value: Scalar) -> str:
-    """A scalar as `flwr run --run-config` reads it."""
+    """A scalar in the syntax of `flwr run --run-config`."""
     if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
         raise SettingsError(f"run config: {value!r} holds a quote, backslash or line break")
     return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
@@ -74,7 +76,7 @@ def _toml(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """A SuperLink by its name in Flower's ``config.toml``; a person sees what `warn` gets."""
+    """A SuperLink by its name in Flower's ``config.toml``; `warn` shows a text to the user."""
 
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
@@ -82,24 +84,25 @@ class Connection:
 
     @classmethod
     def of(cls, text: str, warn: Callable[[str], object] = _logger.warning) -> Connection:
-        """By its name, or by the folder that `dpfact centre init` wrote."""
+        """Connect by name, or by the folder that `dpfact centre init` wrote."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():
             return cls(text, warn=warn)
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)}, warn)
 
     def register(self, public_key: Path, name: str) -> str:
-        """Let in the SuperNode with this key, under a site's name; its node id."""
+        """Register the SuperNode with this key under a site's name; return its node id."""
         answer = self._ask("supernode", "register", str(public_key), self.name, "--name", name)
         if not answer.get("node-id"):
             raise SettingsError(f"{name} was not registered: {_reason(answer)}")
         return str(answer["node-id"])
 
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
-        """Submit a run of a Flower App and give its number; wait five minutes for the SuperLink.
+        """Submit a run of a Flower App and return its number; wait five minutes for the SuperLink.
 
-        A run is never submitted twice. A SuperLink that went away while it was asked may have taken
-        the run, and sites would be charged for both: so it must be back without unfinished runs.
+        A run is never submitted twice. A SuperLink that failed during the request may have accepted
+        the run, and sites would be charged for both runs. A second attempt therefore requires that
+        the SuperLink is back without unfinished runs.
         """
         settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         words = ["run", str(app), self.name, "--run-config", settings]
@@ -118,7 +121,7 @@ class Connection:
         return str(answer["run-id"])
 
     def _is_back_and_idle(self) -> bool:
-        """Wait until the SuperLink says which runs it has; false if it never does."""
+        """Wait until the SuperLink lists its runs; false if it does not answer in time."""
         begun = time.monotonic()
         while time.monotonic() - begun < _GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
@@ -136,10 +139,10 @@ class Connection:
         return False
 
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
-        """Stream a run's log until it ends; give `status` and what else `flwr ls` says of it then.
+        """Stream a run's log until the run ends; return its last state as `flwr ls` reports it.
 
-        The log goes to a file descriptor, by default to this process's output. A RunUnknownError
-        comes where the SuperLink has said nothing of the run for five minutes.
+        The log goes to a file descriptor, by default to this process's output. Raises
+        RunUnknownError if the SuperLink does not report the run for five minutes.
         """
         command = [tool("flwr"), "log", run, self.name, "--stream"]
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -160,9 +163,9 @@ class Connection:
             time.sleep(_POLL_SECONDS)
 
     def _await_log(self, run: str, process: subprocess.Popen[bytes]) -> None:
-        """Wait until the log ends, the run has, or the SuperLink is gone without a word.
+        """Wait until the log or the run ends, or the SuperLink stops answering.
 
-        Of a run that does not begin Flower itself says nothing.
+        Warns about a run that does not begin, because Flower itself does not.
         """
         seconds = _PENDING_SECONDS
         while True:
@@ -182,12 +185,12 @@ class Connection:
             seconds = _LOOK_SECONDS
 
     def state(self, run: str) -> dict[str, Any]:
-        """What Flower says of a run now; nothing if the SuperLink does not answer."""
+        """The run's present state according to Flower; empty if the SuperLink does not answer."""
         runs = self._ask("ls", self.name, "--run-id", run).get("runs") or [{}]
         return dict(runs[0])
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """What a command of Flower's answers; why it does not, as `error-message`."""
+        """Output of one of Flower's commands; a failure's reason as `error-message`."""
         command = [tool("flwr"), *words, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         text = done.stdout.decode(errors="replace")

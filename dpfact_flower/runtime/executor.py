@@ -1,10 +1,10 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
-A SuperLink sends an app (a FAB) with every run, and Flower's own executor, `flower-superexec`,
-starts it at the hospital: whoever may submit a run there runs code here. This one replaces it,
-beside a SuperNode with `--isolation process`. It claims messages for a ClientApp alone, and starts
-the installed `dpfact_flower.runtime.clientapp` for each. It never unpacks, installs or imports what
-the SuperLink sent.
+A SuperLink sends an app (a FAB) with every run. Flower's own executor, `flower-superexec`, starts
+that app at the hospital, so anyone who may submit a run can run code there. This executor replaces
+Flower's, beside a SuperNode with `--isolation process`. It claims only messages for a ClientApp,
+and starts the installed `dpfact_flower.runtime.clientapp` for each. It never unpacks, installs or
+imports the SuperLink's app.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is ended.
 
-    SIGTERM ends it when the message that it has is answered, a second one at once. `config` is read
-    again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`, or a copy.
-    The SuperNode is at `port` of `host`, this machine or a container of it, and runs as
-    `node_user`, a name or number; by default as this process's own user.
+    The first SIGTERM ends the process after the present message, the second at once. `config` is
+    read again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`, or a
+    copy. The SuperNode listens at `port` of `host`, which is this machine or a container on it. It
+    runs as `node_user`, a name or number, by default as this process's own user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -63,7 +63,7 @@ def execute(
     use_flower_handler()
     node = OwnSuperNode(host, port, uid)
     tasks = Tasks(node, _read_secret(secret))
-    (state / ANSWERING).unlink(missing_ok=True)  # of an executor that was killed
+    (state / ANSWERING).unlink(missing_ok=True)  # left by a killed executor
     _logger.info(
         "answering the SuperNode of %s at %s:%d for %s", user_name(uid), host, port, config
     )
@@ -76,10 +76,11 @@ def execute(
 
 
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
-    """Answer one message after another, and never two at a time.
+    """Answer messages one at a time.
 
-    A second process starts more slowly and runs out of memory earlier when the first one is busy
-    with its patients. Its reply would reveal that to a server that sends message after message.
+    A second process would start more slowly and run out of memory earlier while the first one is
+    busy with its patients. Its reply would reveal this to a server that sends message after
+    message.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
@@ -97,7 +98,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 class _Ending:
-    """Handles SIGTERM: a message that is being answered may be charged, so it is answered first.
+    """Handles SIGTERM: finish the present message first, because it may already be charged.
 
     A second SIGTERM ends the process at once.
     """
@@ -112,11 +113,11 @@ class _Ending:
 
 
 def _environment(state: Path) -> dict[str, str]:
-    """What this process has, without proxies and telemetry, and with folders of the site's own.
+    """Environment without proxies and telemetry, and with folders of the site.
 
-    A proxy would get what is meant for loopback, too. numba's cache is unpickled, and holds the
-    code that draws the noise: whoever can write there is this site. Nobody else can write to the
-    state folder. Flower asks for a home when it is imported; nothing is put there.
+    A proxy would also receive traffic for loopback. numba's cache is unpickled and holds the code
+    that draws the noise, so write access to the cache is control over the site. Only the site can
+    write to the state folder. Flower requires a home folder on import; nothing is stored there.
     """
     code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
     folders = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}

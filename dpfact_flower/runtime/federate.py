@@ -25,12 +25,11 @@ from dpfact_flower.site.disclosure import disclosure_logger, log_privately
 
 
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
-    """Run DPFact with every site in this process, as many at a time as there are threads.
+    """Run DPFact with every site in this process, one site per thread at a time.
 
-    The ClientApp, the strategy and the numbers are those of `flwr run`; only Ray and the network
-    are missing.
+    ClientApp, strategy and results are those of `flwr run`; only Ray and the network are missing.
 
-    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``. Gives the
+    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``. Returns the
     run folder.
     """
     checked = RunConfig.read(config)
@@ -51,11 +50,11 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """As `federate`, of sites in this process's memory; `measured` and `report` as for `serve`.
+    """`federate` for sites in this process's memory; `measured` and `report` as for `serve`.
 
-    What the sites keep lies in the config's `state-dir`. With `own`, every site has these settings
-    and its budget, and its ledger waits for the disk. Without, the sites are simulated: they allow
-    everything.
+    The sites' state is in the config's `state-dir`. With `own`, every site has these settings and
+    their budget, and its ledger is written durably. Without `own`, the sites are simulated and
+    allow every run.
     """
     simulated = SiteSettings(
         state_dir=str(config.app.sites_folder), allow_privacy="none,paper,patient"
@@ -69,7 +68,7 @@ def federate_cohort(
 
 
 class _Refusals(logging.Handler):
-    """Keeps the sites' own log lines about refusals."""
+    """Collects the sites' own log lines about refusals."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -81,7 +80,7 @@ class _Refusals(logging.Handler):
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Where sites refuse a run, raise their own reasons: all sites are in this process."""
+    """Raise the sites' own reasons if they refuse a run, because all sites are in this process."""
     refusals = _Refusals()
     disclosure_logger.addHandler(refusals)
     try:
@@ -101,7 +100,7 @@ def _nodes(total: int) -> list[dict[str, Scalar]]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """The app of nodes that each play one of the sites in memory, by their `partition-id`."""
+    """App whose nodes each play one site in memory, selected by the node's `partition-id`."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

@@ -1,7 +1,7 @@
 """A Flower Grid in one process: for notebooks, tests, and small runs without Ray.
 
-Every message passes through Flower's own serialisation objects and the same ClientApp as in
-simulation and deployment; only the network is missing.
+Messages use Flower's own serialisation objects and the same ClientApp as in simulation and
+deployment; only the network is missing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """Runs a ClientApp for each of several nodes in this process, as many at a time as threads.
+    """Runs a ClientApp for several nodes in this process, one node per thread at a time.
 
-    A node config is what a SuperNode's `--node-config` would hold.
+    A node config has the content of a SuperNode's `--node-config`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class InProcessGrid(Grid):
     ) -> None:
         if not node_configs:
             raise SettingsError("node_configs: need at least one node")
-        # A Message may only be made where it is known which node this is.
+        # A Message requires that this process's node is known.
         TaskIdentity.task_id = TaskIdentity.run_id = _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._app = client_app
@@ -86,7 +86,7 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to the given messages that were not pulled before."""
+        """Replies to the given messages that have not been pulled yet."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(

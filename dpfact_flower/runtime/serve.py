@@ -1,8 +1,9 @@
 """A whole run at the server: settings in, run folder out. The same code in every runtime.
 
-`serve` is what the ServerApp calls, in simulation and in deployment; `federate` calls it on a Grid
-in this process. In simulation the sites' data and state lie on the same machine, so the run is
-evaluated too; in a deployment the server has neither, and the summary says only what it can know.
+The ServerApp calls `serve`, in simulation and in deployment; `federate` calls `serve` on a Grid in
+this process. In simulation the sites' data and state are on the same machine, so the run is also
+evaluated. In a deployment the server has neither, and the summary contains only the server's
+knowledge.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Logged once the rounds are over."""
+"""Logged when the rounds are over."""
 
 
 def serve(
@@ -56,10 +57,10 @@ def serve(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run DPFact on a Grid and write the run folder, whose path it gives.
+    """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` is the simulated sites' data, where it is in memory instead of the config's folder. A
-    simulation that is not `measured` keeps phenotypes alone of what was learned.
+    `cohort` is the simulated sites' data, if in memory instead of the config's folder. Without
+    `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -69,7 +70,7 @@ def serve(
         _check_virtual_clients(grid, cohort)
         run = replace(run, sites=len(cohort.sites))
         counted = privacy.privacy == "patient" and not privacy.patients
-        if counted:  # known here, as data is at hand
+        if counted:  # the data is available in a simulation
             privacy = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
     strategy = DPFact(
@@ -85,7 +86,7 @@ def serve(
     _start(strategy, grid, watch)
     if cohort is not None and measured and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
-    # As it was asked for: a made-up job name is not repeated, since sites know it as done.
+    # As requested: a generated job name is not written, because sites refuse to repeat a job.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(
         strategy.coordinator, asked, vocabularies, cohort,
@@ -97,10 +98,10 @@ def serve(
 
 
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
-    """Write what ``dpfact report``, ``export`` and ``label`` need into a strategy's `run_dir`.
+    """Write the input of ``dpfact report``, ``export`` and ``label`` into a strategy's `run_dir`.
 
-    For a ServerApp of your own, once its strategy has run. `vocabularies` are the public code
-    lists, one per feature mode; `Vocabulary.load` reads one. Gives the run folder.
+    Call it in a ServerApp of your own, after its strategy has run. `vocabularies` are the public
+    code lists, one per feature mode; `Vocabulary.load` reads one. Returns the run folder.
     """
     coordinator = strategy.coordinator
     if coordinator.run_dir is None:
@@ -120,7 +121,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Flower logs a line for each that somebody watches, so only then."""
+    """Run the rounds; pass `evaluate_fn` only if needed, because Flower logs a line per call."""
     if watch is no_progress:
         strategy.start(grid)
         return
@@ -133,13 +134,13 @@ def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
-    """Do for the simulated sites what a hospital does for itself after a run."""
+    """Refit memberships at the simulated sites, as a hospital does after a run."""
     settings = SiteSettings(state_dir=str(sites_folder))
 
     def fitted(site: SiteData) -> None:
         try:
             refit(site, settings, job, simulation=True)
-        except Exception as error:  # one site's own failure is not the run's
+        except Exception as error:  # a failure of one site does not fail the run
             log_privately(site.name, error)
 
     with one_blas_thread:
@@ -156,9 +157,9 @@ def _write(
     counted: bool,
     watch: ProgressCallback,
 ) -> None:
-    """Write what a finished run leaves behind into its folder."""
+    """Write the results of a finished run into its folder."""
     folder = config.app.run_folder
-    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # from a finished run that this one replaces
+    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # left by an earlier run in this folder
         (folder / stale).unlink(missing_ok=True)
     if coordinator.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
@@ -175,7 +176,7 @@ def _write(
 
 
 def _report(folder: Path) -> None:
-    """Write report.html, if what it is drawn with is installed."""
+    """Write report.html, if its plotting packages are installed."""
     try:
         log(INFO, "report: %s", write_report(folder))
     except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept

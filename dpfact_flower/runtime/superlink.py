@@ -1,10 +1,10 @@
-"""A SuperLink on loopback that this process starts and stops: for `dpfact simulate` and tests.
+"""A SuperLink on loopback that this process starts and stops, for `dpfact simulate` and tests.
 
-With `local_supernode` a whole deployment on one machine, to try things: for notebooks and tests.
+With `local_supernode`, it forms a whole deployment on one machine, for notebooks and tests.
 
-`flwr run` on its own would start a SuperLink that stays behind as a daemon, keeps the folder and
-environment of its first run, and exits 0 when a run fails. This one has a Flower home and ports of
-its own, ends with this process, however that ends, and a run's outcome is read from it.
+`flwr run` by itself starts a SuperLink that stays behind as a daemon, keeps the folder and
+environment of its first run, and exits with 0 when a run fails. The SuperLink of this module has
+its own Flower home and ports, reports each run's outcome, and always ends with this process.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _CONNECTION = "dpfact"
 _ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")
 _WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 _NOISE = ("Since flwr 1.", "Manually terminating ClientAppActor")
-"""Flower's warnings about its own defaults and actors: there is nothing to do about them."""
+"""Flower's warnings about its own defaults and actors, which need no action."""
 _KEPT_LINES = 200
 
 
 class LogFollower:
-    """Reads Flower's log of a run, line by line, and shows the warnings, in place of a person."""
+    """Reads Flower's log of a run line by line, and shows the warnings to the user."""
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
         self._last: list[str] = []
 
     def __call__(self, line: str) -> None:
-        """Take the next line."""
+        """Process the next line."""
         self._last = [*self._last[1 - _KEPT_LINES :], line]
         if match := _ROUND.search(line):
             number, rounds = map(int, match.groups())
@@ -63,14 +63,14 @@ class LogFollower:
             self._show(line.rstrip())
 
     def show_all(self) -> None:
-        """Show the last lines whatever they say: the run has failed."""
+        """Show the last lines of a failed run, whatever their level."""
         for line in self._last:
             self._show(line.rstrip())
 
 
 @dataclass(frozen=True)
 class SuperLink:
-    """A running SuperLink: its Flower home with log and database, where it is, its supervisor."""
+    """A running SuperLink: its Flower home with log and database, its address, its supervisor."""
 
     home: Path
     address: str
@@ -78,7 +78,7 @@ class SuperLink:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment for Flower's commands against this SuperLink."""
+        """Environment in which Flower's commands use this SuperLink."""
         return {**quiet_environment(), "FLWR_HOME": str(self.home)}
 
     def run(
@@ -91,7 +91,7 @@ class SuperLink:
     ) -> None:
         """Run a Flower App to its end; its log goes to the follower, or to this process's output.
 
-        A RunFailedError comes where Flower does not report the run as completed.
+        Raises RunFailedError if Flower does not report the run as completed.
         """
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
@@ -105,7 +105,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """File descriptor whose lines a follower gets, all of them by the context's end."""
+    """File descriptor whose lines go to a follower; all are processed when the context ends."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -124,10 +124,10 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port; stop it, and its helpers, at the end.
+    """Start a SuperLink on a free loopback port; stop it and its helpers at the end.
 
-    It also ends with this process, however that ends: see `dpfact_flower.runtime.supervisor`. In a
-    simulation its clients are virtual (Ray), else real SuperNodes.
+    The SuperLink always ends with this process, see `dpfact_flower.runtime.supervisor`. In a
+    simulation its clients are virtual (Ray), otherwise real SuperNodes.
     """
     home = home.absolute()
     private_folder(home)
@@ -162,8 +162,8 @@ def local_supernode(
     """Start a SuperNode for one site of a SuperLink on this machine; stop it at the end.
 
     `config` is the site's node config, with hyphenated keys: see `SiteSettings`. `security` are
-    options of `flower-supernode`. It runs whatever the SuperLink sends, as Flower's SuperNodes do:
-    in a hospital a site is set up otherwise (docs/how-to/deploy.md).
+    options of `flower-supernode`. This SuperNode runs any app that the SuperLink sends, as Flower's
+    SuperNodes do. docs/how-to/deploy.md describes the setup for a hospital.
     """
     text = " ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
@@ -181,13 +181,13 @@ def local_supernode(
 
 
 def free_port() -> int:
-    """A loopback port that nobody is listening on."""
+    """A free loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a SuperLink listens, or ends because it cannot."""
+    """Wait until a SuperLink listens; raise a RunFailedError if it ends before."""
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -1,15 +1,15 @@
 """`dpfact superlink`: the centre's SuperLink, which ends when its helper has ended.
 
-Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps, and does not
-look after it. If that process is killed, for want of memory for example, every run stays `pending`.
-This one ends then, so that systemd starts both again.
+Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps. It does not
+restart a SuperExec that was killed, for example for lack of memory, so every run stays `pending`.
+This SuperLink ends in that case, and systemd restarts both.
 
-Flower's SuperLink also waits only five seconds for its own database, and then answers 500. Two runs
-on a slow machine are enough for that. A SuperExec then ends with all ServerApps, and a SuperNode
-gives up or forgets its message. This one waits nearly as long as its clients do.
+Flower's SuperLink waits only five seconds for its own database, and then answers 500. Two runs on a
+slow machine are enough for that. The SuperExec then ends with all ServerApps, and a SuperNode gives
+up or forgets its message. This SuperLink waits nearly as long as its clients do.
 
-It finds its helper by name beside this Python, where systemd's PATH does not look, and it names a
-damaged database, which Flower does not.
+It also finds its helper beside this Python, where systemd's PATH does not look, and it reports a
+damaged database.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from dpfact_flower.machine.flower import refuse_unknown_version
 from dpfact_flower.runtime.connection import quiet_environment
 
 _HELPER = "flower-superexec"[:15]
-"""As Linux has the names of processes."""
+"""Process name as Linux shortens it."""
 _BUSY_MILLISECONDS = 25_000
-"""Flower's clients wait 30 s for an answer, and ask again then."""
+"""Flower's clients wait 30 s for an answer before they ask again."""
 _logger = logging.getLogger(__name__)
 
 
 def superlink_main(options: Sequence[str]) -> None:
-    """Be a SuperLink, with options of `flower-superlink`, until it is ended or its helper ends."""
+    """Run a SuperLink with options of `flower-superlink`, until it is ended or its helper ends."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -52,7 +52,7 @@ def superlink_main(options: Sequence[str]) -> None:
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
-    """Refuse a database that SQLite finds damaged; the options name it."""
+    """Refuse a damaged SQLite database; the options name its file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", type=Path)
     path: Path | None = parser.parse_known_args(options)[0].database
@@ -61,7 +61,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
     try:
         with closing(sqlite3.connect(path)) as database:
             (damage,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.OperationalError:  # busy, or closed to this user: Flower says so itself
+    except sqlite3.OperationalError:  # busy, or not readable: Flower reports this itself
         return
     except sqlite3.DatabaseError as error:
         damage = str(error)
@@ -73,7 +73,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Have the SuperLink wait for other writers; call it before the SuperLink is imported."""
+    """Make the SuperLink wait for other writers; call this before importing the SuperLink."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -88,8 +88,8 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Whether the child that has ended, not stopped, is the helper: libraries start others."""
-    with suppress(OSError):  # it has been reaped elsewhere
+    """Whether the ended child is the helper: libraries start other children."""
+    with suppress(OSError):  # another part of the process has reaped the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
             return Path(f"/proc/{ended.si_pid}/comm").read_text().strip() == _HELPER

@@ -1,9 +1,9 @@
-"""What an executor and a SuperNode say to each other.
+"""The protocol between an executor and a SuperNode.
 
-Flower has no public way to answer a SuperNode with anything but the app that the SuperLink sent. So
-this speaks the SuperNode's Runtime API with the parts of Flower's own `flower-superexec` and
-`flwr-clientapp`, but it never unpacks, installs or imports an app. The executor refuses a version
-of Flower that is not known before it imports this.
+Flower has no public way to answer a SuperNode with another app than the SuperLink's. This module
+therefore uses the SuperNode's Runtime API with parts of Flower's own `flower-superexec` and
+`flwr-clientapp`. It never unpacks, installs or imports an app. The executor refuses an unknown
+version of Flower before importing this module.
 """
 
 from __future__ import annotations
@@ -56,20 +56,21 @@ from dpfact_flower.machine.processes import Listener, listeners
 _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
-"""A stopped or busy SuperNode may be back within this. One that was started again has forgotten the
-message; one that stays away must not keep an executor from its next message, or its end."""
+"""Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
+and an absent one must not block the executor's next message or its end."""
 _REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _PATIENCE_SECONDS = 60.0
-"""Longest time without any part of a message while it is fetched."""
+"""Longest time without any part of a message during its transfer."""
 
 
 class OwnSuperNode:
-    """A SuperNode's place; lets requests through to that of one user (a number) alone.
+    """The address of a SuperNode; lets requests through only if one user's process listens there.
 
-    The SuperNode shows no secret: whoever else binds its port while it is down would be answered
-    like it, out of the hospital's budget. So this looks who listens there before a request and,
-    with the answer still unread, after it. If nobody does, nothing is asked. No connection outlives
-    its request: whoever had the port for a moment would go on answering.
+    The SuperNode proves its identity by no secret. While it is down, another process could bind its
+    port and get answers at the expense of the hospital's budget. This class therefore checks the
+    listening process before each request, and again before reading the answer. If no process
+    listens, no request is sent. Connections are closed after each request, because an open one
+    would keep serving a process that held the port for a moment.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -78,7 +79,7 @@ class OwnSuperNode:
     def client(
         self, interceptors: list[Any], retries: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
-        """A connection to it, which is not encrypted: it is for one machine."""
+        """An unencrypted connection to the SuperNode, for use within one machine."""
         return RuntimeHttpClient.from_server_address(
             f"{self._host}:{self._port}", True, None, [self, *interceptors], retry_invoker=retries
         )
@@ -88,7 +89,7 @@ class OwnSuperNode:
         context: ProtobufRequestContext,
         call_next: Callable[[ProtobufRequestContext], httpx.Response],
     ) -> httpx.Response:
-        """Send a request, as Flower's client has it; a ConnectError where somebody else listens."""
+        """Send a request of Flower's client; raise a ConnectError if another user listens."""
         before = self._listening()
         context.request.headers["connection"] = "close"
         response = call_next(context)
@@ -99,7 +100,7 @@ class OwnSuperNode:
 
     def _listening(self) -> list[Listener]:
         listening = listeners(self._host, self._port)
-        if listening is None:  # it cannot be seen, as the executor said at its start
+        if listening is None:  # the processes cannot be seen; the executor warned at its start
             return []
         if not listening:
             raise httpx.ConnectError("nobody listens there")
@@ -120,17 +121,17 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages that wait at a SuperNode; `secret` is in its superexec-auth-secret-file."""
+    """The messages that wait at a SuperNode; `secret` is from its superexec-auth-secret-file."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
         self._client = node.client([RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
-        """Token of the message that has waited longest, which no other executor gets then.
+        """Claim the message that has waited longest and return its token.
 
-        Empty where no message waits; None where no SuperNode of this user answers. Messages for
-        other kinds of app are not asked for, and stay where they are.
+        Returns an empty string if no message waits, and None if no SuperNode of this user answers.
+        Messages for other kinds of app are not claimed.
         """
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
@@ -148,23 +149,24 @@ class Tasks:
 
 @dataclass(frozen=True)
 class ClaimedMessage:
-    """A message and the way back; of the context, the hospital's own settings count instead."""
+    """A claimed message and its way back; the hospital's settings replace the context's."""
 
     message: Message
     context: Context
     _client: RuntimeHttpClient
 
     def send(self, reply: Message) -> None:
-        """Hand a reply to the SuperNode."""
+        """Send a reply to the SuperNode."""
         push_message(self._client, reply, self.context)
 
 
 @contextmanager
 def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
-    """The message of a token: fetched at the start, and reported as done at the end.
+    """Fetch a claimed message at the start, and report it as done at the end.
 
-    After an error nothing is reported: a SuperNode waits for ever for the reply to a message that
-    was reported without one. It answers a message itself when it hears nothing of it for a minute.
+    After an error nothing is reported, because a SuperNode would wait for ever for the reply to a
+    message that was reported as done. Without a heartbeat for a minute, the SuperNode answers the
+    message itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -172,30 +174,30 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Say so; Flower's own way ends the process where the SuperNode waits no longer."""
+        """Send a heartbeat; unlike Flower's own, it survives a SuperNode that no longer waits."""
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         return True
 
     heartbeat = HeartbeatSender(alive)
     with closing(client):
-        heartbeat.start()  # which goes on while another process computes
+        heartbeat.start()  # continues while another process computes
         try:
             context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
             yield ClaimedMessage(_fetched(client, context), context, client)
         finally:
             retries.max_tries = 1
-            # One that went on would keep the message for ever. After the message is reported as
-            # done its token is not valid any more, at which Flower's client ends this process.
+            # A heartbeat that went on would hold the message for ever. After the report the token
+            # is no longer valid, and Flower's client would end this process.
             heartbeat.stop()
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """The claimed message, fetched as `flwr.supernode.runtime.run_clientapp` does, without its app.
+    """Fetch the claimed message as `flwr.supernode.runtime.run_clientapp` does, without its app.
 
-    Flower's own waits more than an hour for parts. They never come if the server ended while it
-    sent them, and a site answers one message at a time.
+    Flower's own function waits more than an hour for missing parts. They never come if the server
+    ended during the transfer, and a site answers only one message at a time.
     """
     pulled = client.PullMessages(PullAppMessagesRequest())
     if not pulled.messages_list:
@@ -207,7 +209,9 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
         return_type=Message,
     )
-    message.metadata.__dict__["_message_id"] = tree.object_id  # a message does not hold its own
+    message.metadata.__dict__["_message_id"] = (
+        tree.object_id
+    )  # a message does not contain its own id
     return message
 
 
@@ -216,7 +220,7 @@ def while_they_come(
     patience: float = _PATIENCE_SECONDS,
     now: Callable[[], float] = time.monotonic,
 ) -> Callable[[str], bytes]:
-    """`pull`, for several threads, which gives up after `patience` seconds without any object."""
+    """`pull`, for several threads; gives up after `patience` seconds without any object."""
     last = now()
 
     def pulled(identifier: str) -> bytes:
@@ -235,10 +239,10 @@ def while_they_come(
 
 
 def message_to_bytes(message: Message) -> bytes:
-    """A message with all that it holds, as Flower writes it."""
+    """Serialise a message with its content, in Flower's format."""
     return bytes(message_to_proto(message).SerializeToString())
 
 
 def message_from_bytes(data: bytes) -> Message:
-    """Read what `message_to_bytes` wrote."""
+    """Read a message that `message_to_bytes` wrote."""
     return message_from_proto(ProtoMessage.FromString(data))

@@ -1,9 +1,9 @@
-"""A message answered in a process of its own, which has the patients and no way to the SuperNode.
+"""Answers each message in a process that has the patients and no connection to the SuperNode.
 
-The executor, the parent, owns the message: it fetches it, starts the process, and sends the reply.
-Where the process dies or hangs, the executor replies for it: with the code of every round that
-failed, at the time when every such reply leaves. Otherwise the SuperNode would find out within a
-minute, and tell the centre at a time that depends on when the process died, and so on the patients.
+The executor, which is the parent, fetches the message, starts the process, and sends the reply. If
+the process dies or hangs, the executor replies with the error code and at the time of every failed
+round. Otherwise, the SuperNode would report the failure within a minute. Its time would depend on
+when the process died, and so on the patients.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")
 _GRACE_SECONDS = 60.0
-"""What a process has beyond the end of its round, to say that it is late."""
+"""Time that a process has after the end of its round, to report that it is late."""
 _MOST_SECONDS = 20 * 86_400.0
-"""The longest time that the system waits at once."""
+"""Longest time that the system can wait at once."""
 
 
 class Question(NamedTuple):
-    """What a process is asked: a message of a run to a node, and the hospital's own settings.
+    """A process's input: a message of a run to a node, and the hospital's own settings.
 
-    `held` is the memory in bytes that the executor has for the message, as it came and as it is
-    handed on.
+    `held` is the memory, in bytes, that the executor uses for the received and the forwarded
+    message.
     """
 
     message: Message
@@ -56,24 +56,24 @@ class Question(NamedTuple):
     held: int = 0
 
     def to_bytes(self) -> bytes:
-        """What `from_bytes` reads."""
+        """Serialise for `from_bytes`."""
         message = message_to_bytes(self.message)
         head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
         return b"%b\n%b" % (head.encode(), message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read what `to_bytes` wrote."""
+        """Read the output of `to_bytes`."""
         head, _, message = data.partition(b"\n")
         return cls(message_from_bytes(message), *json.loads(head))
 
     def context(self) -> Context:
-        """Context for the app: the hospital's settings, and nothing of what the SuperLink sent."""
+        """Context for the app: the hospital's settings alone, without the SuperLink's."""
         return Context(self.run, self.node, dict(self.settings), RecordDict(), {})
 
 
 class Answering:
-    """Answers messages of a SuperNode, each in a process that `command` starts.
+    """Answers a SuperNode's messages, each in a process that `command` starts.
 
     The hospital's settings, `config`, are read again for every message.
     """
@@ -83,15 +83,15 @@ class Answering:
         self._last: subprocess.Popen[bytes] | None = None
 
     def answer(self, token: str) -> None:
-        """Answer a claimed message; a failure stands in the log."""
+        """Answer a claimed message; log failures."""
         try:
             with claimed(self._node, token) as work:
                 work.send(self._reply(work))
-        except Exception as error:  # the SuperNode has gone, or the run has ended
+        except Exception as error:  # the SuperNode is down, or the run has ended
             log_privately("", error)
 
     def _reply(self, work: ClaimedMessage) -> Message:
-        """The process's reply, or an error's code when a reply is due."""
+        """The process's reply, or an error code at the time when a reply is due."""
         site, delay = "", ReplyDelay(0)
         try:
             own = read_node_config(self._config)
@@ -116,16 +116,16 @@ class Answering:
             if len(answer) < 2 or len(answer[1]) != int(answer[0]):
                 raise RoundFailedError(_fault(seconds, hung=time.monotonic() >= end))
             return message_from_bytes(answer[1])
-        except Exception as error:  # nothing an error says may reach the server
+        except Exception as error:  # no text of an error may reach the server
             reason = log_privately(site, error)
             delay.wait()
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
-        """What a process says within this time: when its clock began, its reply's size, its reply.
+        """A process's output within the time limit: start of its clock, size of its reply, reply.
 
-        The reply leaves without waiting for the end of the process: to give its memory back takes
-        as long as that is large. The next message waits for that.
+        The reply is sent before the process has ended, because freeing its memory takes longer the
+        more it has. The next message waits for the end of the process.
         """
         if self._last is not None:
             self._last.wait()
@@ -156,7 +156,7 @@ def _fault(seconds: float, *, hung: bool) -> str:
 
 @contextmanager
 def _noted(state: Path) -> Iterator[None]:
-    """Note for the hospital's figures since when a message is being answered."""
+    """Record for the hospital's metrics that a message is being answered."""
     note = state / ANSWERING
     with suppress(OSError):
         note.touch()
