@@ -137,7 +137,8 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     many, phenotypes that differ in one mode alone may be one that was divided: then the chance is
     taken to be even at least.
     """
-    chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))
-    if cells > _MANY_CELLS:
-        chance[parts(factors)] = np.maximum(chance[parts(factors)], _EVEN)
+    with one_blas_thread:  # the same on every machine
+        chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))
+        doubted = parts(factors) & (cells > _MANY_CELLS)
+    chance[doubted] = np.maximum(chance[doubted], _EVEN)
     return tuple(round(float(each), 3) for each in chance)

@@ -47,10 +47,10 @@ _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
 _FIT_STEPS, _SEARCH_STEPS = 100, 12
 """Iterations of the server's start beside growth's one per phenotype, and steps of growth's search
 for a phenotype, each from all sites and four other directions."""
-_PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.2
+_PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.4
 """Multiply-adds of a quiet core in a second, and its seconds per phenotype for surrogates.
-Measured: 518 and 200 codes, 20 and 50 phenotypes, 6 to 200 sites took .2 to 8 and 3 to 12 s.
-Patients with many codes get no surrogates."""
+Measured: 518 and 200 codes, 20 and 50 phenotypes, 6 to 200 sites took .2 to 8 and 3 to 12 s,
+the fits to halves of the noise 5 and 8 s. Patients with many codes get the latter alone."""
 
 
 class Facts(NamedTuple):
