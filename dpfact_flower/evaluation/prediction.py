@@ -137,7 +137,7 @@ def split_scores(
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
     """Fourth roots of memberships, which are skewed; the power was chosen on tuning halves."""
-    return np.abs(memberships) ** 0.25
+    return np.asarray(np.abs(memberships) ** 0.25)
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
