@@ -29,12 +29,12 @@ from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
-"""Sent with every reply in place of the number of patients, which concerns nobody else."""
+"""Sent with every reply in place of the number of patients, which is private."""
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """What leaves a site about a round that failed: a code. Made by `DPFactClient` alone."""
+    """A round that failed, as the server may know it: the text is a code."""
 
     code = "refused"
 
@@ -51,8 +51,8 @@ class DPFactClient(NumPyClient):
     simulation, beside
         As for `dpfact_flower.site.admission.Hospital`.
     came_in, time_left : float
-        Of the first request, as for `dpfact_flower.site.reply_timing.ReplyDelay`: a deployed site
-        has a client for each message. A simulation has no deadline: nobody pays.
+        Of the first request, as for `dpfact_flower.site.reply_timing.ReplyDelay`. A deployed site
+        has a client for each message. A simulation has no deadline.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class DPFactClient(NumPyClient):
             reason = self._refused(error)
         with suppress(Exception):  # the answer stands, or the refusal
             delay.wait()
-        if self._reply_after:  # for the site alone: how long it took is the patients'
+        if self._reply_after:  # for the site alone: the time depends on its patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
-        if delay.late:  # whatever it was: what was charged is kept, and free if it is asked again
+        if delay.late:  # a charged answer is kept, and sent again at no cost
             reason = self._refused(overrun())
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
@@ -101,7 +101,7 @@ class DPFactClient(NumPyClient):
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Refuse now what `fit` would refuse before it reads a patient; nothing is charged.
 
-        Takes what `fit` will be asked, and under `ROUND_TIMEOUT` how long it will be waited for.
+        Takes the request of `fit`, and under `ROUND_TIMEOUT` how long the server will wait.
         """
         delay, reason = self._delay(), ""
         try:
@@ -117,7 +117,7 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Refuse: a site has no model for others to start from; the server's public seed has."""
+        """Refuse: the start comes from the server's public seed, not from a site."""
         self._delay().wait()
         raise RoundRefusedError(public_reason(MessageError()))
 
@@ -132,7 +132,7 @@ class DPFactClient(NumPyClient):
         """A release as Flower takes it."""
         try:
             arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
-        except Exception as error:  # out of memory, say, which patients fill too
+        except Exception as error:  # such as too little memory, which depends on the patients
             log_privately(self.site.name, error)
             raise RoundFailedError("the release was charged, and could not be packed") from None
         return list(arrays), NUM_EXAMPLES, dict(reply)

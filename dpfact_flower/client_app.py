@@ -48,7 +48,7 @@ def train(message: Message, context: Context) -> Message:
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say whether a round would be refused, before anybody pays; no patient is read."""
+    """Say whether this site would refuse a round; no patient is read, nothing is charged."""
     return _answered(message, context, DPFactClient.preflight)
 
 
@@ -57,7 +57,7 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
         client = client_for(context, came_in=came_in, time_left=seconds)
-    except RoundRefusedError as error:  # which has waited for its time
+    except RoundRefusedError as error:  # its reply is due already
         return _error(message, str(error))
     return answered(message, client, lambda error: _refusal(context, error, came_in), ask)
 
@@ -79,9 +79,9 @@ def answered(
         return _error(message, refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
-    except RoundRefusedError as error:  # which has waited, too
+    except RoundRefusedError as error:  # its reply is due, too
         return _error(message, str(error))
-    except Exception as error:  # after the round: out of memory, say, which patients fill too
+    except Exception as error:  # such as too little memory, which depends on patients
         log_privately(client.site.name, error)
         return _error(message, public_reason(RoundFailedError()))
     return Message(content, reply_to=message)
@@ -107,7 +107,7 @@ def _refusal(context: Context, error: Exception, came_in: float) -> str:
 
 
 def _wait(context: Context, came_in: float) -> None:
-    """Wait until the hospital's `reply-after` has passed; not at all if it makes no sense."""
+    """Wait until the hospital's `reply-after` has passed; not at all if it is invalid."""
     with suppress(SettingsError):
         if not context.node_config.keys() >= _SIMULATION_KEYS:
             ReplyDelay(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()

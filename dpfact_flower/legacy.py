@@ -35,10 +35,10 @@ from dpfact_flower.wire.protocol import SiteReply
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy; parameters as `dpfact_flower.DPFact`.
 
-    Give Flower's ``ServerConfig`` the planned number of rounds, ``coordinator.rounds`` (after a
-    resume, what is left of them): a privacy budget is planned over exactly these. Set
+    Give Flower's ``ServerConfig`` the planned number of rounds, ``coordinator.rounds``, because the
+    privacy budget is planned over these. After a resume, give it the remaining ones. Set
     ``round_timeout`` in ``ServerConfig`` too: in this API Flower enforces the deadline. Bytes are
-    those of the serialised arrays; this API shows no more.
+    those of the serialised arrays.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class DPFact(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Check every reply, pull the global factors; None where the quorum was missed."""
+        """Check every reply and update the global factors; None if the quorum was missed."""
         shapes = self.coordinator.reply_shapes(self._resumed + server_round)
         usable: list[SiteReply] = []
         failed = [Failure("a client", _reason(failure)) for failure in failures]
@@ -131,7 +131,7 @@ class DPFact(Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Nobody is asked: a site measures itself while it trains, and keeps what it measures."""
+        """No request: a site measures itself while it trains, and keeps the result."""
         return []
 
     def aggregate_evaluate(

@@ -1,9 +1,9 @@
 """Every setting: its type, default, allowed range and one line of help, in one place.
 
-A settings class is a frozen dataclass whose fields carry their own range. It is built once, where
-settings enter (Flower's run config and node config, a message, the command line), by `from_config`,
-and passed on as an object; inside, no bare dictionary is passed around. In configs and on the
-command line a field is spelled with hyphens, as in Flower: ``round_timeout`` is ``round-timeout``.
+A settings class is a frozen dataclass. Each field has its own range. `from_config` builds it once,
+where settings enter: Flower's run config and node config, a message, the command line. After that
+it is passed on as an object. Configs and the command line use hyphens, as Flower does:
+``round_timeout`` is ``round-timeout``.
 """
 
 from __future__ import annotations
@@ -184,10 +184,10 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """What protects the patients whose data a release is made from.
+    """How releases protect patients.
 
-    The default protects: "patient" is proven, and a site enforces it. Nothing leaves a site
-    unprotected unless somebody wrote "none".
+    The default, "patient", has a proof, and each site enforces it. Only "none" lets data leave a
+    site unprotected.
     """
 
     privacy: Literal["patient", "paper", "none"] = setting(
@@ -234,7 +234,7 @@ class PrivacySettings(Settings):
         0.05, "patient: share of the budget for that count", low=0, high=0.5, open_low=True
     )
     weighting: Literal["none", "inverse-frequency"] = setting(
-        "none", "patient: inverse-frequency lets a cell count less the more frequent its codes "
+        "none", "patient: with inverse-frequency a cell counts less the more frequent its codes "
         "are, by that count",
     )  # fmt: skip
     secure_sums: bool = setting(
@@ -282,10 +282,10 @@ class PrivacySettings(Settings):
             )
 
     def resolved(self, solver: SolverSettings) -> SolverSettings:
-        """The solver's settings as this mode has them: in paper mode the paper's elastic weight.
+        """The solver's settings in this privacy mode.
 
-        There a weight that follows from the patients would have no place in the claim. The default
-        step size is too long for the paper's weight, so it goes with it.
+        Paper mode takes the paper's elastic weight, because its claim has no place for a weight
+        that depends on the patients. It also shortens the default step, which is too long for it.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -361,17 +361,17 @@ class RunSettings(Settings):
     )
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop",
-        "ask all sites, before anybody pays, whether they would answer: begin only if all would, "
-        "or without the others",
+        "ask sites before any charge whether they would answer; stop: begin only if all would; "
+        "leave-out: begin without the rest",
     )
     rule: str = setting(
-        "", "what replies do to the model: elastic, patient, or a registered one; empty: that of "
+        "", "how replies change the model: elastic, patient, or a registered one; empty: that of "
         "the privacy mode", pattern=NAME,
     )  # fmt: skip
     start: Literal["auto", "cooccurrence", "random"] = setting(
         "auto",
-        "pairs of codes at the sites, in mode none WITHOUT noise, or the public seed; auto: pairs, "
-        "unless paper or too few rounds",
+        "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
+        "seed; auto: pairs if mode and rounds fit",
     )
     elastic_step: float = setting(
         0.0,
@@ -458,7 +458,7 @@ class SiteSettings(Settings):
     )  # fmt: skip
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
     data_site: str = setting(
-        "", "the name in the data file, if that is this site's and has another name than `site`",
+        "", "the name in the data file, where it differs from `site`",
         pattern=NAME,
     )  # fmt: skip
     state_dir: str = setting(
@@ -488,7 +488,7 @@ class SiteSettings(Settings):
         low=1,
     )  # fmt: skip
     reply_after: float = setting(
-        0.0, "seconds from a request to its reply, whatever that says; 0 sends it when it is ready",
+        0.0, "seconds from a request to its reply, whatever it says; 0 sends it when it is ready",
         low=0, high=86_400,
     )  # fmt: skip
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", low=-1)
@@ -498,12 +498,12 @@ class SiteSettings(Settings):
     secure_peers: str = setting(
         "", "secure sums: the file of all sites' names and public keys, one `NAME KEY` a line"
     )
-    secure_min_sites: int = setting(3, "secure sums: fewest sites this site adds up with", low=3)
+    secure_min_sites: int = setting(3, "secure sums: fewest sites in a sum of this site", low=3)
     secure_min_colluding: int = setting(
-        1, "secure sums: this site wants to be safe from so many sites that collude", low=1
+        1, "secure sums: how many colluding sites a run must withstand", low=1
     )
     max_epsilon_alone: float = setting(
-        0.0, "secure sums: largest epsilon, over all jobs, should all other sites collude; must be "
+        0.0, "secure sums: largest epsilon, over all jobs, if all other sites collude; must be "
         "above 0 to take part", low=0,
     )  # fmt: skip
 

@@ -33,12 +33,12 @@ of its message gives up after another."""
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation: what is measured on patients stays at their site."""
+    """A strategy without evaluation: measurements on patients stay at their site."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No messages: a site measures itself while it trains, and keeps what it measures."""
+        """No messages: a site measures itself while it trains, and keeps the result."""
         return []
 
     def aggregate_evaluate(
@@ -111,8 +111,8 @@ class DPFact(TrainOnlyStrategy):
         Raises
         ------
         SettingsError
-            If `num_rounds` exceeds the run's rounds, which budgets are planned for, or a config is
-            given: a site takes settings only from the run's own request.
+            If `num_rounds` exceeds the run's rounds, for which the budget is planned, or if a
+            config is given: sites take settings from the run's own request alone.
         QuorumError
             If too few sites connect in time, or no round at all met the quorum.
         """
@@ -169,7 +169,7 @@ class DPFact(TrainOnlyStrategy):
         return records.array_record(self.coordinator.factors)
 
     def summary(self) -> None:
-        """Log what this run is, as a tree."""
+        """Log the run's settings, as a tree."""
         coordinator = self.coordinator
         solver, run = coordinator.solver, coordinator.run
         for line in (
@@ -215,7 +215,7 @@ class DPFact(TrainOnlyStrategy):
         return list(self._sent)
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
-        """Requests to nodes; what nodes are asked alike is packed once."""
+        """Requests to nodes; equal ones are packed once."""
         contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
         return [
             Message(
@@ -226,7 +226,7 @@ class DPFact(TrainOnlyStrategy):
         ]  # fmt: skip
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
-        """Ask more of nodes within a round, and give the reply of each."""
+        """Ask nodes a further question within a round, and give the reply of each."""
         if isinstance(self._asking, RetryingGrid):
             self._asking.policy = RoundPolicy(charged=charged)
         messages = self._messages(requests)
@@ -239,9 +239,9 @@ class DPFact(TrainOnlyStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check every reply, move the global factors, say what failed.
+        """Check every reply, update the global factors and log failures.
 
-        The arrays are None where the quorum was missed. Metrics count sites, failures and bytes;
+        The arrays are None if the quorum was missed. Metrics count sites, failures and bytes;
         nothing in them comes from a patient.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
@@ -278,7 +278,7 @@ class DPFact(TrainOnlyStrategy):
     def _usable(
         self, number: int, came: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        """What sites released, and why other replies cannot be used."""
+        """The releases of sites, and why other replies cannot be used."""
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
         nodes = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)
@@ -315,7 +315,7 @@ class DPFact(TrainOnlyStrategy):
         return came
 
     def _quorum_seconds(self) -> float:
-        """When as many nodes as the quorum had answered; 0 where they have not."""
+        """Seconds until a quorum of nodes had answered; 0 if it has not."""
         came = sorted(self._grid.seconds.values()) if self._grid else []
         return came[quorum - 1] if len(came) >= (quorum := self.coordinator.run.min_sites) else 0.0
 
@@ -326,7 +326,7 @@ class DPFact(TrainOnlyStrategy):
         shapes: Sequence[tuple[int, ...]],
         connected: Collection[int],
     ) -> SiteReply | str:
-        """What a site released, or why that cannot be used; no other node may have its name."""
+        """A site's release, or why it cannot be used; no other node may have its name."""
         if reply.has_error():
             return format_error(reply.error)
         try:
@@ -337,7 +337,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Nodes that would not answer, asked before anybody pays; in a simulation nobody does."""
+        """Nodes that say before any charge that they would not answer; none in a simulation."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -363,7 +363,7 @@ class DPFact(TrainOnlyStrategy):
         )
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Nodes that are there, once there are enough; at first, once the expected number is."""
+        """Connected nodes, once there are enough; at first, once the expected number is there."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

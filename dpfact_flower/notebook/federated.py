@@ -33,10 +33,9 @@ def federate(
     watch: ProgressCallback = no_progress,
     **settings: Scalar,
 ) -> Run:
-    """Run DPFact with every site in this process, as many at a time as there are threads.
+    """Run DPFact with every site in this process; sites work in parallel threads.
 
-    The strategy, the client and the numbers are those of `flwr run`; only Ray and the network are
-    missing.
+    The strategy, the client and the numbers are those of `flwr run`, without Ray and network.
 
     Parameters
     ----------
@@ -52,24 +51,24 @@ def federate(
         read; `Run.save` writes them.
     state_dir : path, optional
         Where the sites keep their ledgers of what they released, and their own factors. Without it
-        they lie in a temporary folder that is deleted at the end: such a ledger enforces nothing
-        beyond this very run. Given, it needs `max_epsilon` and, in patient mode, `patients`.
+        they lie in a temporary folder that is deleted at the end, and limit no later run. With
+        `state_dir`, give `max_epsilon` too and, in patient mode, `patients`.
     max_epsilon : float
-        What each site may spend, over all runs with this `state_dir`; a run that would exceed it is
-        refused before a patient is read. 0: no limit.
+        Limit of each site's epsilon, over all runs with this `state_dir`. A run that would exceed
+        it is refused before a patient is read. 0: no limit.
     measure : bool
         Whether to measure what was learned (fit, prediction of outcomes, which site uses what).
     verbose : bool
         Whether Flower's log is shown.
     watch : callable
-        Told of progress.
+        Called with the progress.
     **settings
         Any of a run's settings, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
 
     Raises
     ------
     SettingsError, DataError
-        If what was given cannot be used.
+        If an argument cannot be used.
     PrivacyRefusedError
         If a site's budget does not allow the run.
     QuorumError

@@ -38,36 +38,35 @@ if TYPE_CHECKING:
 
 
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
-    """Phenotypes that sites learn together, and how much of each a patient has.
+    """Phenotypes that sites learn together, as a scikit-learn estimator.
 
-    `fit` is a whole federated run in this process, with the privacy asked for: what the sites would
-    send is what the phenotypes are made from. `transform` fits patients, old or new, to the
-    phenotypes, for whoever holds those patients: no guarantee covers its result.
+    `fit` is a whole federated run in this process, with the noise of its privacy mode. `transform`
+    fits patients, old or new, to the phenotypes. No guarantee covers its result: it is for the site
+    that holds these patients.
 
     Parameters
     ----------
     rank : int
         Number of phenotypes.
     privacy : {"patient", "none", "paper"}
-        As the setting: "patient" is proven, for each patient; "none" protects nobody.
+        "patient" has a proof for each patient; "none" has no protection.
     epsilon, delta : float
         Of one `fit`.
     rounds : int
         Federated rounds; patient mode plans its own number.
     random_state : int, RandomState instance or None
-        Of the public seed. Noise has no seed: in modes with noise no two fits are alike.
+        The public seed. Noise has no seed, so no two fits with noise are alike.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. Without them the codes of events and of plain
-        tensors are those that the data shows, which in a private fit is a release that nobody
-        counts.
+        Public code lists, one per feature mode. Without them the codes come from the data. In a
+        private fit, that reveals codes at no charge.
     window_days : int or None
-        For events: codes at most so far apart occur together; None: those of one encounter.
+        For events: codes at most this far apart occur together; None: codes of one encounter.
     state_dir : path, optional
-        Where the sites keep their ledgers. **Without it a ledger lasts for one fit and enforces
-        nothing between fits**: each fit spends `epsilon` again, on the same patients, and their sum
-        is counted by nobody. Cross-validation with k folds is k fits.
+        Where the sites keep their ledgers. **Without it a ledger lasts for one fit**: each fit
+        spends `epsilon` again on the same patients, and nothing adds it up. Cross-validation with k
+        folds is k fits.
     max_epsilon : float
-        With `state_dir`: what each site may spend, over all fits; `fit` is refused beyond it.
+        With `state_dir`: limit of each site's epsilon over all fits. `fit` is refused beyond it.
     settings : mapping, optional
         Any other setting of a run, with underscores: see ``dpfact settings``. In patient mode
         ``patients`` should be a public estimate; without it the exact number of patients plans the

@@ -40,17 +40,17 @@ _FIGURE = (7.0, 3.6)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A finished run: what `dpfact_flower.federate` gives, and what a run's folder holds.
+    """A finished run, as `dpfact_flower.federate` returns it or as its folder holds it.
 
-    It has nothing of a single patient, and can be pickled. Where the run was simulated, its
-    measures come from all sites' patients: treat them as that data.
+    It holds nothing about single patients, and can be pickled. A simulated run's measures are
+    computed on all sites' patients: protect them like the data.
 
     Attributes
     ----------
     model : GlobalModel
         The phenotypes that all sites share.
     summary : Summary
-        What is in ``summary.json``.
+        The content of ``summary.json``.
     records : tuple of RoundRecord
         One per round.
     tables : SharedPhenotypes or GlobalCodes
