@@ -26,6 +26,7 @@ from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 COMPLETED = "finished:completed"
+_COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 _FINISHED = "finished"
 """Prefix of Flower's status of every ended run."""
 _POLL_SECONDS = 3.0
@@ -56,7 +57,9 @@ class RunUnknownError(DPFactError, RuntimeError):
 def quiet_environment() -> dict[str, str]:
     """Environment for Flower's commands; they find their helpers beside this Python."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
-    return {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
+    # Jupyter asks for colours, and Flower then puts them into its JSON, too.
+    plain = {key: value for key, value in os.environ.items() if key not in _COLOURED}
+    return {**plain, **QUIET, "PATH": os.pathsep.join(path)}
 
 
 def tool(name: str) -> str:

@@ -1,11 +1,18 @@
 """Runs of one SuperLink that this process starts; a real one is started in `test_runtimes`."""
 
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError
+from dpfact_flower.runtime.connection import (
+    COMPLETED,
+    Connection,
+    RunFailedError,
+    quiet_environment,
+)
 from dpfact_flower.runtime.serve import MEASURING_LINE
 from dpfact_flower.runtime.superlink import LogFollower, SuperLink
 
@@ -35,6 +42,15 @@ def test_a_runs_log_goes_to_its_follower_and_its_outcome_counts(tmp_path, monkey
     with pytest.raises(RunFailedError, match="ended as 'finished:failed'"):
         link.run(tmp_path, {"ends": "finished:failed"}, follower=bad)
     assert (good, bad) == (LINES, [*LINES, "all"])
+
+
+@pytest.mark.process
+def test_colours_that_jupyter_asks_for_stay_out_of_flowers_json(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    command = [sys.executable, "-c", "from rich import print_json; print_json('{\"a\": 1}')"]
+    assert b"\x1b" in subprocess.run(command, capture_output=True, check=True).stdout
+    done = subprocess.run(command, env=quiet_environment(), capture_output=True, check=True)
+    assert b"\x1b" not in done.stdout
 
 
 LOG = f"""\
