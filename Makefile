@@ -79,7 +79,8 @@ lint: $(LIGHT)
 # The documentation site, into build/docs; every warning is an error.
 docs: $(LIGHT)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
-	@echo "build/docs/index.html"
+	@echo "Open build/docs/index.html. Its search shows excerpts on a server alone, as browsers demand:"
+	@echo "$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs"
 
 # README and docs as a newcomer would type them, from a fresh clone of the last commit: what ran, what
 # failed, what cannot run here and why, minutes. It takes long; PAGES=docs/tutorial.md for one.

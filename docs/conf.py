@@ -15,7 +15,7 @@ copyright = f"2026, {author}"  # noqa: A001 - the name is Sphinx's
 release = metadata.version("dpfact-flower")
 
 extensions = [
-    "myst_parser",
+    "myst_nb",  # with myst_parser
     "settings_table",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -32,6 +32,7 @@ html_static_path = ["_static"]
 html_js_files = ["scrolled.js"]
 html_css_files = ["wide.css"]
 
+nb_execution_mode = "off"  # notebooks are stored with their output: laboratory/notebooks.py
 # Headings are linked to across pages, as on a forge that shows the same files.
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
