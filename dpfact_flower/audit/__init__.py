@@ -1,11 +1,12 @@
-"""Audits of patient mode: whether the code does on a site's own data what the proof says.
+"""Audits of patient mode: they test the proof's claims on a site's own data.
 
-`audit` runs them all: how far one patient moves what is released, the noise, an adversary who knows
-everything but whether some patients are there, and what others could do to the site's own folder.
-What each finds, and what none of them would: ``docs/how-to/audit.md``.
+`audit` runs all audits. They measure how far one patient moves a release, test the noise, and play
+an adversary who knows everything except whether some patients are present. They also check the
+permissions of the site's own folder. ``docs/how-to/audit.md`` describes the findings and the
+audits' limits.
 
-Nothing is sent or charged. Findings hold no value of a patient, but they are computed from the
-data without noise, so they are for the site alone.
+Nothing is sent or charged. Findings contain no patient's values, but they are computed from data
+without noise, so only the site may see them.
 """
 
 from dpfact_flower.audit.finding import Finding

@@ -1,4 +1,4 @@
-"""What an audit found: one measured number, and the range that it must lie in."""
+"""Findings of audits: one measured number each, and its allowed range."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ShareDone = Callable[[float], None]
-"""Called by an audit with the share of its work that is done."""
+"""Called by an audit with the fraction of its work that is done."""
 
 ALPHA = 1e-6
-"""How often a statistical check may fail when nothing is wrong."""
+"""Probability that a statistical check fails by chance."""
 Z_LIMIT = 5.0
-"""Standard errors by which an estimate may be off; beyond, chance is below `ALPHA`."""
+"""Allowed error of an estimate, in standard errors; more has a probability below `ALPHA`."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One number that an audit measured.
 
-    `measured` is NaN where the audit could not be done, which fails. `allowed` is the lowest and
-    the highest value that is right, both included. `detail` is for people.
+    `measured` is NaN, which fails, if the audit could not be completed. `allowed` is the lowest and
+    the highest correct value, both included. `detail` explains the finding to the reader.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Finding:
 
     @property
     def passed(self) -> bool:
-        """Whether the number lies in the range."""
+        """Whether the number is in its allowed range."""
         return self.allowed[0] <= self.measured <= self.allowed[1]
 
     @property
     def allowed_text(self) -> str:
-        """The range as people write it."""
+        """The allowed range as text."""
         low, high = self.allowed
         if low == high:
             return f"{low:g}"
@@ -47,12 +47,12 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Finding that something that must not happen was seen so many times."""
+    """Finding that counts a forbidden event."""
     return Finding(name, float(number), (0.0, 0.0), detail)
 
 
 def failed(name: str, detail: str) -> Finding:
-    """Finding that an audit could not be done."""
+    """Finding that an audit could not be completed."""
     return Finding(name, math.nan, (0.0, 0.0), detail)
 
 

@@ -16,7 +16,7 @@ from dpfact_flower.privacy import Release, replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Cells of a dense patient: enough for a bound that grows with them to show."""
+"""Cells of a dense patient, enough to expose a bound that grows with the number of cells."""
 
 
 class Patient(NamedTuple):
@@ -40,19 +40,19 @@ def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Pa
 
 
 def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
-    """The site with these patients and nobody else."""
+    """The site with these patients and no others."""
     return site_of(site.name, site.vocabularies, patients)
 
 
 def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
-    """The site with more patients, from row `at` on; at the end by default."""
+    """The site with more patients, inserted at row `at`; at the end by default."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     at = len(own) if at is None else at
     return alone(site, [*own[:at], *patients, *own[at:]])
 
 
 def nobody(site: SiteData) -> SiteData:
-    """The site with one patient who has no cell: the emptiest there is."""
+    """The site with a single patient, who has no cells."""
     return alone(site, [_empty(site.tensor.feature_shape)])
 
 
@@ -84,14 +84,14 @@ def _empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Where one of the factors' columns is largest: all of the patient is one phenotype."""
+    """One cell, at the largest code of each mode of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """A phenotype itself, on its largest codes."""
+    """A patient equal to a phenotype, on its largest codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -120,7 +120,7 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Values as large and as small as float32 can hold, in one patient."""
+    """The largest and smallest values of float32, in one patient."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -135,11 +135,11 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: _empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Patients that are added, by name; those that reach a bound come first."""
+"""Added patients, by name; those that reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Positions among all codes, from positions among those that were kept."""
+    """Positions among all codes, from positions among the selected codes."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -170,7 +170,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Global factors as a server might send them, by name."""
+"""Global factors that a server might send, by name."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -179,14 +179,14 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""What a site might have released at its start, by name."""
+"""Values that a site might have released at its start, by name."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Factors, selection and released start of a trial; successive trials go through all kinds.
+    """Factors, selection and released start of a trial; successive trials cover all kinds.
 
-    Every second trial has a ridge (the settings' own `relative_l21`, or 1 where they have none): a
-    server may ask for one whatever the site's user has set.
+    Every second trial has a ridge (the settings' own `relative_l21`, or 1 without one), because a
+    server may ask for a ridge under any settings.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
@@ -201,5 +201,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Values as a site would find them in its ledger."""
+    """Values in the form that a site reads from its ledger."""
     return replay([values.astype(np.float32)], [])

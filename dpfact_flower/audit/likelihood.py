@@ -1,16 +1,16 @@
 """Likelihood: the best adversary learns no more from a site's replies than its ledger says.
 
-The adversary knows everything but whether a group of patients is there.
+The adversary knows everything except whether a group of patients is present.
 
-A tiny site, with and without the group, answers the same run over and over, each time with an empty
-ledger. From the bytes of the replies the adversary takes the logarithm of the likelihood ratio,
-which is the best that anybody can do (Neyman & Pearson). Under a Gaussian mechanism it is normal,
-with means that lie mu of its standard deviations apart. Estimate and standard error are compared
-with the mu that the ledger's events add up to.
+A tiny site, with and without the group, answers the same run repeatedly, each time with an empty
+ledger. The adversary computes the log likelihood ratio from the bytes of the replies, which is the
+most powerful test (Neyman & Pearson). Under a Gaussian mechanism, the ratio is normal, and its two
+means differ by mu standard deviations. The estimate of mu and its standard error are compared with
+the mu of the ledger's events.
 
-The canaries are equal patients, as many as it takes to make the estimate's error small beside its
-mu: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
-Gaussian noise. Each of them reaches the bound in every release, which is checked.
+The canaries are equal patients. Their number makes the estimate's error small relative to its mu: a
+group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for Gaussian
+noise. The audit checks that each canary reaches the bound in every release.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Standard deviations that the group of canaries should be apart, if the ledger is right."""
+"""Standard deviations between the two means for the group of canaries, if the ledger is right."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
 
 class Estimate(NamedTuple):
-    """What an adversary measured: mu of the group, and its standard error."""
+    """An adversary's estimate: mu of the group, and its standard error."""
 
     mu: float
     error: float
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The two data sets to be told apart, the canaries alone, and what everybody knows."""
+    """Two data sets to distinguish, the canaries alone, and the adversary's other knowledge."""
 
     target: AuditTarget
     transcript: Transcript
@@ -70,11 +70,11 @@ class _Game:
 def audit_likelihood(
     target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000, done: ShareDone = silent
 ) -> tuple[Finding, ...]:
-    """Tell two neighbouring sites apart by their replies, as well as it can be done.
+    """Distinguish two neighbouring sites by their replies with the most powerful test.
 
-    A made-up tiny site has the target's epsilon, delta and bound. Found are by how many standard
-    errors the estimated mu differs from the ledger's, for a run and for each release, and how much
-    of the bound the canaries reach.
+    A made-up tiny site has the target's epsilon, delta and bound. The findings are the differences
+    between the estimated mu and the ledger's, in standard errors, for a run and for each release.
+    One more finding is the fraction of the bound that the canaries reach.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -133,7 +133,7 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     """A site of a few made-up patients under the settings' own epsilon, delta and bound.
 
-    Every release costs the same: then a ledger that forgets any of them is off by the most.
+    Every release costs the same, so a ledger that omits any one of them has a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
@@ -152,13 +152,13 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK, relative_l21=0.0), privacy)
     mu = math.sqrt(sum((tiny.sensitivity(r) / r.sigma) ** 2 for r in tiny.plan.releases))
     number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
-    # The codes of phenotype 1 in `_transcript`, and no other.
+    # Exactly the codes of phenotype 1 in `_transcript`.
     group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
     return _Game(tiny, _transcript(tiny), shell, joined(shell, group), alone(shell, group), number)
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Phenotype 1 is the canaries' two codes; phenotype 2 everything else."""
+    """Phenotype 1 has the canaries' two codes, phenotype 2 all others."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -168,7 +168,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """A whole run of a site with an empty ledger: what it sends, round by round."""
+    """Replies of a site with an empty ledger in a whole run, by round."""
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
@@ -178,10 +178,10 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Log likelihood ratios of a run's replies, with the group over without; and what it reached.
+    """Log likelihood ratios of a run's replies, with the group over without; and the share reached.
 
-    Everything is conditional on what was released before: un-noised sums are computed with the
-    site's own earlier replies in hand. The ratio of the whole run is therefore their sum.
+    Each ratio is conditional on earlier releases: un-noised sums are computed from the site's own
+    earlier replies. The log ratio of the whole run is therefore the sum of the log ratios.
     """
     heard = replace(
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}
@@ -201,7 +201,7 @@ def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[l
 def _ledger_mu(
     folder: Path, releases: Sequence[PlannedRelease]
 ) -> tuple[NDArray[np.float64], float]:
-    """What a site's ledger says of each release, and what it adds up to, as Gaussian DP."""
+    """Mu of each release in a site's ledger, and mu of all of them, as Gaussian DP."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

@@ -1,9 +1,10 @@
-"""Noise: it has the planned standard deviation, a Gaussian's shape, and never repeats.
+"""Noise: it has the planned standard deviation and a Gaussian's shape, and never repeats.
 
-What a site's rounds release, minus their un-noised sums, at the settings' bound and at 0.1 and 1: a
-variance in place of a standard deviation goes unseen at 1. Noise is compared between rounds, jobs
-and sites, between one request and the very same to a site that has forgotten it, and within one
-release; at every offset, so that random numbers that begin again show up wherever they do.
+Noise is a release of a site's round minus its un-noised sum. The scale is tested at the settings'
+bound and at 0.1 and 1, because a variance used as a standard deviation is not noticed at 1. Noise
+is compared between rounds, jobs and sites, and within one release. A request is also repeated to a
+site that has lost its state. All comparisons use every offset, so that restarted random numbers are
+found anywhere.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from dpfact_flower.tensor import Factors, Floats
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
-"""Pairs of values below which a correlation is not looked at."""
+"""Pairs of values below which a correlation is not tested."""
 _MOST_VALUES = 20_000
-"""Of a release, for correlations: enough to find any reuse, and quick at any size."""
+"""Values of a release used for correlations: enough to find any reuse, and fast at any size."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,11 @@ def audit_noise(
     seeded: bool = False,
     done: ShareDone = silent,
 ) -> tuple[Finding, ...]:
-    """Measure the noise of every release of the plan, over at least so many values of each.
+    """Measure the noise of every release of the plan, over at least `values` values of each.
 
-    `rng` chooses transcripts; `seeded` says that the settings ask for noise known by its
-    seed. Found are each release's standard deviation as a share of the planned one, in the range
-    that chance allows; then mean, shape, and the largest correlation of each kind.
+    `rng` chooses transcripts. `seeded` says that the settings have a noise seed, so the noise is
+    predictable. The findings are each release's standard deviation as a fraction of the planned
+    one; then mean, shape, and the largest correlation of each kind.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -80,7 +81,7 @@ def audit_noise(
 
 
 def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
-    """The same run with another bound, planned again."""
+    """The same run planned with another bound."""
     if bound == target.privacy.bound:
         return target
     return AuditTarget.of(target.site, target.solver, replace(target.privacy, bound=bound))
@@ -89,14 +90,14 @@ def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Play one round in as many jobs as it takes; the transcript is the same in all of them."""
+    """Play one round in enough jobs for `values` values; all jobs have the same transcript."""
     start = target.plan.start
     told = {} if planned == start else {start.round: np.full(start.count, 100 * start.sigma)}
     transcript = target.transcript(
         _plain_factors(target, rng),
         random_selection(target, rng),
         {number: as_release(values) for number, values in told.items()},
-        relative_l21=0.0,  # a ridge does not affect the noise, and costs time over many rounds
+        relative_l21=0.0,  # a ridge does not affect the noise, and takes time
     )
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
@@ -110,7 +111,7 @@ def _sample(
 
 
 def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
-    """Factors as an honest server sends them: non-negative columns of norm 1."""
+    """Factors that an honest server might send: non-negative columns of norm 1."""
     made = (rng.gamma(0.3, 1.0, (size, target.solver.rank)) + 1e-3 for size in target.sizes)
     return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
 
@@ -149,8 +150,8 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
-    """Any two releases that share values, and settings that make noise known."""
-    # Of releases as a whole; single values may coincide.
+    """Count releases with repeated noise, and settings that make the noise predictable."""
+    # Compares whole releases, because single values may coincide.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream]
     twice = len(noises) - len(set(noises))
@@ -188,7 +189,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Fi
         mate = one[:jobs] if two is None else two[:jobs]
         products, overlaps = _lagged(one[:jobs], mate)
         if two is None:
-            overlaps[one.shape[1] - 1] = 0  # offset 0: a value with itself
+            overlaps[one.shape[1] - 1] = 0  # offset 0 compares a value with itself
         looked = overlaps * jobs >= _LEAST_OVERLAP
         if not looked.any():
             continue
@@ -206,7 +207,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Fi
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Sums of products of paired rows at every offset, and how many values overlap there."""
+    """Sums of products of paired rows at every offset, and the number of overlapping values."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
@@ -215,10 +216,10 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Rows in their own standard deviation: a wrong scale is for another audit to find."""
+    """Rows divided by their own standard deviation, because another audit tests the scale."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 
 def _limit(tests: int) -> float:
-    """Standard errors that the largest of so many normal values stays within (Bonferroni)."""
+    """Bound of the largest of `tests` normal values, in standard errors (Bonferroni)."""
     return float(stats.norm.isf(ALPHA / 2 / tests))

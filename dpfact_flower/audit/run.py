@@ -24,7 +24,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
 
 _PATIENTS = 200
-"""Patients of a site that take part: the code is the same for each of them."""
+"""Patients of a site that take part; the code is the same for every patient."""
 
 
 def audit(
@@ -40,10 +40,10 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    At most 200 patients of one site take part: of the first one of a cohort, or of the one that is
-    named. A noise seed of the settings is left out, and reported. Without the `state_dir` of the
-    site its ledger is not looked at. `seed` is of what the auditor chooses, for the noise has none.
-    An audit that breaks off is a finding too, and fails.
+    At most 200 patients of one site take part; of a cohort, `site` names the site, by default the
+    first. The settings' noise seed is not used but reported. Without the site's `state_dir`, its
+    ledger is not checked. `seed` determines the auditor's choices; the noise has no seed. An audit
+    that fails with an error is also a failed finding.
     """
     chosen, sites = _site_of(data, site)
     rng = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def audit(
 
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
-    """Look at a site's own folder: who else has rights in it, and whether its ledger is whole."""
+    """Check the rights of other users in a site's own folder, and the integrity of its ledger."""
     open_to_others = [
         fault
         for path in (folder.parent, folder, *folder.rglob("*"))
@@ -87,9 +87,9 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
 
 @contextmanager
 def _new_ledgers_expected() -> Iterator[None]:
-    """Silence the sites' warnings of new ledgers: each audited run has one of its own.
+    """Silence the sites' warnings of new ledgers, because each audited run has its own ledger.
 
-    A site's staff are told to stop when they see that warning, so it must not appear needlessly.
+    A site's staff must stop when they see this warning, so it must not appear without need.
     """
     logger = logging.getLogger(NEW_LEDGERS)
     before, logger.disabled = logger.disabled, True
@@ -102,17 +102,17 @@ def _new_ledgers_expected() -> Iterator[None]:
 def guarded(
     name: str, work: Callable[[ShareDone], tuple[Finding, ...]], watch: ProgressCallback | None
 ) -> tuple[Finding, ...]:
-    """The findings of an audit, or the single finding that it broke off."""
+    """The findings of an audit, or a single finding about its error."""
     try:
         return work(lambda share: watch(name, share) if watch else None)
-    except DPFactError as error:  # our own texts hold nothing of a patient
+    except DPFactError as error:  # our own messages contain no patient data
         return (failed(f"{name}: broke off", f"{type(error).__name__}: {error}"),)
-    except Exception as error:  # of others' errors, only the kind
+    except Exception as error:  # of other errors, only the type
         return (failed(f"{name}: broke off", type(error).__name__),)
 
 
 def _site_of(data: SiteData | Cohort, name: str) -> tuple[SiteData, int]:
-    """The site to audit, and how many there are."""
+    """The site to audit, and the number of sites."""
     sites = (data,) if isinstance(data, SiteData) else data.sites
     for site in sites:
         if name in ("", site.name):

@@ -1,10 +1,10 @@
-"""Sensitivity: one patient more or less moves a release by their own part, which is bounded.
+"""Sensitivity: adding one patient changes a release only by the patient's own bounded part.
 
-Two worlds, a site without and with one patient, receive the same transcript, and each keeps what
-its own rounds leave behind. Their exact un-noised sums, integers, may differ by at most the
-sensitivity and must differ by exactly what that patient contributes alone: then no other patient's
-part has changed. The patients are chosen to reach the bound, and the audit fails if none does: it
-would be blind.
+A site without and a site with one more patient receive the same transcript, and each keeps its own
+state between rounds. Their un-noised sums are exact integers and may differ by at most the
+sensitivity. The difference must equal the patient's own contribution; then no other patient's part
+has changed. The patients are chosen to reach the bound. The audit fails if none does, because it
+then has no power.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dpfact_flower.privacy.patient.kinds import PlannedRelease
 
 _PATIENTS = 6
 _REACHED = 0.99
-"""Share of the sensitivity that some patient must reach, or the audit has no power."""
+"""Fraction of the sensitivity that some patient must reach, or the audit has no power."""
 _CANARIES_A_TRIAL = 2
 
 
@@ -45,9 +45,9 @@ def audit_sensitivity(
 ) -> tuple[Finding, ...]:
     """Fuzz the sensitivity of every release of the plan.
 
-    Each trial is a small site (some of the target's patients, or made-up ones), a transcript and
-    two patients who are added. Found are, for each release, the largest distance as a share of the
-    sensitivity (0.99 to 1) and how often others' parts changed (0).
+    Each trial has a small site (some of the target's patients, or made-up ones), a transcript and
+    two patients to add. The findings for each release are the largest distance as a fraction of the
+    sensitivity (0.99 to 1) and the number of changes in other patients' parts (0).
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -84,7 +84,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """A few of the site's patients, or made-up ones; now and then none."""
+    """A few of the site's patients, or made-up ones; sometimes none."""
     if trial % 8 == 3:
         return nobody(target.site)
     if trial % 4 < 2:
@@ -95,7 +95,7 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Un-noised sums of a world's rounds, one after the other."""
+    """Un-noised sums of a site's rounds, in order."""
     world = SimulatedSite(target, transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 
@@ -108,7 +108,7 @@ def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Frac
 
 def _reach(target: AuditTarget, release: PlannedRelease, share: Fraction) -> Finding:
     measured = math.sqrt(share)
-    # The comparison with the bound is exact; rounding must not hide which side it fell on.
+    # The comparison with the bound is exact; rounding must not hide its result.
     measured = max(measured, math.nextafter(1, 2)) if share > 1 else min(measured, 1.0)
     detail = f"largest move by one patient, as a share of {target.sensitivity(release):g}"
     if share > 1:

@@ -1,6 +1,6 @@
-"""What is audited, and how an auditor plays a site: the site's own code, with other people's parts.
+"""The audited site and run, and a simulation of the site with its own code and other data.
 
-The auditor chooses the `Transcript`, and may be as hostile as a server can be. A `SimulatedSite`
+The auditor chooses the `Transcript`, which may be as hostile as a server can be. A `SimulatedSite`
 plays one data set through `PatientRound`, the code that a site runs.
 """
 
@@ -30,14 +30,14 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
-"""Standard deviation of the noise in grid units, by the design. Not imported: the code under audit
-must not be its own ruler."""
+"""Standard deviation of the noise in grid units, by the design. Not imported, because the audited
+code must not supply its own reference."""
 JOB = "audit"
 
 
 @dataclass(frozen=True)
 class AuditTarget:
-    """A site with all its codes, and the settings of a run, planned; make one with `of`."""
+    """A site with all its codes, and the settings and plan of a run; made by `of`."""
 
     site: SiteData
     solver: SolverSettings
@@ -48,7 +48,7 @@ class AuditTarget:
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
     ) -> AuditTarget:
-        """Plan a run of so many sites as its server would; a noise seed is left out."""
+        """Plan a run of `sites` sites as its server would, without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         privacy.check_solver(solver)
@@ -57,11 +57,11 @@ class AuditTarget:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Codes of each mode once some have been selected."""
+        """Codes of each mode after the selection, if any."""
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
-        """What a release is called in findings."""
+        """A release's name in findings."""
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
@@ -76,9 +76,9 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> Transcript:
-        """What a server says if it sends these factors in every round that has any.
+        """The requests of a server that sends these factors in every round with factors.
 
-        `relative_l21` takes the place of the settings' own.
+        `relative_l21` replaces the settings' own.
         """
         solver = self.solver
         if relative_l21 is not None:
@@ -99,12 +99,13 @@ class AuditTarget:
                 selection=selection if "selection" in carries else (),
                 weights=self._weights(selection) if "weights" in carries else (),
             )
-            # Through the protocol's own door: what it refuses, no server can ask for.
+            # Through the protocol's own parser: a server cannot send requests that the parser
+            # refuses.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
 
     def _weights(self, selection: Selection) -> Weights:
-        """Weights as far apart as a site takes them, where the settings have any."""
+        """Weights as unequal as a site accepts, if the settings have weights."""
         if self.privacy.weighting == "none":
             return ()
         return tuple(
@@ -112,14 +113,14 @@ class AuditTarget:
         )
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
-        """A real site, which checks, charges and keeps; its cap leaves room for what is asked."""
+        """A real site, which checks, charges and stores; its budget allows the audited run."""
         settings = SiteSettings(
             site=self.site.name,
             state_dir=str(state_dir),
             allow_privacy="patient",
             max_epsilon=1e9,
             budget_delta=min(self.privacy.delta, 0.5),
-            max_rank=self.solver.rank,  # which decides how much room is held, in memory here
+            max_rank=self.solver.rank,  # determines the reserved space, here in memory
             max_tau=max(50, self.solver.tau),
         )
         return DPFactClient(data, settings)
@@ -127,10 +128,10 @@ class AuditTarget:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """What a site is told in a run, the same in every world; made by `AuditTarget.transcript`.
+    """A server's input to a site in a run, made by `AuditTarget.transcript`.
 
-    `selection` holds the codes that were kept. `releases` is what the site is told that it released
-    in a round; for a round without one, it is told what it did release.
+    `selection` holds the selected codes. `releases` replaces the site's own earlier releases;
+    rounds that are not in `releases` use the site's real ones.
     """
 
     anchors: Factors
@@ -140,7 +141,7 @@ class Transcript:
 
 
 class SimulatedSite:
-    """One data set, played through a run; what rounds leave behind is its own (`Kept`)."""
+    """One data set, played through a run with its own state between rounds."""
 
     def __init__(
         self,
@@ -158,11 +159,11 @@ class SimulatedSite:
         self._released = dict(transcript.releases)
 
     def state(self) -> SiteState | None:
-        """What the last round left behind; in patient mode that ought to be nothing."""
+        """State after the last round; patient mode should leave none."""
         return self._state
 
     def release(self, round_number: int) -> Release | None:
-        """What the site is told that it released, or what it did release."""
+        """A round's release: the transcript's, otherwise the site's own."""
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
@@ -170,7 +171,7 @@ class SimulatedSite:
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """A round as the site runs it: the un-noised sum, and what is released."""
+        """Run a round as the site does; return the un-noised sum and the release."""
         work = self._work(planned)
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)
@@ -189,18 +190,18 @@ class SimulatedSite:
 def noise_of(
     planned: PlannedRelease, total: Integers, values: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Noise of released values, in units of what the plan says its standard deviation is."""
+    """Noise of released values, in units of its planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """The site with some of its patients, drawn at random; nothing else is known of them."""
+    """The site with a random sample of its patients, without data beyond their tensor."""
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 
 
 def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
-    """Codes that a server might keep; empty where the run keeps all."""
+    """Codes that a server might select; empty if the run keeps all."""
     if not target.privacy.codes_kept:
         return ()
     return tuple(
@@ -212,7 +213,7 @@ def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection
 def scratch_folder() -> TemporaryDirectory[str]:
     """A folder for the audit's own state-dirs, in memory if possible; deleted afterwards.
 
-    A site waits for its disk with every charge, as it must; thousands of audited runs need not.
+    A real site waits for its disk at every charge; thousands of audited runs need not.
     """
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return TemporaryDirectory(prefix="dpfact-audit-", dir=place)

@@ -1,1 +1,1 @@
-"""Files, threads, compiled code, logs: what lies underneath and knows nothing of the subject."""
+"""Files, threads, compiled code, logs: foundations without knowledge of the subject."""

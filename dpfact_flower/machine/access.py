@@ -1,11 +1,11 @@
-"""Who can read a file and who can change it, by owners and modes.
+"""Permissions: the users who can read or change a file, by owners and modes.
 
-With every request, `check_own` and `check_way` refuse what a process must not use. `not_private`
-and `changeable` list the faults of other users' files for a person who asks as root. These two also
-name a folder above that a group may write to. A process cannot refuse that: many systems give each
-user a group of their own, and that group the right to write.
+At every request, `check_own` and `check_way` refuse files that are unsafe to use. `not_private` and
+`changeable` list faults of other users' files for an administrator. These two also report a parent
+folder with write permission for a group. A process cannot refuse such folders, because many systems
+give each user a private group with write permission.
 
-An access control list needs no reading: its mask stands where the group's bits are.
+Access control lists need no separate check: the mask of a list appears in the group's mode bits.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_own(path: Path, *, reading: bool = False) -> None:
-    """Refuse a file or folder that is a link, belongs to another user, or others may write to.
+    """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
-    Whoever can change a record of releases, or put a link in its place, has a whole budget again. A
-    path that does not exist is allowed: it will be made for its owner alone. A check stays true
-    afterwards: in one's own folder that nobody else may write to, only its owner and root can
-    change what a name stands for. With `reading` the path may be another user's.
+    A user who can change or replace a record of releases can restore a spent budget. A missing path
+    is allowed: its owner alone will have access to it. The result of a check stays valid, because
+    only the owner and root can replace files in a folder that nobody else may write to. With
+    `reading`, the path may belong to another user.
     """
     try:
         status = path.lstat()
@@ -55,14 +55,14 @@ def check_own(path: Path, *, reading: bool = False) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a secret in a file that others may write to or read, as `check_own` does."""
+    """Refuse a secret in a file that others may write to or read; see `check_own`."""
     check_own(path, reading=True)
     if path.exists() and path.stat().st_mode & _ANY:
         raise StateError(f"{path}: others may read it; chmod 600 {shlex.quote(str(path))}")
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder that anybody could move away, or that lies behind another user's link."""
+    """Refuse a folder that anybody could move, or that another user's link leads to."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         for above in ways:
@@ -70,7 +70,7 @@ def check_way(folder: Path) -> None:
                 _check_above(above, folder)
     except StateError:
         raise
-    except (OSError, RuntimeError) as error:  # a RuntimeError where links go round in circles
+    except (OSError, RuntimeError) as error:  # a RuntimeError for circular links
         raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
 
 
@@ -89,15 +89,15 @@ def _check_above(above: Path, folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Whether those who have one of these bits can put something else in a folder's place.
+    """Whether users with one of these mode bits can replace a folder inside this one.
 
-    Where the sticky bit is set, as in /tmp, nobody can move what is not theirs.
+    With the sticky bit, as in /tmp, users can only move their own files.
     """
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or the number where nobody has it."""
+    """A user's name, or the number if no user has it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -105,7 +105,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int:
-    """The number of a user who is given by name or number."""
+    """The number of a user, given by name or number."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -113,7 +113,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """What lets anybody but one user (and root) at a file or folder; in words, with the way out."""
+    """Faults that give users other than one (and root) access to a path, each with its remedy."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     faults = []
     if stat.S_ISLNK(status.st_mode):
@@ -128,7 +128,7 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """What lets anybody but these users and root change a file or folder, or a folder above it."""
+    """Faults that let users other than these and root change a path or a folder above it."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 
@@ -143,7 +143,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """What lets others put something else in a path's place: rights to the folders above it."""
+    """Faults that let others replace a path: their rights to the folders above it."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

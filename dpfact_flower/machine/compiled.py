@@ -1,4 +1,4 @@
-"""How kernels are compiled: numba's `njit`, for which registers, with its code kept on disk."""
+"""Compilation of kernels: numba's `njit` with a register width and a cache on disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from dpfact_flower.errors import SettingsError
 
 VARIABLE = "DPFACT_REGISTER_BITS"
-"""Environment variable that says how wide registers are: 128, 256 or 512 bits; read on import."""
+"""Environment variable for the width of registers: 128, 256 or 512 bits; read on import."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -26,18 +26,18 @@ FAST: dict[str, Any] = {
 
 
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
-    """Decorate a kernel; `options` are those of `numba.njit`. It runs without the GIL.
+    """Decorate a kernel, which runs without the GIL; `options` are those of `numba.njit`.
 
-    Kernels of one function with other functions compiled in need another `tag` each.
+    Variants of one function with different functions compiled in need different tags.
     """
 
     def decorate(function: _Function) -> _Function:
-        # `WIDTH` is a constant of the machine code, and numba, which looks for that code by name,
-        # signature and processor, does not know of it: the name has to tell the widths apart.
+        # `WIDTH` is a constant in the machine code. numba finds cached code by name, signature and
+        # processor, without `WIDTH`, so the name includes the width.
         function.__qualname__ += f".{BITS}bit{tag and '.'}{tag}"
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
-        except RuntimeError:  # no folder that numba may write to: compile in every process instead
+        except RuntimeError:  # no writable cache folder: compile in every process
             return cast(_Function, njit(nogil=True, **options)(function))
 
     return decorate
@@ -45,7 +45,7 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
 
 @functools.cache
 def inlined(function: _Function) -> _Function:
-    """A function of numbers that kernels may call: it becomes a part of them."""
+    """Compile a function of numbers into the kernels that call it."""
     return register_jitable(inline="always")(function)
 
 
@@ -56,15 +56,15 @@ def _has_avx512() -> bool:
         return "+avx512f" in asked_for.split(",")
     try:
         return bool(get_host_cpu_features().get("avx512f", False))
-    except RuntimeError:  # a processor that LLVM says nothing about
+    except RuntimeError:  # a processor unknown to LLVM
         return False
 
 
 def _register_bits() -> int:
-    """Bits of a register: what the environment asks for, or the most that are worth having."""
+    """Bits of a register: from the environment, else the widest that is useful."""
     asked_for, avx512 = os.environ.get(VARIABLE), _has_avx512()
     if asked_for is None:
-        return 512 if avx512 else 256  # two registers as one, where they have 128
+        return 512 if avx512 else 256  # two registers as one on processors with 128 bits
     if asked_for not in {"128", "256", "512"}:
         raise SettingsError(f"{VARIABLE}: must be 128, 256 or 512, or not set; got {asked_for!r}")
     if asked_for == "512" and not avx512:
@@ -76,10 +76,10 @@ def _register_bits() -> int:
 
 
 BITS = _register_bits()
-"""Bits of a register. Where a processor has narrower ones, LLVM takes several for one."""
+"""Bits of a register. On processors with narrower registers, LLVM uses several for one."""
 
 WIDTH = BITS // 32
-"""Float32 values in a register; rows of a stack are padded to a multiple of it."""
+"""Float32 values per register; rows of a stack are padded to a multiple."""
 
 REGISTERS = 32 if BITS == 512 else 16
-"""Registers to count on: AVX-512 came with twice as many."""
+"""Number of registers: AVX-512 doubled it."""

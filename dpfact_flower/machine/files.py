@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and folders, both for their owner alone."""
+"""Atomic writes of files, and folders, all accessible to their owner alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dpfact_flower.machine.access import check_own
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """File that takes `path`'s place when it is complete; a crash leaves the old one or the new.
+    """Write a file that replaces `path` when complete; a crash leaves the old or the new file.
 
-    An exception leaves the old file and no trace of the new one. The bytes are on the disk before
-    the name is: what was charged or released is never forgotten because the power failed. Only the
-    owner can read it, since most of what is written this way is about patients. Without `durable`,
-    for simulations, nothing waits for the disk, and a power loss may leave half of a file.
+    An exception leaves the old file and no temporary file. The content is on the disk before the
+    name is, so a power failure loses no charge or release. Only the owner can read the file,
+    because most such files describe patients. Without `durable`, for simulations, writes do not
+    wait for the disk, and a power failure may leave an incomplete file.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -41,26 +41,26 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Make a file, whole, on the disk and for its owner alone, unless one of its name exists."""
+    """Create a complete, durable file for its owner alone, unless the name exists."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # A link, not a rename: another process may have made, and written, the file meanwhile.
-        # It may also have cleared away ours as a leftover; then its own has the name.
+        # A link, not a rename: another process may have created and written the file meanwhile. It
+        # may also have removed our temporary file as a leftover; then its own file has the name.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
-    for leftover in path.parent.glob(f".{path.name}.*"):  # of a process that was killed
+    for leftover in path.parent.glob(f".{path.name}.*"):  # of a killed process
         leftover.unlink(missing_ok=True)
 
 
 def add_line(path: Path, line: str, *, durable: bool = True) -> int:
-    """Add a line to a file, created for its owner alone; gives the file's size afterwards."""
+    """Append a line to a file, created for its owner alone; return the file's new size."""
     with open(path, "ab", opener=for_owner) as file:
         file.write(f"{line}\n".encode())
         if durable:
@@ -70,12 +70,12 @@ def add_line(path: Path, line: str, *, durable: bool = True) -> int:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Opener of a file that its owner alone may read; a link in its place is an error."""
+    """Opener of a file that only its owner may read; refuses links."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 class Version(NamedTuple):
-    """What distinguishes a file and its content from all others, and from itself once changed."""
+    """Identifies a file and its present content."""
 
     path: Path
     inode: int
@@ -91,10 +91,10 @@ def version(path: Path) -> Version:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold a folder for this process: nobody else reads, charges and writes in between.
+    """Lock a folder: no other process reads, charges or writes until the end of the context.
 
-    Yields whether another process had it and was waited for. The lock ends with the process. A
-    StateError names a folder that is not this user's alone, or that cannot be made or locked.
+    Yields whether the process had to wait for another one. The lock ends with the process. Raises
+    StateError if the folder is not this user's alone, or cannot be created or locked.
     """
     try:
         private_folder(folder)
@@ -116,10 +116,10 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve bytes on the disk by a file; call what this yields right before they are needed.
+    """Reserve disk space with a file; call the yielded function just before using the space.
 
-    An OSError comes before the work begins where the disk or a quota lacks them. macOS and a few
-    file systems cannot reserve: there the free bytes are only compared.
+    Raises OSError before the work begins if the disk or a quota has too little space. macOS and a
+    few file systems cannot reserve space: there only the free space is checked.
     """
 
     def free() -> None:
@@ -149,10 +149,10 @@ def _fill(handle: int, folder: Path, size: int) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Errors of the disk as a StateError that names the folder; their texts hold no values."""
+    """Turn disk errors into a StateError that names the folder; their messages hold no values."""
     try:
         yield
-    except DPFactError:  # some of our own are OSErrors, too
+    except DPFactError:  # some of our own errors are OSErrors too
         raise
     except OSError as error:
         reason = error.strerror or type(error).__name__
@@ -161,10 +161,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def private_scratch() -> Iterator[Path]:
-    """A folder for files about patients, for its owner alone; it is gone in the end.
+    """A temporary folder for files about patients, accessible to its owner alone.
 
-    In the user's own cache, or where the variable TMPDIR says: the system's folder for temporary
-    files may be on a disk that was never meant for patients.
+    The folder is in the user's own cache or in TMPDIR, because the system's temporary folder may be
+    on a disk that is not meant for patients.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpfact"
     home = Path(os.environ.get("TMPDIR") or cache)
@@ -180,9 +180,9 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder and whatever is missing above it, for its owner alone, durably.
+    """Create a folder and its missing parents, for its owner alone, durably.
 
-    Folders that are there already keep their permissions.
+    Existing folders keep their permissions.
     """
     if folder.is_dir():
         return

@@ -1,7 +1,7 @@
-"""Which Flower this package works with, and how Flower's processes are started.
+"""The supported versions of Flower, and the environment of Flower's processes.
 
-A deployment uses names of Flower's inside that may go with any release. `tests/machine/test_flower`
-lists them, tries each with the Flower that is installed, and says where it is used.
+A deployment uses private names of Flower that any release may remove. `tests/machine/test_flower`
+lists these names and their uses, and tests each with the installed Flower.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from importlib.metadata import PackageNotFoundError, version
 from dpfact_flower.errors import MissingDependencyError
 
 KNOWN = ("1.41", "1.42")
-"""Releases that this was tried with, the newest last. A deployment starts with no other."""
+"""Tested releases, the newest last. A deployment starts with no other."""
 RANGE = ">=1.41,<1.43"
-"""The same for pip, as pyproject.toml has it."""
+"""The tested releases in pip's syntax, as in pyproject.toml."""
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Environment in which Flower and Ray call nobody at home; set it before Flower is imported."""
+"""Environment that turns off Flower's and Ray's telemetry; set it before importing Flower."""
 
 
 def version_faults() -> list[str]:
-    """What is wrong with the version of Flower that is installed; nothing if it is a known one."""
+    """Faults of the installed version of Flower; empty if the version was tested."""
     try:
         installed = version("flwr")
     except PackageNotFoundError:
@@ -37,6 +37,6 @@ def version_faults() -> list[str]:
 
 
 def refuse_unknown_version() -> None:
-    """Refuse a Flower whose inside may differ from that of the known ones."""
+    """Refuse a version of Flower whose private names may differ from the tested ones."""
     if faults := version_faults():
         raise MissingDependencyError(f"nothing was started: {faults[0]}")

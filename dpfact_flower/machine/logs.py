@@ -1,6 +1,6 @@
-"""What is said while work goes on: lines of the log, and progress.
+"""Output during work: log lines and progress.
 
-Our lines go through Flower's handler where Flower runs us; libraries configure nothing.
+Log lines use Flower's handler if Flower runs this process; libraries configure no handlers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dpfact_flower.errors import DPFactError
 
 OUR_LOGGER = "dpfact_flower"
 FORMAT = "DPFACT_LOG"
-"""Environment variable: ``json`` for one object a line."""
+"""Environment variable: ``json`` for one JSON object per line."""
 
 ProgressCallback = Callable[[str, float], None]
-"""Called with the name of a piece of work and the share of it that is done, from 0 to 1."""
+"""Called with the name of a task and the fraction that is done, from 0 to 1."""
 
 
 def no_progress(name: str, share: float) -> None:
@@ -28,10 +28,10 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log at INFO in Flower's own format. Called by the two apps alone.
+    """Show this package's log at INFO in Flower's own format. Only the two apps call it.
 
-    In a file or a journal every line has its time and no colours; with ``DPFACT_LOG=json`` it is
-    one JSON object.
+    In a file or a journal, every line has its time and no colours. With ``DPFACT_LOG=json``, every
+    line is one JSON object.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -47,7 +47,7 @@ def use_flower_handler() -> None:
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """Have Flower log an error of ours by its one line, which says all, without a traceback."""
+    """Log our own errors in Flower's log as one line without a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, DPFactError):
         record.msg, record.args = f"{record.getMessage()}: {error}", ()
@@ -56,7 +56,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 
 
 def as_json(record: logging.LogRecord) -> str:
-    """A line of a log for programs: time (UTC), level, logger and text."""
+    """A log line for programs: time (UTC), level, logger and text."""
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": record.levelname, "logger": record.name,
             "message": record.getMessage().strip()}  # fmt: skip
@@ -65,9 +65,9 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Keep the log of a run in this process, Flower's and ours, but for warnings, from the screen.
+    """Hide log lines below WARNING, Flower's and ours, during a run in this process.
 
-    Flower's lines about metrics are empty: what is measured stays at the sites.
+    Flower's lines about metrics are empty, because measurements stay at the sites.
     """
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""How much memory a process may have, and has had."""
+"""A process's memory limit and use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _beside = [0]
 
 
 def memory_limit() -> int | None:
-    """Bytes that this process may use at most; None where the system does not say.
+    """Most bytes that this process may use; None if the system does not report a limit.
 
-    The machine's memory, or less where a control group limits it: a systemd unit's `MemoryMax`, a
-    container's. Memory that other processes use at the moment counts as free.
+    The limit is the machine's memory, or less in a control group: the `MemoryMax` of a systemd
+    unit, or a container's limit. Memory that other processes use counts as free.
     """
     limits = list(_group_limits())
     with suppress(ValueError, OSError):
@@ -29,7 +29,7 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Most bytes that this process has had so far, with what `hold_beside` says."""
+    """Peak memory of this process in bytes, plus the bytes given to `hold_beside`."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
@@ -40,29 +40,29 @@ def hold_beside(held: int) -> None:
 
 
 def give_back() -> None:
-    """Return free memory to the system, of which glibc keeps much after large arrays."""
+    """Return free memory to the system; glibc otherwise keeps much of it after large arrays."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def offer_to_be_ended() -> None:
-    """Have Linux end this process first where memory runs out."""
+    """Make Linux end this process first when memory runs out."""
     with suppress(OSError):
         _FIRST.write_text("1000", encoding="ascii")
 
 
 def leave_no_dump() -> None:
-    """Write no core file of this process, nor of those it starts."""
+    """Disable core dumps of this process and its children."""
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def _group_limits() -> Iterator[int]:
-    """The limit of each control group that the process is in: its own and all above it."""
+    """Limits of this process's control group and of all groups above it."""
     with suppress(OSError):
         for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
             number, kinds, group = line.split(":", 2)
-            if number == "0":  # of version 2, all kinds at once
+            if number == "0":  # version 2: all controllers in one group
                 yield from _limits(_GROUPS, group, "memory.max")
             elif "memory" in kinds.split(","):
                 yield from _limits(_GROUPS / "memory", group, "memory.limit_in_bytes")
@@ -71,6 +71,6 @@ def _group_limits() -> Iterator[int]:
 def _limits(top: Path, group: str, file: str) -> Iterator[int]:
     folder = top / group.strip("/")
     while folder.is_relative_to(top):
-        with suppress(OSError, ValueError):  # no such file at the top; "max" where none is set
+        with suppress(OSError, ValueError):  # no file in the root group; "max" without a limit
             yield int((folder / file).read_text(encoding="ascii"))
         folder = folder.parent

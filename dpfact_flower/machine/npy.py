@@ -1,4 +1,4 @@
-"""Arrays in NumPy's formats from files and messages that may hold anything."""
+"""Arrays in NumPy's formats, from files and messages with untrusted content."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError
 
 _START = np.lib.format.MAGIC_LEN + 2
-"""Bytes before the header: what tells the format and its version, and the header's length."""
+"""Bytes before the header: format, version, and the header's length."""
 _PART = 2**20
 _LEVEL = 2
-"""Of compression: a tensor takes a quarter of the time that zlib's own choice takes, and an eighth
-more bytes."""
+"""Compression level: a tensor takes a quarter of the time of zlib's default, and an eighth more
+bytes."""
 
 
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
-    """The array that `numpy.save` wrote; a DataError if the file holds anything else.
+    """Read an array that `numpy.save` wrote; raise a DataError for any other content.
 
-    `numpy.load` allocates what a header claims. This allocates only for bytes that are there, so a
-    stranger or a damaged file cannot exhaust the memory. The array can be written to.
+    `numpy.load` allocates the size that a header claims. This function allocates only for bytes
+    that are present, so a damaged or hostile file cannot exhaust the memory. The array is writable.
     """
     try:
         start = file.read(_START)
@@ -40,13 +40,13 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
             raise ValueError("records, or a size below zero")
         numbers = np.frombuffer(content, kind, math.prod(shape))
         return numbers.reshape(shape, order="F" if by_columns else "C")
-    except Exception as error:  # NumPy, its tokeniser and zlib each raise their own
+    except Exception as error:  # NumPy, its tokeniser and zlib raise different errors
         raise DataError(f"not an array in .npy format ({type(error).__name__})") from None
 
 
-@lru_cache(maxsize=64)  # a run's arrays have few kinds and shapes, and NumPy's parser is slow
+@lru_cache(maxsize=64)  # a run has few array types and shapes, and NumPy's parser is slow
 def _described(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type by a file's beginning, of the version that arrays of numbers have."""
+    """Shape, order and type from the start of a file, in the version for arrays of numbers."""
     file = BytesIO(head)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("version")
@@ -54,7 +54,7 @@ def _described(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def save_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a compressed .npz file as `numpy.savez_compressed` does, but fast."""
+    """Write a compressed .npz file like `numpy.savez_compressed`, but faster."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -64,9 +64,9 @@ def save_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Arrays of an .npz file, of which none may be missing, in memory bounded by its size.
+    """Read all `names` from an .npz file, in memory bounded by the file's size.
 
-    With `others` the file's other arrays are read, too.
+    With `others`, the file's other arrays are read too.
     """
     arrays = {}
     try:
@@ -78,7 +78,7 @@ def load_npz(
                         arrays[name] = read_npy(file)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except Exception as error:  # zipfile and zlib each raise their own on damaged files
+    except Exception as error:  # zipfile and zlib raise different errors for damaged files
         raise DataError(
             f"{path}: not a readable .npz file ({type(error).__name__}); restore it from a copy, "
             "or make it again"

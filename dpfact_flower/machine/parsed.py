@@ -1,4 +1,4 @@
-"""JSON from a file that may hold anything: as plain values, or as a dataclass."""
+"""JSON from an untrusted file: as plain values, or as a dataclass."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST = 20
-"""Keys of a kind that one error names."""
+"""Most keys of each kind that one error names."""
 
 
 def from_json(text: str | bytes) -> Any:
-    """What a JSON text says; a ValueError if it is not JSON, not text, or nested too deeply."""
+    """Parse JSON; raise a ValueError for text that is invalid or too deeply nested."""
     try:
         return json.loads(text)
-    except RecursionError:  # which is no ValueError: a thousand brackets are enough
+    except RecursionError:  # not a ValueError; a thousand brackets are enough
         raise ValueError("nested too deeply") from None
 
 
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
-    """Make a dataclass, with those inside it, of what was read from JSON.
+    """Make a dataclass, including nested ones, from parsed JSON.
 
-    Types are strict: no text becomes a number, no number a boolean. A whole number is a float too.
-    Keys that the dataclass does not have are left alone. `unnamed` fields are no keys of the file,
-    so no error names them.
+    Types are strict: text never becomes a number, nor a number a boolean. Integers are valid
+    floats. Unknown keys are ignored. Errors omit the names in `unnamed`, which are not keys of the
+    file.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
     try:
-        # By way of JSON: only there does a strict check take a list for a tuple.
+        # Through JSON: only there does strict validation accept a list for a tuple.
         text = json.dumps(content, allow_nan=False)
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:

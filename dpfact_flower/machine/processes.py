@@ -1,4 +1,4 @@
-"""Processes of this machine and the sockets they listen on, as Linux shows them."""
+"""The machine's processes and their listening sockets, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Process:
-    """A process with its command line; environment and folder are None where they are hidden."""
+    """A process with its command line; environment and folder are None if not readable."""
 
     pid: int
     uid: int
@@ -28,11 +28,11 @@ class Process:
     folder: Path | None
 
     def runs(self, *names: str) -> bool:
-        """Whether it is one of these commands, by name."""
+        """Whether the process runs one of these commands."""
         return any(Path(word).name in names for word in self.words[:_INTERPRETED])
 
     def option(self, name: str) -> str | None:
-        """Value of an option on its command line; None where it has none."""
+        """Value of an option on the command line; None without the option."""
         for number, word in enumerate(self.words):
             if word == name:
                 return self.words[number + 1] if number + 1 < len(self.words) else None
@@ -41,7 +41,7 @@ class Process:
         return None
 
     def path(self, name: str) -> Path | None:
-        """Value of an option that is a path, as this process would name it."""
+        """Value of an option that is a path, resolved in the process's own folder."""
         text = self.option(name)
         if text is None:
             return None
@@ -49,10 +49,10 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Every process, except those that end meanwhile or have no command line yet, within exec."""
+    """All processes, except those that end meanwhile or have no command line yet (during exec)."""
     running = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # gone
+        with suppress(OSError):  # the process has ended
             words = (folder / "cmdline").read_text(errors="replace").split("\0")[:-1]
             if words:
                 place = _readable(folder)
@@ -70,7 +70,7 @@ def _readable(folder: Path) -> tuple[dict[str, str] | None, Path | None]:
 
 
 class Listener(NamedTuple):
-    """A socket that takes connections: its user, and its own number, which no other one has."""
+    """A listening socket: its user, and its unique number."""
 
     uid: int
     inode: int
@@ -79,8 +79,9 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Sockets that a connection to a port of a loopback address may reach.
 
-    None where that cannot be seen: of another machine or container, and not on Linux. Empty where
-    nobody listens at one of the host's addresses: whoever takes that address is reached, too.
+    Returns None if the sockets are not visible: on another machine, in another container, or
+    without Linux. Returns an empty list if one of the host's addresses has no listener, because a
+    connection would reach any process that takes this address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -104,7 +105,7 @@ def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener
 
 
 def _address(text: str) -> _Address:
-    """Words of 32 bits in the order of the machine, which is little-endian wherever this runs."""
+    """Parse 32-bit words in the machine's byte order, on supported machines little-endian."""
     words = bytes.fromhex(text)
     packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
     address = ipaddress.ip_address(packed)
@@ -112,7 +113,7 @@ def _address(text: str) -> _Address:
 
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
-    """Linux prefers the closest listener; `::` may take IPv4 connections, too."""
+    """The sockets that a connection reaches: Linux prefers the most specific address."""
     older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
     for local in (address, *older, ipaddress.ip_address("::")):
         if reached := [listener for place, listener in listening if place == local]:

@@ -1,4 +1,4 @@
-"""Figures for Prometheus: a text file that node_exporter's textfile collector reads."""
+"""Metrics for Prometheus, in a text file for node_exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """Figures of one name, each with its labels; `kind` is ``gauge`` or ``counter``."""
+    """Values of one metric, each with its labels; `kind` is ``gauge`` or ``counter``."""
 
     name: str
     help: str
@@ -20,12 +20,12 @@ class Gauge(NamedTuple):
 
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
-    """A gauge with one figure."""
+    """A gauge with one value."""
     return Gauge(name, text, [(labels, value)])
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
-    """Text in Prometheus' format."""
+    """The metrics in Prometheus' text format."""
     lines = []
     for gauge in gauges:
         name = f"dpfact_{gauge.name}"
@@ -37,7 +37,7 @@ def exposition(gauges: Iterable[Gauge]) -> str:
 
 
 def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
-    """Write gauges to a file that everybody may read: the collector is another user."""
+    """Write gauges to a file that everybody may read, because the collector is another user."""
     with replacing(path, durable=False) as file:
         file.write(exposition(gauges).encode())
         os.fchmod(file.fileno(), 0o644)

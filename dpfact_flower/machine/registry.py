@@ -1,4 +1,4 @@
-"""Things that others may bring, by name: rules, solvers, accountants."""
+"""Registries for extensions by name: rules, solvers, accountants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Thing = TypeVar("_Thing")
 
 
 class Registry(Generic[_Thing]):
-    """What a name in a config stands for.
+    """Objects by their names in a config.
 
-    `find` looks among this package's own things, `known`, whose names cannot be taken; then among
-    those that this process registered; then among the entry points, in `group`, of installed
-    packages. A package is imported only when one of its names is asked for.
+    `find` searches this package's own objects, `known`, whose names are reserved; then the objects
+    that this process registered; then the entry points in `group` of installed packages. A package
+    is imported only when one of its names is needed.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:
@@ -24,7 +24,7 @@ class Registry(Generic[_Thing]):
         self._more: dict[str, _Thing] = {}
 
     def register(self, name: str, thing: _Thing) -> _Thing:
-        """Add a thing for this process, in place of one that was registered by that name."""
+        """Register an object for this process; replaces an earlier one of that name."""
         if name in self._own:
             raise SettingsError(
                 f"{self._what}: {shown(name)} is dpfact-flower's own; choose another"
@@ -33,7 +33,7 @@ class Registry(Generic[_Thing]):
         return thing
 
     def find(self, name: str) -> _Thing:
-        """The thing of that name; a SettingsError with the names that exist if there is none."""
+        """The object of that name; raises a SettingsError that lists the names if there is none."""
         for things in (self._own, self._more):
             if name in things:
                 return things[name]
@@ -51,5 +51,5 @@ class Registry(Generic[_Thing]):
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Looking for them takes 10 ms and more, and every charge is accounted by every name."""
+        """Cached: the search takes 10 ms or more, and every charge uses all accountants."""
         return frozenset(entry_points(group=self._group).names)

@@ -1,7 +1,7 @@
 """Threads over independent parts of one computation, with no effect on the result.
 
-The parts are fixed by the data, never by the number of threads, and their results are collected in
-their own order. So threads change how long something takes, and nothing else.
+The parts depend on the data, never on the number of threads, and their results are collected in a
+fixed order. Threads therefore only change the duration.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import TypeVar
 from threadpoolctl import ThreadpoolController
 
 _BATCHES, _LARGEST_BATCH = 4, 4
-"""Least number of batches for each thread, and most parts in a batch, whose results wait
-together."""
+"""Least number of batches per thread, and most parts in a batch."""
 
 _here = local()
 _Part = TypeVar("_Part")
@@ -28,10 +27,10 @@ _Result = TypeVar("_Result")
 
 
 def thread_count() -> int:
-    """Threads to use: ``OMP_NUM_THREADS`` where it is set, else the processors of this process.
+    """Threads to use: ``OMP_NUM_THREADS`` if set, else the number of this process's processors.
 
-    Ray and batch systems set the variable for a process that has to share its machine. In a thread
-    of `in_order` it is 1: the processors are taken.
+    Ray and batch systems set the variable for processes that share a machine. A thread of
+    `in_order` gets 1, because the processors are in use.
     """
     if getattr(_here, "is_worker", False):
         return 1
@@ -44,10 +43,10 @@ def thread_count() -> int:
 
 
 class _OneBlasThread(AbstractContextManager[None]):
-    """BLAS has one setting per process, so the last thread that leaves restores it.
+    """Limits BLAS to one thread. The setting is global, so the last thread that leaves restores it.
 
-    OpenBLAS may ignore what a thread sets after another one did. So enter this before starting
-    threads that will enter it, and leave it after them.
+    OpenBLAS may ignore settings from a second thread. Enter this context before starting threads
+    that also enter it, and leave it after they have ended.
     """
 
     def __init__(self) -> None:
@@ -55,7 +54,7 @@ class _OneBlasThread(AbstractContextManager[None]):
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """NumPy's and SciPy's BLAS; looking for them takes longer than setting them."""
+        """NumPy's and SciPy's BLAS; the search takes longer than the setting."""
         import scipy.linalg  # noqa: F401, PLC0415  # a BLAS of its own, which kernels use
 
         return ThreadpoolController()
@@ -74,19 +73,19 @@ class _OneBlasThread(AbstractContextManager[None]):
 
 
 one_blas_thread = _OneBlasThread()
-"""Context of BLAS on one thread: on more, the last bits depend on how many there happen to be."""
+"""Context with BLAS on one thread: otherwise the last bits depend on the number of threads."""
 
 
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """``map(function, parts)`` by several threads; few results wait at a time.
+    """``map(function, parts)`` in several threads; few results wait at a time.
 
-    `function` should spend its time without the GIL, as compiled kernels do.
+    `function` should release the GIL most of the time, as compiled kernels do.
     """
     rest = iter(parts)
     first = list(islice(rest, 2))
-    if threads <= 1 or len(first) < 2:  # to start threads takes longer than a small part
+    if threads <= 1 or len(first) < 2:  # starting threads takes longer than a small part
         yield from map(function, chain(first, rest))
         return
     with ThreadPoolExecutor(
@@ -106,9 +105,9 @@ def in_order(
 def in_batches(
     function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """`in_order` for parts of a millisecond or less: a thread takes several of them at a time.
+    """`in_order` for parts of a millisecond or less: a thread takes several parts at a time.
 
-    Handing a part over and its result back takes up to a tenth of a millisecond.
+    Passing one part and its result between threads takes up to a tenth of a millisecond.
     """
     size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
     if threads <= 1 or size <= 1:

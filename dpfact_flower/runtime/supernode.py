@@ -209,9 +209,7 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
         return_type=Message,
     )
-    message.metadata.__dict__["_message_id"] = (
-        tree.object_id
-    )  # a message does not contain its own id
+    message.metadata.__dict__["_message_id"] = tree.object_id  # not part of the message
     return message
 
 
