@@ -8,9 +8,9 @@ most powerful test (Neyman & Pearson). Under a Gaussian mechanism, the ratio is 
 means differ by mu standard deviations. The estimate of mu and its standard error are compared with
 the mu of the ledger's events.
 
-The canaries are equal patients. Their number makes the estimate's error small relative to its mu: a
-group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for Gaussian
-noise. The audit checks that each canary reaches the bound in every release.
+The canaries are equal patients. The number of canaries makes the estimate's error small relative to
+mu: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
+Gaussian noise. The audit checks that each canary reaches the bound in every release.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     """A site of a few made-up patients under the settings' own epsilon, delta and bound.
 
-    Every release costs the same, so a ledger that omits any one of them has a large error.
+    Every release costs the same, so a ledger that omits any release has a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)

@@ -1,7 +1,7 @@
 """Sensitivity: adding one patient changes a release only by the patient's own bounded part.
 
 A site without and a site with one more patient receive the same transcript, and each keeps its own
-state between rounds. Their un-noised sums are exact integers and may differ by at most the
+state between rounds. The sites' un-noised sums are exact integers and may differ by at most the
 sensitivity. The difference must equal the patient's own contribution; then no other patient's part
 has changed. The patients are chosen to reach the bound. The audit fails if none does, because it
 then has no power.

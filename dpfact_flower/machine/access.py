@@ -113,7 +113,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Faults that give users other than one (and root) access to a path, each with its remedy."""
+    """Faults that give users other than `uid` and root access to a path, with remedies."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     faults = []
     if stat.S_ISLNK(status.st_mode):

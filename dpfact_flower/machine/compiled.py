@@ -28,7 +28,7 @@ FAST: dict[str, Any] = {
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Decorate a kernel, which runs without the GIL; `options` are those of `numba.njit`.
 
-    Variants of one function with different functions compiled in need different tags.
+    Kernels made from the same function with different functions inlined need different tags.
     """
 
     def decorate(function: _Function) -> _Function:

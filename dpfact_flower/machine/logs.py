@@ -28,7 +28,7 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log at INFO in Flower's own format. Only the two apps call it.
+    """Show this package's log at INFO in Flower's own format. Only the two apps call this function.
 
     In a file or a journal, every line has its time and no colours. With ``DPFACT_LOG=json``, every
     line is one JSON object.

@@ -24,7 +24,7 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 
 def answer(question: Question, came_in: float) -> Message:
-    """Answer one message by the hospital's own settings alone."""
+    """Answer one message, using only the hospital's own settings."""
     settings = SiteSettings.from_config(question.settings)
     try:
         return app(question.message, question.context())

@@ -44,8 +44,8 @@ def execute(
 
     The first SIGTERM ends the process after the present message, the second at once. `config` is
     read again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`, or a
-    copy. The SuperNode listens at `port` of `host`, which is this machine or a container on it. It
-    runs as `node_user`, a name or number, by default as this process's own user.
+    copy. The SuperNode listens at `port` of `host`, which is this machine or a container on it. The
+    SuperNode runs as `node_user`, a name or number, by default as this process's own user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()

@@ -1,6 +1,6 @@
 """A SuperLink on loopback that this process starts and stops, for `dpfact simulate` and tests.
 
-With `local_supernode`, it forms a whole deployment on one machine, for notebooks and tests.
+Together with `local_supernode`, it is a whole deployment on one machine, for notebooks and tests.
 
 `flwr run` by itself starts a SuperLink that stays behind as a daemon, keeps the folder and
 environment of its first run, and exits with 0 when a run fails. The SuperLink of this module has

@@ -1,15 +1,15 @@
 """`dpfact superlink`: the centre's SuperLink, which ends when its helper has ended.
 
-Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps. It does not
-restart a SuperExec that was killed, for example for lack of memory, so every run stays `pending`.
+Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps. A SuperExec
+that was killed, for example for lack of memory, is not restarted, and every run stays `pending`.
 This SuperLink ends in that case, and systemd restarts both.
 
 Flower's SuperLink waits only five seconds for its own database, and then answers 500. Two runs on a
 slow machine are enough for that. The SuperExec then ends with all ServerApps, and a SuperNode gives
 up or forgets its message. This SuperLink waits nearly as long as its clients do.
 
-It also finds its helper beside this Python, where systemd's PATH does not look, and it reports a
-damaged database.
+This SuperLink also finds its helper beside this Python, where systemd's PATH does not look, and
+reports a damaged database.
 """
 
 from __future__ import annotations

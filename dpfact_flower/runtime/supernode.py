@@ -66,11 +66,11 @@ _PATIENCE_SECONDS = 60.0
 class OwnSuperNode:
     """The address of a SuperNode; lets requests through only if one user's process listens there.
 
-    The SuperNode proves its identity by no secret. While it is down, another process could bind its
-    port and get answers at the expense of the hospital's budget. This class therefore checks the
-    listening process before each request, and again before reading the answer. If no process
-    listens, no request is sent. Connections are closed after each request, because an open one
-    would keep serving a process that held the port for a moment.
+    The SuperNode proves its identity by no secret. While the SuperNode is down, another process
+    could bind its port and get answers at the expense of the hospital's budget. This class
+    therefore checks the listening process before each request, and again before reading the answer.
+    If no process listens, no request is sent. Connections are closed after each request, because an
+    open one would keep serving a process that held the port for a moment.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -196,8 +196,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     """Fetch the claimed message as `flwr.supernode.runtime.run_clientapp` does, without its app.
 
-    Flower's own function waits more than an hour for missing parts. They never come if the server
-    ended during the transfer, and a site answers only one message at a time.
+    Flower's own function waits more than an hour for missing parts. The parts never come if the
+    server ended during the transfer, and a site answers only one message at a time.
     """
     pulled = client.PullMessages(PullAppMessagesRequest())
     if not pulled.messages_list:

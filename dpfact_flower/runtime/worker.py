@@ -2,8 +2,8 @@
 
 The executor, which is the parent, fetches the message, starts the process, and sends the reply. If
 the process dies or hangs, the executor replies with the error code and at the time of every failed
-round. Otherwise, the SuperNode would report the failure within a minute. Its time would depend on
-when the process died, and so on the patients.
+round. Otherwise, the SuperNode would report the failure within a minute. The time of the report
+would depend on when the process died, and so on the patients.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
-What a pass descends
+Objective of a pass
     The pull to the anchors acts at every visit of a feature row, eq. (bj). Over a pass, the pull
     therefore weighs gamma times the row's number of visits, not gamma as in eq. (norm). The pull
     is left out at sampled zero cells, see `dpfact_flower.solver.kernels.zero_cells`.
 
 Step control (bold driver)
-    A pass is undone if both eq. (norm) and the sum that the pass descends have risen or are not
-    finite. The solver then tries again with half the step size. An accepted pass raises the step
-    size by 5 %. A small step lowers the pass's own sum, but may raise eq. (norm) when the anchors
+    A pass is undone if both eq. (norm) and the objective of the pass have risen, or are not finite.
+    The solver then tries again with half the step size. An accepted pass raises the step size by
+    5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the anchors
     are far away.
 
 Losses
-    For squared errors, Gram matrices give the sum over all cells. For other losses, the part of
-    the entries is exact. So is the part that is proportional to the model at zero cells. The rest
-    is estimated from zero cells that are drawn once. The slope of a likelihood has a pole where
-    the model is zero. A visit therefore moves a row by at most the square root of the step size,
-    which is the length of a step along the slope at the step's end. Patients' rows are longer than
+    For squared errors, Gram matrices give the sum over all cells. For other losses, the part of the
+    entries is exact, and so is the part that is proportional to the model at zero cells. The rest
+    is estimated from zero cells that are drawn once. The slope of a likelihood has a pole where the
+    model is zero. A visit therefore moves a row by at most the square root of the step size, which
+    is the length of a step along the slope at the step's end. Patients' rows are longer than
     features' rows and are visited seldom, so their steps are scaled by the ratio of the squared
     lengths. With `clip` neither rule applies, because paper mode's claim assumes equal steps.
 """

@@ -1,7 +1,7 @@
 """A cache of values computed from tensors: a site has the same tensor in every round.
 
-One process may simulate many sites or large ones, so the number of the cached tensors' entries is
-bounded.
+One process may simulate many sites or large ones, so the cached tensors have a limited total number
+of entries.
 """
 
 from __future__ import annotations

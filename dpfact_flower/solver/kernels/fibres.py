@@ -1,11 +1,11 @@
 """The fibres of a sparse tensor, and the division of its patients into blocks and chunks.
 
 A *fibre* is a run of entries that differ in the last mode alone. A sorted tensor holds the fibres
-one after the other, so only their first entries must be found. That takes a fraction of one MTTKRP,
-and 8 bytes per fibre.
+one after the other, so only their first entries must be found. The search takes a fraction of one
+MTTKRP, and 8 bytes per fibre.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks that one thread processes. Both depend on the data alone.
+of blocks that one thread processes. Blocks and chunks depend on the data alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The zero cells that a pass of psgd visits, and their weights.
 
 A sample represents the zero cells of a whole tensor. In a sparse tensor, uniform draws seldom hit
-cells where the model is large. Such a cell has the weight of all cells that it represents, and a
-step size that is safe for such weights is too small for everything else. Most cells are therefore
-drawn from the model at the start of the pass: first a phenotype by its mass, then a row of each
-mode by its weight in the phenotype.
+cells where the model is large. A hit has the weight of all cells that it represents. A step size
+that is safe for such weights is too small for everything else. Most cells are therefore drawn from
+the model at the start of the pass: first a phenotype by its mass, then a row of each mode by its
+weight in the phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
 value. Among n draws its weight is ``1 / (n q(x))``, which makes the gradient unbiased (importance

@@ -5,11 +5,12 @@ width of an AVX-512 register. This module therefore adds the type `Vector` to nu
 full of values, which hold a row of a factor matrix or a slice of a row. The operations of `Vector`
 emit LLVM's vector instructions, which LLVM translates for the processor.
 
-The tuple `registers` has one zero for each register of a vector. Its length is part of its type, so
-numba compiles one kernel per padded rank, with unrolled loops. Memory is a `pointer` and an offset
-in values, without bounds checks. Passing a pointer is free, while numba counts references to an
-array at each call. A pointer does not keep its array alive, so take pointers only of a kernel's
-arguments. A number counts as a vector of equal values. Use everything here inside `numba.njit`.
+The tuple `registers` has one zero for each register of a vector. The length of a tuple is part of
+its type, so numba compiles one kernel per padded rank, with unrolled loops. Memory is a `pointer`
+and an offset in values, without bounds checks. Passing a pointer is free, while numba counts
+references to an array at each call. A pointer does not keep its array alive, so take pointers only
+of a kernel's arguments. A number counts as a vector of equal values. Use everything here inside
+`numba.njit`.
 """
 
 from __future__ import annotations

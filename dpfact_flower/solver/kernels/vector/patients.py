@@ -3,8 +3,8 @@
 Without an l2,1 weight, patients are independent: their rows of A depend only on their own entries
 and the features. All work on a block of patients is therefore done while the block is in the cache.
 The steps are the MTTKRP, sweeps over the columns, and the block's part of A's Gram matrix and of
-the next mode's MTTKRP. The second MTTKRP reuses the first one's sums over the last mode. With an
-l2,1 weight, whole columns are shortened, and this module is not used.
+the next mode's MTTKRP. The second MTTKRP reuses the sums over the last mode. With an l2,1 weight,
+whole columns are shortened, and this module is not used.
 
 For the sweeps a block is transposed. A column of the block then fills `TILE` registers, and the
 gradients of `STRIP` columns stay in registers during their computation, see `columns`.

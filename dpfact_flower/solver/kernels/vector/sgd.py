@@ -1,8 +1,8 @@
 """Stochastic gradient steps in vector instructions.
 
 A row has as many slices as `slices` has elements, each of `registers`, see `instructions`. numba
-compiles one kernel per padded rank, with unrolled loops. This is a fifth faster than a rank that is
-known only at run time.
+compiles one kernel per padded rank, with unrolled loops. These kernels are a fifth faster than
+kernels for any rank.
 """
 
 from __future__ import annotations
