@@ -653,7 +653,7 @@ def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(world
     before, after = worlds
     before.go_to(2)
     after.folder = before.folder
-    after.client = DPFactClient(after.source, before.client.site._here.settings)
+    after.client = DPFactClient(after.source, before.client.site._hospital.settings)
     assert after.ask(1).reply == before.ask(1).reply  # a repeat tells nothing of it
     assert not after.source.read_by_now
     assert after.ask(2) == ("dpfact:failed", 1)
@@ -670,7 +670,7 @@ def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch)
     before, after = worlds
     before.go_to(2)
     after.folder = before.folder
-    after.client = DPFactClient(after.source, before.client.site._here.settings)
+    after.client = DPFactClient(after.source, before.client.site._hospital.settings)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", raising(OSError(errno.ENOSPC, "x")))
     assert [after.ask(2), after.ask(2)] == [("dpfact:state", 1)] * 2
 
