@@ -97,6 +97,7 @@ NOT_RUN = {
     ("docs/tutorial.md", "pip install "): INSTALLS,
     ("docs/results.md", ""): HOURS,
     ("docs/results/commands.md", ""): HOURS,
+    ("docs/comparison.md", "python -m simulation"): HOURS,
     ("docs/gallery.md", ""): "made the reports beside it; README and tutorial run the same on "
     "little",
     ("docs/how-to/audit.md", "python -m pytest"): "these tests themselves",
