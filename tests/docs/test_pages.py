@@ -54,7 +54,8 @@ ELSEWHERE = {
     ("docs/how-to/results.md", ""): "tests/docs/test_results.py::test_the_page_runs_as_it_stands",
     ("docs/how-to/clinical-reality.md", "dpfact survey "): "tests/evaluation/test_survey.py::"
     "test_answers_are_scored",
-    ("docs/how-to/clinical-reality.md", "dpfact report "): "tests/evaluation/test_report.py",
+    ("docs/how-to/clinical-reality.md", "dpfact report "): "tests/cli/test_main.py::"
+    "test_data_run_and_report",
     ("docs/how-to/clinical-reality.md", "dpfact export "): _GROUPS,
     ("docs/how-to/clinical-reality.md", "dpfact compare "): _GROUPS,
     ("docs/how-to/extend.md", ""): "tests/docs/test_extend.py::"
