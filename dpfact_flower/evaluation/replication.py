@@ -60,7 +60,7 @@ class Pair:
         return self.match > max(self.fair, self.chance)
 
     @property
-    def isby_chance(self) -> bool:
+    def is_by_chance(self) -> bool:
         """Whether codes that stand in many phenotypes would make it as alike."""
         return self.fair < self.match <= self.chance
 
@@ -106,7 +106,7 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     count = sum(pair.is_replicated for pair in pairs)
     if count:
         return STABLE if count == len(pairs) else PARTLY
-    return UNCONFIRMED if any(pair.isby_chance for pair in pairs) else NOT_FOUND
+    return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
