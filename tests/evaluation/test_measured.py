@@ -7,9 +7,10 @@ import pytest
 
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation import measured as module
+from dpfact_flower.evaluation.coherence import coherence
 from dpfact_flower.evaluation.headline import headline
 from dpfact_flower.evaluation.measured import code_frequencies, shared_error
-from dpfact_flower.evaluation.run_folder import read_phenotypes, read_summary
+from dpfact_flower.evaluation.run_folder import read_model, read_phenotypes, read_summary
 from dpfact_flower.evaluation.tables import GlobalCodes
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.federate import federate_cohort
@@ -55,6 +56,15 @@ def test_sites_are_measured_one_at_a_time(cohort, tmp_path, monkeypatch):
     federate_cohort(cohort, config, report=False)
     assert len(alive) > 3
     assert max(alive) - min(alive) <= 1
+
+
+def test_coherence_is_that_of_the_runs_own_patients(cohort, tmp_path):
+    settings = {"privacy": "none", "rank": 3, "rounds": 2}
+    config = RunConfig.read({**settings, "out": str(tmp_path / "run")})
+    folder = federate_cohort(cohort, config, report=False)
+    factors, _ = read_model(folder)
+    expected = coherence(factors, (site.tensor for site in cohort.sites))
+    assert read_summary(folder).measured.coherence == expected
 
 
 def test_a_model_that_has_learned_nothing_is_called_that_and_no_figure_describes_it(
