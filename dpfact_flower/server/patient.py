@@ -154,7 +154,7 @@ class PatientRule:
             self._fit_halves(released, sizes, sigma)
 
     def _fit_halves(self, released: Sequence[Array], sizes: Sequence[int], sigma: float) -> None:
-        """Fit what phenotypes are judged by; the factors do not depend on it."""
+        """Fit the models of halves, for the certainty of phenotypes; they do not change factors."""
         rank = self._solver.rank
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
         counts = typical_counts(released, sizes, CROSS)
@@ -164,12 +164,12 @@ class PatientRule:
 
     @property
     def later_bytes(self) -> int:
-        """Of models of halves, which the state has once there is a start."""
+        """Bytes that the state gains after the start: the models of halves."""
         return 2 * SPLITS * sum(factor.nbytes for factor in self.factors)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """The chance that each phenotype is missing in other patients, where it is known."""
+        """The chance that each phenotype is missing in other patients; empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)

@@ -223,17 +223,17 @@ def _ledger(place: Place) -> list[str]:
         return ledger.verify()
 
 
-@check("there is room on the disk, and no row of failures")
+@check("the disk has space, and few rounds in a row have failed")
 def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
-    with suppress(DPFactError):  # a check of its own says what is wrong with the data file
+    with suppress(DPFactError):  # another check reports faults of the data file
         sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
         sharing = bool(place.settings.secure_key)
         least += largest_run(sizes, place.settings.max_rank, sharing=sharing)
     if free < least:
         yield (
-            f"{place.state} has {free // 2**20} MiB left, {least // 2**20} are needed: make room, "
-            "or lower max-rank"
+            f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}: free disk "
+            "space, or lower max-rank"
         )
     check_attempts(place.site_folder())
 
@@ -293,7 +293,7 @@ def _port(place: Place) -> Iterator[str]:
     """The executor answers any process that listens at this port, as if it were the SuperNode."""
     executor = place.executor
     if executor is None:
-        yield "the executor is not running, so where it asks cannot be seen: start it"
+        yield "the executor is not running, so its port cannot be checked: start it"
         return
     node, node_user_option = user_name(place.node_user), executor.option("--node-user")
     if (executor.uid if node_user_option is None else user_id(node_user_option)) != place.node_user:
@@ -315,15 +315,15 @@ def _nothing_of_flowers(place: Place) -> Iterator[str]:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
             yield (
                 f"process {process.pid} of {user_name(process.uid)} runs what the SuperLink sends "
-                f"({' '.join(process.words[:2])}): end it; dpfact site answer stands in for it"
+                f"({' '.join(process.words[:2])}): end it; dpfact site answer takes its place"
             )
 
 
-@check("the centre answers, is who it says, and has the same time")
+@check("the centre answers with its certificate, and the clocks agree")
 def _server(place: Place) -> list[str]:
     node = place.supernode
     if node is None:
-        return ["the SuperNode is not running, so its way to the centre cannot be seen: start it"]
+        return ["the SuperNode is not running, so its connection cannot be checked: start it"]
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
     if address is None or certificates is None:
         return ["the SuperNode speaks without TLS: give it --superlink and --root-certificates"]
@@ -334,7 +334,7 @@ def _server(place: Place) -> list[str]:
 def _quiet(place: Place) -> list[str]:
     node = place.supernode
     if node is None:
-        return ["the SuperNode is not running, so its environment cannot be seen: start it"]
+        return ["the SuperNode is not running, so its environment cannot be checked: start it"]
     if node.environment is None:
         return ["the SuperNode's environment is hidden from you: run this check as root"]
     return [
@@ -366,7 +366,7 @@ def _runs_as(process: Process, uid: int, name: str) -> list[str]:
 def _secret(process: Process, option: str, uid: int) -> list[str]:
     path = process.path(option)
     if path is None:
-        return [f"whoever can log in here can take the SuperNode's messages: give it {option}"]
+        return [f"any user of this machine can take the SuperNode's messages: give it {option}"]
     return not_private(path, uid)
 
 

@@ -245,7 +245,7 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
 # --- what a run would need, and the centre
 
 LEDGER_CHECK = "the ledger is whole"
-ROOM = "there is room on the disk, and no row of failures"
+ROOM = "the disk has space, and few rounds in a row have failed"
 
 
 def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them(place):
