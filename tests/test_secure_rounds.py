@@ -351,7 +351,7 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
     grid._deliver = forget
     with pytest.raises(QuorumError):
         made.start(grid)
-    assert "is gone" in caplog.text
+    assert "vector for the sum is missing" in caplog.text
     with Ledger(tmp_path / "state" / "site-1" / "site-1", create=False) as ledger:
         assert len(ledger.rows()) == 1
 
