@@ -1,8 +1,8 @@
-"""Every check that a request must pass before the site reads a patient.
+"""All checks that a request must pass before the site reads a patient.
 
 The checks use public facts, the hospital's settings and the site's record of its releases. So a
-refusal reveals nothing about a patient. `admitted` runs the checks in order, for rounds and for
-preflights.
+refusal reveals nothing about a patient. For both rounds and preflights, `admitted` runs the checks
+in order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 _OTHER_DATA = "job {job!r} was begun with other data; now that it has changed, start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
-"""Share of the process's memory that is kept free for the patients."""
+"""Share of the process's memory that stays free for the patients."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Hospital:
         return self.root / self.name
 
     def has_ledger(self) -> bool:
-        """Whether there is a ledger, or was one. A lost ledger is never replaced by a new one."""
+        """Return whether a ledger exists or once existed. A lost ledger must not be replaced."""
         return (self.folder / LEDGER).exists() or has_jobs(self.folder)
 
     def ledger(self, *, create: bool = False) -> Ledger:
@@ -79,13 +79,13 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """The folder of a job; without a fingerprint, only for data that is not of patients."""
+        """Return a job's folder; without a fingerprint, only for files without patient data."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
     def disk_space(self, work: RoundWork) -> AbstractContextManager[Callable[[], None]]:
-        """Reserve disk space for the rest of a run, by public sizes.
+        """Reserve disk space for the rest of a run, based on public sizes.
 
-        So a full disk makes the site refuse the round before it reads a patient.
+        If the disk is full, the site refuses the round before it reads a patient.
         """
         if self.simulation:
             return nullcontext(lambda: None)
@@ -98,12 +98,13 @@ class Hospital:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that passed every check; no patient has been read for it.
+    """A request that passed every check, before any patient is read for it.
 
-    `ledger` is open, or None if the site has none yet. `rows` are all rows of the ledger, and
-    `last` is the job's latest. `repeated` is the row that answers this same request, if its release
-    may be sent again. `secure` is the request's stage of a secure sum. `store` holds nothing about
-    patients. Call `free_disk` right before the reserved disk space is needed.
+    `ledger` is the open ledger, or None if the site has no ledger yet. `rows` are all rows of the
+    ledger, and `last` is the latest row of the job. `repeated` is the row that already answers this
+    request, if the row's release may be sent again. `secure` is the request's stage of a secure
+    sum. `store` is open for files without patient data only. Call `free_disk` right before the
+    reserved disk space is needed.
     """
 
     request: RoundRequest
@@ -118,16 +119,17 @@ class Admitted:
 
     @property
     def shares(self) -> bool:
-        """Whether the round's release may leave in a secure sum only."""
+        """Whether the round's release may leave only in a secure sum."""
         return _planned(self.work) is not None
 
 
 @contextmanager
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
-    """Admit a request or refuse it; the site's folder stays locked until the reply is due.
+    """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    Otherwise a second request, which waits for the folder, would reveal when the first one was
-    computed. The time of the second request begins when it gets the folder.
+    A second request has to wait for the folder. If the folder were unlocked earlier, the second
+    reply would reveal when the first reply was ready. The delay of the second reply begins when the
+    folder is free.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -154,7 +156,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """Check by public facts that a request fits this site; return the rule's work for it."""
+    """Check by public facts that a request fits this site, and return its `RoundWork`."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
@@ -166,7 +168,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 def _secure(
     hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
-    """The requested stage of a secure sum; None in a preflight, and without secure sums."""
+    """Return the requested stage of a secure sum; None in a preflight or without a secure sum."""
     planned = _planned(work)
     if planned is None:
         if request.secure is not None:
@@ -189,13 +191,13 @@ def _secure(
 
 
 def _planned(work: RoundWork) -> PlannedRelease | None:
-    """The round's release if it is for a secure sum; only patient mode has these."""
+    """Return the round's release if it is part of a secure sum, which only patient mode uses."""
     planned: PlannedRelease | None = getattr(work, "planned", None)
     return planned if planned and planned.sharing else None
 
 
 def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
-    """Refuse secure sums with fewer sites, or fewer colluders, than the hospital wants."""
+    """Refuse a secure sum with fewer sites or fewer colluders than the hospital requires."""
     settings, sharing = hospital.settings, planned.sharing
     assert sharing is not None
     for key, value, least in (
@@ -214,7 +216,10 @@ def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """The row of this same request; a row whose bytes are not kept only if it is the latest."""
+    """Return the row that already answers this request, if its release can be sent again.
+
+    If the row's bytes are not kept, only the latest row of the job counts.
+    """
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             return row if row.payload_kept or row is of_job[-1] else None
@@ -240,7 +245,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse a state-dir, or a folder in it, that other users could have made, change or move."""
+    """Refuse folders for the site's state that other users could create, change or move."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -266,8 +271,8 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
         if size > most:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
     solver = request.privacy.resolved(request.solver)
-    solvers.find(solver.solver).check(solver)  # fails if this site lacks the solver's code
-    # A folder in the place of SQLite's journal would close the ledger for good.
+    solvers.find(solver.solver).check(solver)  # fails if the site lacks the solver's code
+    # A job's folder with the name of SQLite's journal would block the ledger for good.
     if request.job.lower().startswith(LEDGER):
         raise MessageError(f"job: {request.job!r} is reserved for the ledger's files")
 
@@ -306,7 +311,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 
 
 def check_same_data(admission: Admitted, fingerprint: str) -> None:
-    """Refuse data that changed within a job, and close the job, so that this is checked once."""
+    """Refuse data that changed within a job, and close the job so that it is checked only once."""
     if admission.last is not None and admission.last.fingerprint != fingerprint:
         admission.store.close()
         raise StateError(_OTHER_DATA.format(job=admission.request.job))
@@ -315,7 +320,7 @@ def check_same_data(admission: Admitted, fingerprint: str) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has released nothing.
 
-    So the number of charged runs limits the number of free requests.
+    This limits the number of uncharged requests to the number of charged runs.
     """
     if not any(row.events for row in of_job):
         raise MessageError(
@@ -329,7 +334,7 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
-    """Refuse a request that exceeds a budget together with all the site's releases, in any job."""
+    """Refuse a request that would exceed a budget, counting the site's releases in all jobs."""
     events = work.cost()
     if not events:
         return
@@ -358,10 +363,11 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 
 
 def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begun: bool) -> None:
-    """Refuse more rounds that read the patients than the hospital allows.
+    """Refuse a round if more rounds would read the patients than the hospital allows.
 
-    The privacy budget does not limit their number, because a round with much noise costs almost
-    nothing. But the server can time every round. A run that is not `begun` must fit as a whole.
+    The privacy budget does not limit the number of rounds, because a round with much noise costs
+    almost nothing. But the server can time every round. A run that has not `begun` must fit as a
+    whole.
     """
     remaining = settings.max_rounds - answered
     needed = 1 if begun else work.charged_rounds
@@ -377,9 +383,9 @@ def check_memory(work: RoundWork) -> None:
     """Refuse a round that leaves too little of this machine's memory for the patients.
 
     Otherwise the system could end the process after the patients were read. By varying the size of
-    the release or of the message, a server could then measure the patients' memory. Both sizes are
-    public and counted here; a fixed share is left for the patients. A deployed process has read no
-    patients before, because it ends after each message.
+    the release or of the message, a server could then measure how much memory the patients take.
+    Both sizes are public and counted here, and a fixed share stays free for the patients. No
+    earlier message has left patients in memory, because a deployed process ends after each message.
     """
     largest = max((event.count for event in work.cost()), default=0)
     sums = max((_bytes_for(event.count) for event in work.cost()), default=0)
@@ -393,12 +399,12 @@ def check_memory(work: RoundWork) -> None:
 
 
 def _bytes_for(values: int) -> int:
-    """Memory for a release: each thread beyond the first has its own copy of the sum."""
+    """Return the memory for a release, with a copy of the sum for each thread beyond the first."""
     return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to begin a ledger beside an unknown one, whose patients may be the same."""
+    """Refuse to create a ledger beside an unknown ledger, which may be for the same patients."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

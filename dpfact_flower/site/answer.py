@@ -1,10 +1,11 @@
-"""`Site`, a hospital in a run without Flower: one request in, one release out.
+"""`Site`, a hospital in a run, without Flower: it answers each request with one release.
 
-The order of work is the privacy policy: admit the request, lock the site's folder, compute, charge,
-reply. `admission.admitted` uses public facts and the site's own record; patients are read
-afterwards. The release is charged to the ledger, on disk, before it leaves. A repeated request gets
-the kept bytes, and no patient is read. Every failure after the patients were read becomes the same
-error. A charged release is always sent, even if a later step fails.
+The privacy policy is enforced by the order of the steps: admit the request, lock the site's folder,
+compute, charge, reply. Admission (`admission.admitted`) uses public facts and the site's own
+record, and comes before any patient is read. The release is charged to the ledger on disk before
+the release leaves. The answer to a repeated request is sent from the disk, and no patient is read.
+After the patients were read, every failure becomes the same error. A charged release is always
+sent, even if a later step fails.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
 NEW_LEDGERS = f"{__name__}.new_ledgers"
-"""Logger of warnings about new ledgers: normal in a site's first run, an alarm in a later one."""
+"""Logger of warnings about new ledgers, which are normal only in a site's first run."""
 
 
 @dataclass
 class _Progress:
-    """How far an answer has come: this decides what is sent after an error."""
+    """The progress of an answer, which decides what is sent after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
@@ -64,7 +65,7 @@ class Site:
     Parameters
     ----------
     source : SiteSource
-        The site's data, or its file, which is read when a round needs the patients.
+        The site's data, or the data's file, which is read when a round needs the patients.
     settings : SiteSettings
         `state_dir` and `allow_privacy` are required.
     simulation, beside
@@ -88,16 +89,16 @@ class Site:
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
         """Raise the errors that `answer` would raise before it reads a patient.
 
-        No patient is read, nothing is charged or kept, and no ledger is begun.
+        No patient is read, nothing is charged or kept, and no ledger is created.
         """
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute, charge and keep the release for a request, or return the one made before.
+        """Compute, charge and keep the release for a request, or return the earlier release.
 
-        Nothing is charged after the deadline in `delay`. The text of an error is for the site
-        alone, see `disclosure.log_privately`.
+        Nothing is charged after the deadline in `delay`. The text of an error stays at the site
+        (see `disclosure.log_privately`).
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:
@@ -119,21 +120,21 @@ class Site:
             if not progress.patients_read:
                 raise
             failed = self._failed(request, error)
-            if progress.charged is not None:  # what follows the charge does not take it back
+            if progress.charged is not None:  # a later error does not undo the charge
                 return progress.charged
             raise failed from None
 
     def note_refusal(self, reason: str) -> None:
-        """Count a refusal for the hospital's own figures.
+        """Count a refusal for the hospital's own monitoring.
 
-        No error here, not even a lack of memory, may change the reply.
+        An error while counting, even a lack of memory, must not change the reply.
         """
         if not self._hospital.simulation:
             with suppress(Exception):
                 count_refusal(self._hospital.folder, code_in(reason))
 
     def _end(self, admission: Admitted) -> Release:
-        """Answer the last round, which asks for no release: keep its request, read no patient."""
+        """Answer the last round: keep its request, read no patient and release nothing."""
         request = admission.request
         store = self._hospital.store(
             request.job, admission.last.fingerprint if admission.last else ""
@@ -143,7 +144,7 @@ class Site:
                 store.note_selection(request.selection_digest)
             store.keep_ending(*request.to_wire())
             forget(store.folder)
-        except OSError as error:  # for the server the run is over all the same
+        except OSError as error:  # the server ends the run in any case
             _logger.error(
                 "site %s: the last request of job %s cannot be kept (%s)",
                 self.name, request.job, error.strerror,
@@ -155,7 +156,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was sent before; in modes with noise no patient is read."""
+        """Return the release that was sent before. In modes with noise, no patient is read."""
         assert admission.ledger is not None
         if admission.secure is not None:
             return self._summed_again(admission, admission.secure, row)
@@ -166,7 +167,7 @@ class Site:
         return sent
 
     def _summed_again(self, admission: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
-        """Answer another stage of a secure sum, with the vector that was charged."""
+        """Answer another stage of a secure sum with the vector that was already charged."""
         assert admission.ledger is not None
         share = Share(secure.vector, row.events)
         if not admission.ledger.has(row.key, admission.request.terms, share):
@@ -176,7 +177,7 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release without noise from the site's state: its bytes are not kept."""
+        """Rebuild a release without noise from the site's state, because its bytes are not kept."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
@@ -192,14 +193,15 @@ class Site:
 
     @contextmanager
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
-        """Open or make the ledger and the job's folder, and count an attempt.
+        """Open or create the ledger and the job's folder, and count an attempt.
 
-        Refused requests never get here. Otherwise a server could fill the disk with new jobs.
+        This is never called for a refused request. Otherwise a server could fill the disk with new
+        jobs.
         """
         hospital, request = self._hospital, admission.request
         existing = admission.ledger
         with self._new_ledger(admission) if existing is None else nullcontext(existing) as ledger:
-            data_key(hospital.folder)  # makes the key if there is none
+            data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
             if request.selection:
                 admission.store.note_selection(request.selection_digest)
@@ -207,28 +209,28 @@ class Site:
                 yield ledger
 
     def _new_ledger(self, admission: Admitted) -> Ledger:
-        """Make a site's first ledger, with the whole budget."""
+        """Create a site's first ledger, with the whole budget."""
         if not self._hospital.simulation:
             logging.getLogger(NEW_LEDGERS).warning(
                 "site %s: new ledger in %s: no budget is spent yet",
                 self.name, self._hospital.root,
             )  # fmt: skip
         ledger = self._hospital.ledger(create=True)
-        # Check again, because another process may have begun the ledger meanwhile.
+        # Check again, because another process may have created the ledger meanwhile.
         check_budget(admission.work, ledger.count(), self._hospital.settings)
         return ledger
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """Turn every error into the same one, and remove the patients from memory at the end.
+        """Replace every error by the same one, and remove the patients from memory at the end.
 
-        Freeing takes longer for more patients, so it is done before the reply is due.
+        Removing more patients takes longer, so the removal is done before the reply is due.
         """
         progress.patients_read = True
         try:
             yield
         except Exception as error:
-            clear_frames(error.__traceback__)  # frames hold patients, too
+            clear_frames(error.__traceback__)  # the frames refer to patients too
             raise self._failed(request, error) from None
         finally:
             if not self._hospital.simulation:  # a simulation keeps its sites in memory
@@ -237,10 +239,10 @@ class Site:
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
-        """Compute, keep and charge.
+        """Compute the release, keep its state and charge it.
 
-        If the round is over by then, nothing is charged, and the server sees a failed round. After
-        the charge, no error stops the release.
+        If the round is over before the charge, nothing is charged, and the server sees a failed
+        round. After the charge, no error stops the release.
         """
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
@@ -256,12 +258,12 @@ class Site:
         charge(ledger, key, request.terms, release, delay.check_in_time)
         progress.charged = sent
         self._clean_up(store, outcome)
-        if not hospital.simulation:  # for the hospital, to compare the ledger with later
+        if not hospital.simulation:  # the hospital can compare this with the ledger later
             _logger.info("round %d: %s; ledger: %s", request.round, release.label, ledger.head())
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete old state and note the site's own measures; an error is only logged."""
+        """Delete old state and write down the site's own measures. Errors are only logged."""
         try:
             if outcome.state is not None:
                 store.keep_only(outcome.state.round)
@@ -271,7 +273,7 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """The one error that may leave once patients were read; its cause may depend on them."""
+        """Return the only error that may leave after patients were read, and log the real one."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)
@@ -287,16 +289,16 @@ class _KeptJob:
     last: LedgerRow | None
 
     def state(self) -> SiteState | None:
-        """The site's factors after the last answered round."""
+        """Return the site's factors after the last answered round."""
         return self.store.load(self.last.round) if self.last else None
 
     def release(self, round_number: int) -> Release | None:
-        """A round's release; None if the round was not answered, or its bytes are not kept."""
+        """Return a round's release; None if the site did not answer or the bytes are not kept."""
         return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """The release that leaves; a share is kept on disk and masked first."""
+    """Return the release that leaves the site. A share is first kept on disk and masked."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError(
@@ -309,7 +311,7 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
 
 
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
-    """Run a round; refuse an outcome that costs more than the rule's `cost` announced."""
+    """Run a round. Refuse an outcome that costs more than the rule's `cost` announced."""
     outcome = work.run(kept)
     release = outcome.release
     announced, spent = _costs(work.cost()), _costs(release.events)
@@ -320,7 +322,7 @@ def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
 
 
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
-    """The cost of releases in zCDP, and their cost if all other sites collude."""
+    """Return the cost of releases in zCDP, and their cost if all other sites collude."""
     return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)
 
 
@@ -331,7 +333,7 @@ def charge(
     release: Release | Share,
     check_in_time: Callable[[], None],
 ) -> None:
-    """Charge a release; ignore errors that come after the charge."""
+    """Charge a release. Ignore errors that come after the charge."""
     try:
         ledger.charge(key, terms, release, check_in_time)
     except Exception:

@@ -1,8 +1,8 @@
 """Checks of a hospital's machine: only the installed code may answer requests.
 
-Each check is a small function with `@check`. It yields one text for each fault, which says what to
-do. `CHECKS` lists them all. The checks change nothing. Only root can see the files and processes of
-both users.
+Each check is a small function with the decorator `@check`. The function returns one text for each
+fault, with its remedy. `CHECKS` lists all checks. The checks change nothing. Only root can see the
+files and processes of both users.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ FLOWERS_OWN = (
     "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
-"""Commands of Flower that run an app of the SuperLink's choice."""
+"""Flower's commands that run any app that the SuperLink sends."""
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _LEAST_ROOM = 2**28
-"""Bytes for the ledger rows and last requests of other runs."""
+"""Bytes kept free for the ledger rows and last requests of other runs."""
 _LONG_SECONDS = 3600.0
 _SHOWN = 3
-"""Most files to name where others can change an installation; there may be thousands."""
+"""Largest number of files to name if other users can change an installation."""
 
 
 class Place:
-    """The machine that is checked: the executor's settings and the SuperNode's private key."""
+    """The machine to check: the executor's settings and the SuperNode's private key."""
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
         self.settings = SiteSettings.from_config(read_node_config(config))
         self.data, self.state = Path(self.settings.data_path), Path(self.settings.state_dir)
-        self.executor_user = self.data.lstat().st_uid  # the owner of the data answers
-        self.node_user = key.lstat().st_uid  # the owner of the key has the network
+        self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
+        self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
         self.processes = processes()
         answering = [
             process for process in self.processes if "answer" in process.words
-        ]  # not this check
+        ]  # leave out this process
         self.executor = _running(answering, "--config", config, *_OURS)
         key_option = "--auth-supernode-private-key"
         self.supernode = _running(self.processes, key_option, key, *_OURS, _SUPERNODE)
 
     def site_folder(self) -> Path:
-        """The folder of the site's ledger."""
+        """Return the folder of the site's ledger."""
         return self.state / (self.settings.site or open_site(self.data).name)
 
 
@@ -90,7 +90,7 @@ def _running(candidates: Iterable[Process], option: str, path: Path, *names: str
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: what should hold, and each fault with its remedy."""
+    """The result of a check: its title, and each fault with its remedy."""
 
     check: str
     faults: tuple[str, ...]
@@ -101,7 +101,7 @@ CHECKS: list[tuple[str, Check]] = []
 
 
 def check(title: str) -> Callable[[Check], Check]:
-    """Add a function to `CHECKS`; `title` is what should hold."""
+    """Add a function to `CHECKS`; `title` states the condition that should hold."""
 
     def add(function: Check) -> Check:
         CHECKS.append((title, function))
@@ -113,7 +113,7 @@ def check(title: str) -> Callable[[Check], Check]:
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
     """Run every check, or only the first one if the settings or the key cannot be read.
 
-    Before the SuperNode and the executor are `started`, run only the checks that need neither.
+    If the SuperNode and the executor are not yet `started`, run only the checks that need neither.
     """
     places: list[Place] = []
 
@@ -217,7 +217,7 @@ def _ledger(place: Place) -> list[str]:
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
         return [] if not has_jobs(folder) else [f"{folder} has runs and no ledger: restore it"]
-    if journal.exists():  # of a charge that is being written, or was cut off
+    if journal.exists():  # a charge is being written, or was interrupted
         return [f"{journal} is there: if it stays, run dpfact ledger verify {folder}"]
     with Ledger(folder, create=False) as ledger:
         return ledger.verify()
@@ -250,7 +250,7 @@ def _installation(place: Place) -> list[str]:
 def _machine_code(place: Place) -> Iterable[str]:
     environment = (place.executor.environment if place.executor else None) or {}
     folder = Path(environment.get("NUMBA_CACHE_DIR") or place.state / MACHINE_CODE)
-    if not folder.exists():  # it will be made for its owner alone
+    if not folder.exists():  # it will be created for its owner alone
         return []
     return islice(changeable_within(folder, {place.executor_user}), _SHOWN)
 
@@ -290,7 +290,7 @@ def _executor(place: Place) -> Iterator[str]:
 
 @check("the executor answers the SuperNode's user, and nobody else listens there")
 def _port(place: Place) -> Iterator[str]:
-    """The executor answers any process that listens at this port, as if it were the SuperNode."""
+    """Check the port, because the executor answers any process that listens there."""
     executor = place.executor
     if executor is None:
         yield "the executor is not running, so its port cannot be checked: start it"
@@ -376,7 +376,7 @@ def _interfaces(pid: int) -> set[str]:
 
 
 def _denied(pid: int) -> bool:
-    """Whether the systemd unit of a process allows connections to this machine only."""
+    """Return whether the systemd unit of a process allows connections to this machine only."""
     unit = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
     if not unit.endswith(".service"):
         return False

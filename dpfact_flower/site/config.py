@@ -1,4 +1,4 @@
-"""The hospital's own settings, read from its file and checked."""
+"""Reading and checking of the hospital's own settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpfact_flower.settings import Scalar, SiteSettings, refuse_unknown
 
 
 def read_node_config(path: Path) -> dict[str, Scalar]:
-    """Settings of a site from a TOML file with the keys of a node config."""
+    """Read a site's settings from a TOML file with the keys of a node config."""
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -26,7 +26,7 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
 
 
 def check_choices(settings: SiteSettings) -> None:
-    """Refuse settings that lack a hospital's own choices, which have no default."""
+    """Refuse settings without the hospital's own choices, which have no default."""
     for key, value in (
         ("state-dir", settings.state_dir),
         ("allow-privacy", settings.allow_privacy),
@@ -50,7 +50,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse another site's data file: its patients would be charged to this ledger."""
+    """Refuse another site's data file, because its patients would be charged to this ledger."""
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(

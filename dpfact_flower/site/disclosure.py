@@ -1,4 +1,4 @@
-"""What an error may reveal: its text goes to the site's own log, only a code leaves the site."""
+"""Disclosure of errors: the text goes to the site's own log, and only a code leaves the site."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dpfact_flower.errors import CODE_PREFIX, DPFactError
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
-"""Most characters of an error in the log, so that a line stays below 1 kB."""
+"""Largest number of characters of an error in the log, so that a line stays below 1 kB."""
 
 
 def log_privately(site: str, error: Exception) -> str:
-    """Write an error to the site's own log; return the text that may leave.
+    """Write an error to the site's own log, and return the text that may leave.
 
-    The errors of this package hold no patient's value, so their text is logged. Other errors may
-    quote the data ("could not convert ..."), so only their type and place are logged.
+    The errors of this package contain no value of a patient, so their text is logged. Other errors
+    may quote the data ("could not convert ..."), so only their type and place are logged.
     """
     if isinstance(error, DPFactError):
         text = str(error)
@@ -31,10 +31,10 @@ def log_privately(site: str, error: Exception) -> str:
 
 PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
                 "state")  # fmt: skip
-"""Codes that `public_reason` may give for a failed round."""
+"""Codes that `public_reason` may return for a failed round."""
 
 
 def public_reason(error: BaseException) -> str:
-    """Text about a failed round that may leave the site: only a code, not the error's own text."""
+    """Return the only text about a failed round that may leave the site: the error's code."""
     code = error.code if isinstance(error, DPFactError) else "internal"
     return f"{CODE_PREFIX}{code} (details are in the site's own log)"

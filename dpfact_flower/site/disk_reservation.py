@@ -1,8 +1,9 @@
-"""How much disk space a round reserves, by the hospital's own settings.
+"""The disk space that a round reserves, which depends on the hospital's own settings.
 
-A server may request runs of any size, at no cost in a preflight. If each run reserved its own size,
-the server could measure the free disk space, which depends on the patients' file. So every run
-reserves the size of the largest run that the hospital's code lists and `max-rank` allow.
+A server may request runs of any size, and a preflight costs the server nothing. If each run
+reserved its own size, the server could measure the free disk space, which depends on the size of
+the patients' file. So every run reserves the size of the largest run that the hospital's code lists
+and `max-rank` allow.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 _LEAST = 2**24
 _FILE = ".reservation"  # no job can have this name
 _SHARED = 16
-"""Bytes for a value of a share; the old share is kept until the new one is complete."""
+"""Bytes for each value of a share. The old share is kept until the new share is complete."""
 _BESIDE = 2**18
-"""Bytes for everything but released values: 64 pages of SQLite."""
+"""Bytes for everything except released values: 64 pages of SQLite."""
 
 
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int, *, sharing: bool = False
 ) -> int:
-    """Bytes for the charges of the rest of a run, the same for every request.
+    """Return the bytes for the charges of the rest of a run, which are the same for every request.
 
-    They depend on the sizes of the hospital's code lists, its largest rank, and whether it takes
-    part in secure sums (`sharing`). No run of this package's rules needs more. A larger run of
-    another rule reserves 4 times as much, or 16 times, and so on.
+    The result depends on the sizes of the hospital's code lists, on its largest rank, and on
+    whether the hospital takes part in secure sums (`sharing`). No run of this package's rules needs
+    more. A larger run of another rule reserves 4 times as much, or 16 times as much, and so on.
     """
     if not events:
         return _LEAST
@@ -45,7 +46,7 @@ def bytes_to_reserve(
 
 
 def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> int:
-    """Bytes for the largest run that a hospital's code lists and largest rank allow."""
+    """Return the bytes for the largest run that a hospital's code lists and largest rank allow."""
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     codes = sum(sizes)
     start = codes + strict_size(codes)
@@ -54,13 +55,13 @@ def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> in
 
 
 def bytes_needed(values: int) -> int:
-    """Bytes for charging this many values: 4 each, and the database's pages and journal."""
+    """Return the bytes for charging values: 4 for each, and the database's pages and journal."""
     return 4 * values + values // 50 + _BESIDE
 
 
 @contextmanager
 def reserve(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space in a site's folder; call the yielded function before using the space."""
+    """Reserve disk space in a site's folder, and yield a function that frees the space for use."""
     with ExitStack() as stack:
         try:
             free = stack.enter_context(reserved(folder / _FILE, size))

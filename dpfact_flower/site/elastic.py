@@ -1,4 +1,4 @@
-"""Modes none and paper at a site: continue the factorisation, release the feature factors.
+"""Modes "none" and "paper" at a site: continue the factorisation and release the feature factors.
 
 This is Algorithm 1 of the paper.
 """
@@ -45,7 +45,7 @@ from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
 
 _FINEST = SIGMA * 2.0**-30
-"""Standard deviation for a grid of 2^-30: finer than float32, and far from overflow in int64."""
+"""Standard deviation for a grid of 2^-30, which is finer than float32 and cannot overflow int64."""
 
 
 class ElasticRound:
@@ -74,7 +74,7 @@ class ElasticRound:
         self.charged_rounds = request.rounds - request.round + 1 if noisy else 0
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """The releases of this round; none in mode none."""
+        """Return the releases of this round; empty in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -87,7 +87,7 @@ class ElasticRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Continue from the last round."""
+        """Continue from the site's last round."""
         return run_round(
             self._source.read().tensor,
             kept.state(),
@@ -109,9 +109,10 @@ def run_round(
 ) -> RoundOutcome:
     """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
-    `state` is the one after the site's last round; None starts from the global factors. The site's
-    name and the public seed determine the start and the visiting order, so a run without noise
-    gives the same numbers in every runtime. `modes` names the releases.
+    `state` is the site's state after its last round, or None to start from the global factors. The
+    site's name and the public seed determine the start and the visiting order, so a run without
+    noise gives the same numbers in every runtime. The names in `modes` become the names of the
+    releases.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -136,11 +137,11 @@ def run_round(
 def starting_state(
     tensor: SparseTensor, state: SiteState | None, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Where a round begins: the site's patient factors, and its own or the global feature factors.
+    """Return the factors at the start of a round, with the site's own or the global features.
 
-    In the paper, sites continue from their own feature factors, which the elastic weight holds near
-    the global ones. On long code lists, a site's patients and features then overfit the site. With
-    a relative weight, every round begins at the global features instead.
+    In the paper, a site continues from its own feature factors, and the elastic weight keeps these
+    near the global factors. With long code lists, the site's factors then overfit the site's data.
+    With a relative weight, every round therefore begins from the global feature factors.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -152,11 +153,11 @@ def starting_state(
 def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Patient factors uniform on (0, 1), scaled to the data; the global feature factors.
+    """Return scaled random patient factors, uniform on (0, 1), with the global feature factors.
 
-    With the paper's elastic weight, the scale gives the model the data's squared norm, so that the
-    first pass is stable. With a relative weight, it is the scale that explains most; after round 1,
-    the patients are fitted to the global factors instead.
+    With the paper's elastic weight, the scale gives the model the same squared norm as the data, so
+    that the first pass is stable. With a relative weight, the scale minimises the model's squared
+    error, and after round 1 the patients are fitted to the global factors instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:
@@ -174,7 +175,7 @@ def initial_state(
 
 
 def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Co-occurrences for a start; on long code lists, code counts first, then frequent codes."""
+    """Release co-occurrences for a start, or code counts first if the code lists are long."""
     if request.selection:
         return unprotected_cooccurrences(tensor.select_features(request.selection))
     if paired_codes(tensor.feature_shape):
@@ -183,7 +184,7 @@ def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
 
 
 def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
-    """Patient mode's co-occurrences on the finest grid, released WITHOUT noise."""
+    """Release patient mode's co-occurrences WITHOUT noise, on the finest grid."""
     return _unprotected(cooccurrence(tensor, sigma=_FINEST))
 
 

@@ -21,7 +21,7 @@ from dpfact_flower.settings import SiteSettings
 
 @dataclass(frozen=True)
 class Keyring:
-    """A site's long-term key, and the public keys of all sites by name."""
+    """A site's long-term key, and the public keys of all sites, by name of the site."""
 
     own: Ed25519PrivateKey
     peers: Mapping[str, bytes]
@@ -46,7 +46,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Keys of simulated sites, made from their names; nobody attacks a simulation."""
+    """Make keys from the names of simulated sites; a simulation has no attacker."""
     return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
 
 
@@ -65,9 +65,9 @@ def read_key_file(path: Path) -> Ed25519PrivateKey:
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Read names and public keys, one ``NAME KEY`` a line; a `#` begins a comment.
+    """Read names and public keys, one ``NAME KEY`` per line; a `#` begins a comment.
 
-    No other user may write to the file: with a key of their own, they could impersonate a site.
+    No other user may write to the file, because a replaced key allows a user to impersonate a site.
     """
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}

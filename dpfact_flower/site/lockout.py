@@ -1,13 +1,13 @@
-"""Two reasons close a site until a person acts: failed attempts in a row, or a rolled-back ledger.
+"""Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
 
-Failed attempts: a round that fails after the patients were read is not charged, for example because
-memory or disk space ran out, or the process was killed. The failure and its time can depend on the
-patients, and a server could provoke failures again and again. So each attempt is counted before it
-begins.
+Repeated failures: a round can fail after the patients were read, for example because memory ran
+out, the disk was full or the process was killed. Such a round is not charged. But the failure and
+its time can depend on the patients, and a server could provoke failures again and again. So each
+attempt is counted before it begins.
 
-A rolled-back ledger: a folder restored from an old backup does not show later charges. But every
-request says which rounds of the job the site has answered. The server could be wrong, so a person
-has to decide.
+A rolled-back ledger: a folder that was restored from an old backup lacks later charges. Every
+request gives the last round of the job that the site has answered, so the site can notice this. The
+server could be wrong, so a person has to decide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpfact_flower.privacy.ledger import LedgerRow
 from dpfact_flower.wire.protocol import RoundRequest
 
 ATTEMPT_LIMIT = 10
-"""Most attempts in a row that release nothing. A release resets the count."""
+"""Largest number of attempts in a row that release nothing. A release resets the count."""
 ATTEMPTS = ".failed-attempts"  # no job can have this name
 _NOTE = "LEDGER-LACKS-ROUNDS.txt"
 _TEXT = """The server says that this site has answered round {answered} of job {job!r}. The
@@ -34,13 +34,13 @@ centre for a new job. If nothing was rolled back, the server is wrong: ask the c
 
 
 def failed_attempts(folder: Path) -> int:
-    """Number of attempts since the last release."""
+    """Return the number of attempts since the last release."""
     path = folder / ATTEMPTS
     return path.stat().st_size if path.exists() else 0
 
 
 def check_attempts(folder: Path) -> None:
-    """Refuse another attempt after too many in a row that released nothing."""
+    """Refuse another attempt if too many attempts in a row have released nothing."""
     failed = failed_attempts(folder)
     if failed >= ATTEMPT_LIMIT:
         raise StateError(
@@ -51,9 +51,12 @@ def check_attempts(folder: Path) -> None:
 
 @contextmanager
 def counting_attempt(folder: Path) -> Iterator[None]:
-    """Count an attempt before it begins; reset the count after a success. Hold the lock."""
+    """Count an attempt before it begins, and reset the count after a success.
+
+    The caller must hold the lock of the site's folder.
+    """
     path = folder / ATTEMPTS
-    with replacing(path, durable=False) as file:  # its size is the count, also after a kill
+    with replacing(path, durable=False) as file:  # the size is the count, even after a kill
         file.write(b"+" * (failed_attempts(folder) + 1))
     yield
     with suppress(OSError):
@@ -61,7 +64,7 @@ def counting_attempt(folder: Path) -> Iterator[None]:
 
 
 def rolled_back_faults(folder: Path) -> list[str]:
-    """Why a person has to check a site's folder; empty if the ledger was not rolled back."""
+    """Return why a person has to check a site's folder; empty if the ledger was not rolled back."""
     note = folder / _NOTE
     if not note.exists():
         return []
@@ -74,7 +77,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """Refuse, and leave a note, if the server has or had answers that the ledger does not have."""
+    """Refuse the request and write a note if the server knows of answers that the ledger lacks."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as its last" if last else "no round of it"

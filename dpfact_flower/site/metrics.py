@@ -1,8 +1,9 @@
 """A hospital's figures for its own monitoring; they never leave the hospital.
 
-Refusals are counted by the code that left the site. These counts decide nothing. The file has one
-entry for each code, so no server can fill a disk with it. Two kinds of refusal are only in the log:
-those of a site without a ledger, and those with code "state", where the folder itself is at fault.
+Refusals are counted by the error code that left the site. The counts have no effect on the site.
+Their file has one entry for each code, so no server can fill the disk with it. Two kinds of
+refusals appear only in the log: refusals by a site without a ledger, and refusals with the code
+"state", which means that the folder itself is at fault.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from dpfact_flower.site.lockout import failed_attempts
 
 _REFUSALS = ".refusals.json"  # no job can have this name
 ANSWERING = ".answering"
-"""File in the state folder, made when the site begins to answer a message."""
+"""File in the state folder that exists while the site answers a message."""
 
 
 def answering_seconds(state: Path) -> float:
-    """Seconds that the site has worked on its current message; 0 if there is none."""
+    """Return for how many seconds the site has worked on its current message; 0 if it is idle."""
     try:
         return max(time.time() - (state / ANSWERING).stat().st_mtime, 0.0)
     except FileNotFoundError:
@@ -39,7 +40,7 @@ def answering_seconds(state: Path) -> float:
 
 
 def site_gauges(settings: SiteSettings) -> list[Gauge]:
-    """Gauges of a site: its budget, its latest charge, its failures."""
+    """Return the gauges of a site: its budget, its latest charge and its failures."""
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
     spent, last, rows = 0.0, 0.0, 0
@@ -70,7 +71,7 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
 
 
 def refusals(folder: Path) -> dict[str, int]:
-    """Refusals since the count began, by code; none if the file is missing or damaged."""
+    """Return the refusals so far, by code; empty if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         counts = from_json((folder / _REFUSALS).read_bytes())
         if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
@@ -81,8 +82,8 @@ def refusals(folder: Path) -> dict[str, int]:
 def count_refusal(folder: Path, code: str) -> None:
     """Count a refusal in a site's folder, if it has a ledger.
 
-    Two processes that count at once may count one refusal only. An executor answers one message at
-    a time.
+    If two processes count at the same time, one refusal may be lost. This is rare, because an
+    executor answers one message at a time.
     """
     if code == StateError.code or not (folder / LEDGER).exists():
         return

@@ -1,8 +1,8 @@
-"""Patient mode at a site: one released statistic a round.
+"""Patient mode at a site: each round releases one statistic.
 
 A release depends on the patients' cells, public settings and earlier releases. No state without
-noise passes from one round to the next. The last round asks for no release: the site keeps the
-global factors, and later fits its own model to them (`dpfact_flower.site.refit`).
+noise passes from one round to the next. The last round asks for no release. The site keeps the
+global factors, and later fits its own model to these factors (`dpfact_flower.site.refit`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PatientRound:
         )
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """All releases from this round on, so that a run over budget is refused at its start."""
+        """Return all releases from this round on, so that a run over budget is refused at once."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -73,7 +73,7 @@ class PatientRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Compute the round's planned release; the last round has none."""
+        """Compute the round's planned release. The last round releases nothing."""
         planned = self._plan.release_of(self._request.round)
         if planned is None:
             return RoundOutcome(release_nothing())
@@ -84,18 +84,18 @@ class PatientRound:
         return RoundOutcome(share(bounded, self._noise, planned.sharing, slot, name=name))
 
     def _slot(self, sharing: Sharing) -> int:
-        """The site's slot in a secure sum."""
+        """Return the site's slot in a secure sum."""
         assert self._request.secure is not None
         names = [member.site for member in self._request.secure.members]
         return sharing.slot(names.index(self._site))
 
     def _tensor(self) -> SparseTensor:
-        """The patients' cells of the selected codes, weighted as the request says."""
+        """Return the patients' cells of the selected codes, with the weights of the request."""
         tensor = self._source.read().select_codes(self._request.selection).tensor
         return tensor.weighted(self._request.weights)
 
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
-        """The sum to which a planned release adds noise; the sum itself must not leave."""
+        """Return the sum to which a planned release adds noise. The sum itself must not leave."""
         return KINDS[planned.kind].statistic(
             self._tensor(),
             planned,
@@ -104,7 +104,7 @@ class PatientRound:
         )
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """How much each phenotype is used at this site, or in its slot, from the released start."""
+        """Estimate each phenotype's usage at this site, or in its slot, from the released start."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -114,9 +114,9 @@ class PatientRound:
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
-    """The run's schedule and costs, computed by this site from the request's settings.
+    """Return the run's schedule and costs, which the site computes from the request's settings.
 
-    `feature_shape` counts the codes of each of the site's modes, before any selection.
+    `feature_shape` is the number of codes in each mode of the site, before any selection.
     """
     try:
         request.privacy.check_solver(request.solver)
@@ -134,7 +134,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request with missing or wrong factors, selection or weights for its round."""
+    """Refuse a request whose factors, selection, usages or weights do not fit its round."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -150,7 +150,7 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
     usages = None if request.usages is None else request.usages.shape
-    # A site with its own l2,1 weight receives the usages too, and ignores them.
+    # A site with its own l2,1 weight receives the usages too, but ignores the usages.
     needed = shape is not None and request.solver.relative_l21 > 0
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
@@ -163,11 +163,12 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """l2,1 weight on a patient's factor for each phenotype, from released values alone.
+    """Return the l2,1 weight on a patient's factor for each phenotype, from released values alone.
 
-    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` with n_r the norm of column r.
-    The phenotype's usage in the released start estimates n_r. A phenotype with average usage gets
-    the ridge `relative_l21`; one with a usage within the noise is switched off.
+    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` where n_r is the norm of
+    column r. The phenotype's usage in the released start estimates n_r. A phenotype with average
+    usage gets the ridge `relative_l21`. A phenotype whose usage is within the noise is switched
+    off.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

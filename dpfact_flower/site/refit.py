@@ -1,7 +1,7 @@
 """A site's own model after a run of patient mode; it never leaves the site.
 
-The time of the fit and its success depend on the patients. So no message waits for it: the site
-keeps the last request (`SiteStore.keep_ending`), and the hospital fits later
+The duration and the success of the fit depend on the patients. So no reply waits for the fit: the
+site keeps the last request (`SiteStore.keep_ending`), and the hospital fits its model later
 (``dpfact site refit``).
 """
 
@@ -24,7 +24,7 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 _PERSONAL_PASSES = 10
-"""Least passes of a refit, which no later round continues."""
+"""Smallest number of passes of a refit, because no later round continues the fit."""
 
 
 def refit(
@@ -32,7 +32,7 @@ def refit(
 ) -> RoundMeasures:
     """Fit all of a site's factors around the final global factors of a run of patient mode.
 
-    The model is written to the job's folder. Model and measures are for the site alone.
+    The model is written to the job's folder. The model and the measures are for the site alone.
     """
     name = settings.site or data.name
     root = Path(settings.state_dir).expanduser()
@@ -50,7 +50,7 @@ def refit(
 
 
 def last_request(store: SiteStore) -> RoundRequest:
-    """The last request of a run."""
+    """Return the last request of a run."""
     ending = store.ending()
     if ending is None:
         raise StateError(f"{store.folder}: the run has not ended here, so it cannot be refitted")
@@ -64,7 +64,7 @@ def last_request(store: SiteStore) -> RoundRequest:
 
 
 def unfitted(folder: Path) -> list[str]:
-    """Names of the finished runs in a site's folder that have no refitted model."""
+    """Return the names of the finished runs in a site's folder that have no refitted model."""
     return sorted(
         path.parent.name for path in folder.glob(f"*/{ENDING}") if not has_state(path.parent)
     )
@@ -75,12 +75,12 @@ def personal(
 ) -> tuple[SiteState, RoundMeasures]:
     """Fit A, B, C at full precision around the global factors.
 
-    `tensor` has only the selected codes, and `request` is the run's last.
+    `tensor` has only the selected codes, and `request` is the last request of the run.
     """
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
-    # The l2,1 weight acts at once: the global phenotypes have formed.
+    # The l2,1 weight acts from the first pass, because the global phenotypes have formed.
     with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
     patients = fitted_patients(tensor, request.anchors)
     solver = local_settings(with_l21, (patients, *request.anchors))

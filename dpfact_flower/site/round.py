@@ -1,6 +1,7 @@
 """The parts of a round at a site that all modes share.
 
-Nothing here reads a disk or uses Flower. Without noise, the result depends only on the arguments.
+This module neither reads a disk nor uses Flower. Without noise, the result depends only on the
+arguments.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """The result of a round: a release for the server, state and measures for the site."""
+    """The result of a round: a release for the server, and state and measures for the site."""
 
     release: Release | Share
     state: SiteState | None = None
@@ -40,34 +41,34 @@ class RoundOutcome:
 
 
 class JobState(Protocol):
-    """A site's data from a job's earlier rounds."""
+    """The data that a site kept from the earlier rounds of a job."""
 
     def state(self) -> SiteState | None:
-        """The site's factors after the last round; None before the first."""
+        """Return the site's factors after the last round, or None before the first round."""
 
     def release(self, round_number: int) -> Release | None:
-        """The site's release in a round; None if it did not answer."""
+        """Return the site's release in a round, or None if the site did not answer."""
 
 
 class RoundWork(Protocol):
     """A privacy mode's part of a round at a site.
 
-    The constructor reads no patient, and refuses a request that does not fit the site.
+    The constructor refuses a request that does not fit the site, and reads no patient.
     """
 
     cost_scope: str
-    """What `cost` covers, as text for messages."""
+    """The part of the run that `cost` covers, as text for messages."""
     charged_rounds: int
-    """Rounds with noise that remain in the run, with this one."""
+    """Number of rounds with noise that remain in the run, including this round."""
     is_final: bool
-    """Whether this is a last round without a release: the site keeps the public request, and reads
-    no patient."""
+    """Whether this is a last round without a release. In such a round, the site keeps the public
+    request and reads no patient."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """The releases that must fit the budget, from public facts."""
+        """Return the releases that must fit the budget, computed from public facts."""
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Compute the round; keep nothing about the patients outside the outcome."""
+        """Compute the round. Keep nothing about the patients outside the outcome."""
 
 
 def solved(
@@ -81,7 +82,7 @@ def solved(
 ) -> LocalResult:
     """Run the solver around the request's global factors."""
     try:
-        # One BLAS thread, because with more the last bits depend on the number of threads.
+        # Use one BLAS thread, because the last bits would depend on the number of threads.
         with one_blas_thread:
             return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     except DivergenceError as error:
@@ -89,7 +90,7 @@ def solved(
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
-    """The tensor to factorise: prepared for the loss, and patients scaled to norm 1 if set."""
+    """Prepare a tensor for the loss, and scale the patients to norm 1 if `scale` says so."""
     tensor = losses.find(settings.loss).prepared(tensor)
     return _unit_patients(tensor) if settings.scale == "patient" else tensor
 
@@ -100,15 +101,15 @@ def _unit_patients(tensor: SparseTensor) -> SparseTensor:
 
 
 def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
-    """The request with the site's own l2,1 weight, if it has one."""
+    """Return the request with the site's own l2,1 weight, if the site has set one."""
     if settings.site_mu < 0:
         return request
-    # relative_l21 = 0, or the run's relative weight would override the site's own.
+    # Set relative_l21 to 0, because the run's relative weight would override the site's own.
     return replace(request, solver=replace(request.solver, mu=settings.site_mu, relative_l21=0.0))
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Solver settings of this round, with the l2,1 weight for these starting factors."""
+    """Return the solver settings of this round, with the l2,1 weight for the starting factors."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Features have norm 1, so the curvature is the average column's squared length.
@@ -123,10 +124,11 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float, *, last: bool
 ) -> RoundMeasures:
-    """Measures of the site's own factors; never sent.
+    """Measure the site's own factors; the result is never sent.
 
-    If the solver did not compute the error of the non-zero cells, it is measured in the first two
-    rounds, in every tenth, and in the `last`.
+    The error of the non-zero cells is taken from the solver if the solver has computed it.
+    Otherwise this error is measured in the first two rounds, in every tenth round and in the `last`
+    round.
     """
     is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error
@@ -144,7 +146,7 @@ def measure(
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection beyond the vocabularies, or factors of other modes."""
+    """Refuse a selection outside the vocabularies, or factors of the wrong sizes."""
     if request.selection and len(request.selection) != len(sizes):
         raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
@@ -160,6 +162,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Seeds that differ by site and round, from public values only."""
+    """Return seeds that differ by site and round, made from public values only."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

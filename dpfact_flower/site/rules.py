@@ -1,4 +1,4 @@
-"""The site halves of rules by name; `dpfact_flower.server.rules` has the server halves."""
+"""Registry of the site's half of each rule; `dpfact_flower.server.rules` has the other halves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 
 class SiteRule(Protocol):
-    """Makes a rule's part of a round; usually a class with `RoundWork`'s methods."""
+    """Maker of a rule's part of a round; usually a class with the methods of `RoundWork`."""
 
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> RoundWork:
-        """Refuse a request that does not fit the site; read no patient."""
+        """Return the rule's part of a round, or refuse a request that does not fit the site.
+
+        No patient is read.
+        """
 
 
 site_rules: Registry[SiteRule] = Registry(
     "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
 )
-"""Rules for which a site has code. Its setting `allow-rules` says which of them it accepts."""
+"""Rules for which a site has code. The site accepts the rules in its setting `allow-rules`."""

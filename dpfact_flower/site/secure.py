@@ -1,8 +1,8 @@
 """A site's half of secure sums: stages of requests, and the files of a job.
 
-The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`, the policy in `admission`.
-The job's folder holds the job's key, and the latest round's noisy vector and answer. Both are on
-the disk before any reply that depends on them leaves.
+The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`, and the policy is in
+`admission`. The job's folder holds the job's key, and the latest round's noisy vector and answer.
+Each of these is on the disk before a reply that depends on it leaves.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _NEW_JOB = "ask the centre for a new job"
 
 @dataclass(frozen=True)
 class SecureRound:
-    """A stage of a secure sum that this site may answer; see `secure_round`.
+    """A stage of a secure sum that this site may answer (see `secure_round`).
 
     Attributes
     ----------
     job : JobSecrets
-        This site's key of the job, a new one if it had none.
+        This site's key for the job, newly made if the site had no such key.
     question : Question or None
         The sum; None in the stage of keys.
     state : RoundState or None
@@ -71,13 +71,13 @@ class SecureRound:
         return self.state.noisy
 
     def keys(self) -> Release:
-        """Keep this site's key of the job, then answer with it."""
+        """Keep this site's key for the job, and return its public part."""
         self.files.keep_pending(self.job)
         member = self.job.member
         return release_masked([packed_bytes(part) for part in (member.key, member.signature)])
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
-        """The masked vector; when this returns, its state is on the disk."""
+        """Return the masked vector, after its state is on the disk."""
         assert self.question is not None
         state = rules.answer(
             self.job, self.state, self.question, self.keyring.peers, draw,
@@ -90,7 +90,7 @@ class SecureRound:
         return release_masked([packed_bytes(part) for part in parts])
 
     def opened(self) -> Release:
-        """Open the answered attempt; when this returns, its state is on the disk."""
+        """Open the answered attempt, after its state is on the disk."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.sealed)
@@ -112,10 +112,10 @@ def secure_round(
     answered: bool,
     durable: bool,
 ) -> SecureRound:
-    """Check a stage against this site's keys and earlier answers; no patient is read.
+    """Check a stage against this site's keys and earlier answers, without reading a patient.
 
-    `folder` is the job's. The kept state of the round counts only if the ledger has this same
-    request (`answered`).
+    `folder` is the job's folder. The kept state of the round counts only if the ledger has
+    `answered` this request.
     """
     stage, sharing = request.secure, planned.sharing
     assert stage is not None
@@ -144,7 +144,7 @@ def secure_round(
 
 
 def forget(folder: Path) -> None:
-    """Delete a job's key and vector after the end of its run."""
+    """Delete a job's key and vector after the run has ended."""
     for name in (_JOB, _ROUND):
         (folder / name).unlink(missing_ok=True)
 
@@ -153,8 +153,8 @@ def forget(folder: Path) -> None:
 class _Files:
     """A job's secrets on the disk.
 
-    The key of a job without an answer yet is kept in one file for all jobs. Otherwise a server
-    could fill the disk by requesting keys for new jobs.
+    Until a job's first answer, its key is kept in a single file that all jobs share. Otherwise a
+    server could fill the disk by requesting keys for new jobs.
     """
 
     folder: Path
@@ -165,7 +165,7 @@ class _Files:
         return self.folder.parent / _PENDING
 
     def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
-        """The job's key, if there is one for these terms."""
+        """Return the job's key for these terms, or None if the site has no such key."""
         candidates = [self._kept(self.folder / _JOB)]
         with suppress(StateError):  # a damaged pending key must not stop all jobs
             candidates.append(self._kept(self._pending))
@@ -176,7 +176,7 @@ class _Files:
         return rules.JobSecrets.from_json(self._json(path)) if path.exists() else None
 
     def round(self) -> rules.RoundState | None:
-        """The last answer; None if none is kept."""
+        """Return the last answer, or None if no answer is kept."""
         path = self.folder / _ROUND
         check_own(path)
         if not path.exists():
@@ -185,7 +185,7 @@ class _Files:
         return rules.RoundState.from_json(from_json(str(arrays["head"])), arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
-        """Keep the key of a job without an answer yet."""
+        """Keep the key of a job that has no answer yet."""
         if not self._begun(job):
             private_folder(self._pending.parent)
             self._write(self._pending, job)
@@ -194,12 +194,12 @@ class _Files:
         """Keep a round's answer and the job's key."""
         if not self._begun(job):
             self._write(self.folder / _JOB, job)
-            self._pending.unlink(missing_ok=True)  # so that the key goes with the job's folder
+            self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
             np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
 
     def _begun(self, job: rules.JobSecrets) -> bool:
-        """Whether the job's folder has this key; a key of other terms has answered nothing."""
+        """Return whether the job's folder has this key. A key for other terms was never used."""
         path = self.folder / _JOB
         return path.exists() and rules.JobSecrets.from_json(self._json(path)) == job
 

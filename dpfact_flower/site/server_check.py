@@ -11,14 +11,14 @@ from pathlib import Path
 _SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
-"""Flower ends a SuperNode whose clock is 5 s ahead; the centre's answer has whole seconds."""
+"""Accepted difference between the clocks; Flower refuses a clock that is 5 s ahead."""
 
 
 def server_faults(address: str, certificates: Path) -> list[str]:
-    """Faults of the connection to a SuperLink, each with its remedy.
+    """Return the faults of the connection to a SuperLink, each with its remedy.
 
     The check requests a public page over TLS, and reads only the certificate and the time in the
-    reply's header. Both arguments are options of the SuperNode: `--superlink`, HOST:PORT, and
+    reply's header. Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
     `--root-certificates`.
     """
     host, _, port = address.rpartition(":")

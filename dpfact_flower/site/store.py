@@ -1,10 +1,10 @@
-"""A site's files between the rounds of a job, beside the ledger.
+"""The files, other than the ledger, that a site keeps between the rounds of a job.
 
-Each round has one file of patient factors and the site's feature factors, all without noise. A
+Each round has one file, with the site's patient factors and feature factors without noise. A
 round's file is written before the ledger's row, and the previous file is deleted after the row. The
-ledger's last row says which file counts, so after a crash the site is either before a round or
-after it. Nothing here is sent, with one exception: in mode none, a repeated request gets the
-feature factors again.
+ledger's last row decides which file counts, so after a crash the site is either before or after the
+round. Nothing in these files is sent, with one exception: in mode "none", the answer to a repeated
+request has the feature factors again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors after a round, without noise and patients first; never sent.
+    """A site's own factors after a round, without noise and never sent. Patient factors come first.
 
     `eta` is the current step size.
     """
@@ -57,9 +57,9 @@ class SiteState:
 
 @dataclass(frozen=True)
 class RoundMeasures:
-    """A site's own measures of a round (`history.jsonl`); never sent.
+    """A site's own measures of a round (`history.jsonl`), which are never sent.
 
-    They are sums, so that measures of several sites can be added where that is legitimate.
+    The measures are sums, so measures of several sites can be added where this is permitted.
     """
 
     round: int
@@ -79,9 +79,10 @@ class SiteStore:
     root : path
         The site's `state-dir`.
     site, job : str
-        Checked names, which become folders.
+        Valid names, which become names of folders.
     fingerprint : str
-        Of the site's data; state of other data is refused. Not needed for public files.
+        Fingerprint of the site's data. State from other data is refused. Public files need no
+        fingerprint.
     durable : bool
         Whether writes wait for the disk; False is for simulations only.
     """
@@ -102,7 +103,7 @@ class SiteStore:
         self._durable = durable
 
     def begin(self) -> None:
-        """Make the job's folder, with a notice for its readers."""
+        """Create the job's folder, with a notice for human readers."""
         notice = self.folder / _NOTICE
         if not notice.exists():
             private_folder(self.folder)
@@ -110,15 +111,15 @@ class SiteStore:
                 file.write(_NOTICE_TEXT)
 
     def save(self, state: SiteState) -> None:
-        """Write a round's factors to the disk, beside those of earlier rounds."""
+        """Write a round's factors to the disk, and keep the factors of earlier rounds."""
         head = {"round": state.round, "eta": state.eta}
         self._write(self._path(state.round), head, state.factors)
 
     def load(self, round_number: int | None = None) -> SiteState | None:
-        """Factors of a round; None if there are none.
+        """Load the factors of a round, or return None if they are not kept.
 
-        The ledger says which round counts. Without a number, load the latest file, for inspection
-        only. A StateError names a file that is damaged or of other data.
+        The ledger decides which round counts. Without a number, the latest file is loaded, for
+        inspection only. A `StateError` names a file that is damaged or was made from other data.
         """
         if round_number is None:
             path = max(self.folder.glob(f"{_STATE}*.npz"), default=self._path(0))
@@ -131,19 +132,19 @@ class SiteStore:
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all other rounds; call this once the ledger has the round."""
+        """Delete the factors of all other rounds. The ledger must already have this round."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
 
     def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
-        """Keep the last request of a run, which is public; a repeated one changes nothing."""
+        """Keep the last request of a run, which is public. A repeated request changes nothing."""
         path = self.folder / ENDING
         if not path.exists():
             self._write(path, {"config": dict(config)}, arrays)
 
     def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
-        """The last request of the run in wire form; None if it has not arrived."""
+        """Return the last request of the run in wire form, or None before its arrival."""
         path = self.folder / ENDING
         if not path.exists():
             return None
@@ -163,7 +164,7 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Values and arrays from `_write`; the archive has a checksum for each."""
+        """Read the values and arrays of `_write`. The archive has a checksum for each of them."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -178,12 +179,12 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Whether a job's selection of codes equals the noted one, if there is one."""
+        """Return whether a selection of codes equals the job's kept selection, or is the first."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
     def note_selection(self, digest: str) -> None:
-        """Note a job's selection of codes, unless one is noted already."""
+        """Keep a job's first selection of codes."""
         path = self.folder / _SELECTION
         if not path.exists():
             self.begin()
@@ -191,9 +192,10 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Mark the job as closed because its data has changed; ignore an error of the disk.
+        """Mark the job as closed because its data has changed. Ignore errors of the disk.
 
-        The time of the comparison depends on the data's size, so it is made only once.
+        The duration of the comparison depends on the data's size, so the data is compared only
+        once.
         """
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
@@ -204,11 +206,11 @@ class SiteStore:
         return (self.folder / _CLOSED).exists()
 
     def note(self, measures: RoundMeasures) -> None:
-        """Append a line to the site's own `history.jsonl`."""
+        """Append the measures to the site's own `history.jsonl`."""
         add_line(self.folder / "history.jsonl", json.dumps(asdict(measures)), durable=False)
 
     def history(self) -> list[RoundMeasures]:
-        """Measures from `history.jsonl`; the last line of a round counts."""
+        """Read the measures from `history.jsonl`. The last line of each round counts."""
         path = self.folder / "history.jsonl"
         rounds: dict[int, RoundMeasures] = {}
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -227,12 +229,12 @@ def _measures(line: dict[str, Any]) -> RoundMeasures:
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a job's folder holds factors of any round."""
+    """Return whether a job's folder holds the factors of a round."""
     return any(folder.glob(f"{_STATE}*.npz"))
 
 
 def has_jobs(folder: Path) -> bool:
-    """Whether a job was ever begun in a site's folder, so that a ledger must be there.
+    """Return whether a job ever began in a site's folder, so that the ledger must exist.
 
     If the job folders were deleted, the ledger's verified head still shows it.
     """
