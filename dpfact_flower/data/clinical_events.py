@@ -1,15 +1,15 @@
-"""Events of all patients in one DuckDB connection, whatever EHR they come from.
+"""Events of all patients in one DuckDB connection, in the same form for every EHR.
 
-A reader hands over one relation for each feature mode, one row per event, as text:
+A reader supplies one relation of text for each feature mode, with one row per event:
 
     patient, encounter, time (minutes, BIGINT), code
 
-`add_events` keeps it as numbers, each event once: identifiers and codes as their 64-bit hashes,
-which are made faster than a numbering is and take a fraction of the text's room. ``people`` and
-``codes`` hold the text of each hash; two texts of one hash would be an error. Encounters are told
-apart inside a patient alone, and keep no text.
+`add_events` stores each event once, as numbers. Identifiers and codes become 64-bit hashes, which
+are faster to make than a numbering and much smaller than the text. The tables ``people`` and
+``codes`` hold the text of each hash. Two texts with the same hash are an error. Encounters need to
+differ only within a patient, so their text is not kept.
 
-What is read, kept and left out is counted by `count`, and stands beside the cohort in the end.
+`count` records the numbers of rows read, kept and left out, for the cohort's `read_report`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_tables(connection: Connection) -> None:
-    """Empty tables of what readers bring."""
+    """Create the empty tables that readers fill."""
     connection.execute(
         """CREATE TEMP TABLE read_report (place VARCHAR, what VARCHAR, number BIGINT);
            CREATE TEMP TABLE people (patient VARCHAR, key UBIGINT);
@@ -40,31 +40,34 @@ def create_tables(connection: Connection) -> None:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Report a number above 0, and log it."""
+    """Add a number above 0 to the report, and log it."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %d %s", place, number, what)
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Everything that was counted on this connection, in order: place, what, how many."""
+    """Return all counts of this connection in order, as (place, what, number)."""
     rows = connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall()
     return tuple((place, what, number) for place, what, number in rows)
 
 
 def table_of(mode: str) -> str:
-    """SQL name of a mode's events: patient, encounter, time and code, each a number or NULL."""
+    """Return the SQL name of the table of a mode's events.
+
+    Its columns are patient, encounter, time and code, each a number or NULL.
+    """
     return quoted(f"events of {mode}")
 
 
 def add_events(
     connection: Connection, mode: str, source: str, without: Collection[str] = ()
 ) -> int:
-    """Add the events of a relation to a mode; returns how many were not there before.
+    """Add the events of a relation to a mode, and return the number of new events.
 
-    `source` is SQL of a relation with patient, encounter and code as text and time in minutes. What
-    has no patient or no code is no event. `without` says which of encounter and time are NULL in
-    every row: events are told apart faster.
+    `source` is SQL of a relation with patient, encounter and code as text and time in minutes. Rows
+    without a patient or code are ignored. `without` names the columns, among encounter and time,
+    that are NULL in every row. Leaving them out of the comparison saves time.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
@@ -103,10 +106,10 @@ def add_events(
 def replace_codes(
     connection: Connection, mode: str, groups: Mapping[str, list[tuple[str, str]]]
 ) -> tuple[int, int]:
-    """Put groups in the place of a mode's codes; each counts once at a time and encounter.
+    """Replace a mode's codes by groups. Each group counts once at a time and encounter.
 
-    `groups` has pairs of group and description by code; a code may be in several. Events of other
-    codes are dropped. Returns how many events and codes were.
+    `groups` maps each code to pairs of group and description; a code may be in several groups.
+    Events of other codes are dropped. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for code, found in groups.items() for group, _ in found]
     names = {group: text for found in groups.values() for group, text in found}

@@ -1,8 +1,8 @@
-"""Names of codes as a clinician reads them: full, in English, of public-domain classifications.
+"""Full English names of codes, from classifications in the public domain.
 
-The names ship with the package (``names``, with their sources) and need no network. A code says
-which system it is of by a prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``). Where it has none,
-the whole mode tells: the system that knows most of its codes.
+The names ship with the package in the folder ``names``, which also lists their sources. They need
+no network. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system of a code.
+Codes without a prefix are assigned together: their mode gets the system that knows most of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpfact_flower.data import icd
 from dpfact_flower.data.vocabulary import Vocabulary
 
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
-"""Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of diagnoses of each."""
+"""Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of their diagnoses."""
 
 _PATHS = {
     "cardiovascular": "cardiovascular", "pulmonary": "respiratory", "renal": "renal",
@@ -30,28 +30,31 @@ _PATHS = {
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
-"""What no ICD-9 procedure and no number of a list looks like."""
+"""Form of a code that can be neither an ICD-9 procedure nor a number in a list."""
 _MOST = 0.8
 _LETTERS = 3
-"""First letters of codes of ICD-10 that are no numbering such as D01, D02."""
+"""Different first letters that ICD-10 codes need. With fewer, they may be a numbering such as D01,
+D02."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Characters of a group that names the codes below it, where they have no name of their own."""
+"""Shortest length of a group whose name can stand for a code that has no name of its own."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
 
 
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
-    """Name of a code, or of the closest group above it that has one; empty where none is known.
+    """Return the name of a code, or else of the closest group above the code that has a name.
+
+    The result is empty if no name is known.
 
     Parameters
     ----------
     system : str
         One of `SYSTEMS`.
     code : str
-        With or without dot and prefix; of ICD perhaps a category or a chapter (``390-459``).
+        With or without dot and prefix. An ICD category or chapter (``390-459``) is allowed.
     exact : bool
-        Whether the name must be the code's own.
+        Do not use the names of groups above the code.
     """
     bare, table = icd.parts(code)[1], names_of(system)
     for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -63,21 +66,21 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
 
 
 def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
-    """Whether a mode's name or its codes say that it holds procedures."""
+    """Return whether a mode holds procedures, by its name or by its codes."""
     return bool(_PROCEDURES.search(mode)) or any(
         system.endswith("pcs") for system in systems(mode, codes)
     )
 
 
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """System of each code of a mode, one of `SYSTEMS`; empty where it is of none.
+    """Return the system of each code of a mode: one of `SYSTEMS`, or an empty text.
 
     Parameters
     ----------
     mode : str
-        Its name: procedures are never taken for diagnoses, and drugs for neither.
+        Name of the mode. A name for procedures excludes diagnoses. A name for drugs excludes both.
     codes : sequence of str
-        All of the mode, since one alone does not say what it is of.
+        All codes of the mode, because one code is not enough to identify a system.
     """
     prefixes = [icd.parts(code)[0] for code in codes]
     found = {
@@ -90,9 +93,10 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Word of `icd.SYSTEMS` for each code of a mode; empty where the code is no known diagnosis.
+    """Return the body system of each code, from `icd.SYSTEMS`, or an empty text for other codes.
 
-    Paths such as eICU's ``renal|dialysis|hemodialysis`` name their system themselves.
+    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first part of each
+    path gives the body system. Otherwise only known diagnoses have a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -104,9 +108,9 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """The vocabulary with names where it has none, or an abbreviation of the name.
+    """Return the vocabulary with names for codes whose description is missing or an abbreviation.
 
-    Its other descriptions stay: they are the hospital's own words.
+    Other descriptions stay, because they are the hospital's own words.
     """
     own = systems(vocabulary.name, vocabulary.codes)
     texts = (
@@ -117,15 +121,16 @@ def named(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def clearer(text: str, name: str) -> str:
-    """The hospital's own words, unless there are none or they abbreviate the name."""
+    """Return the hospital's text, or the name if the text is empty or abbreviates the name."""
     return name if name and (not text or abbreviates(text, name)) else text
 
 
 def abbreviates(text: str, name: str) -> bool:
-    """Whether a text is a name cut short, as CMS's ``Crbl art ocl NOS w infrc`` is.
+    """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    It says NOS or NEC; or at least half of its words are in the name, whole or with two letters or
-    more left out, or are initials of its words, and one at least is not whole.
+    A text with NOS or NEC is an abbreviation. A shorter text is one if at least half of its words
+    match the name, and at least one of them is cut. A word matches if it is in the name, has two or
+    more letters of a name's word left out, or consists of initials of the name.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -148,7 +153,7 @@ def _is_cut(word: str, whole: str) -> bool:
 
 
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
-    """The system of codes with one prefix, or with none."""
+    """Return the system of codes that all have the given prefix, which may be empty."""
     if prefix.startswith("ccs"):
         return prefix
     bare, procedures = [icd.parts(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
@@ -168,9 +173,10 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """How many codes have a name of their own, or all but the seventh character of ICD-10-CM.
+    """Count the codes that have a name of their own.
 
-    A number of two digits might be a procedure's group, and any other number.
+    The seventh character of an ICD-10-CM code is ignored. Two-digit procedure groups do not count,
+    because any two-digit number has their form.
     """
     table = names_of(system)
     if system == "icd10cm":
@@ -180,9 +186,10 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """All names of a system by code without a dot, as ``simulation.code_names`` packs them.
+    """Return all names of a system by code without its dot, as packed by ``simulation.code_names``.
 
-    A line begins with how many characters it shares with the line before: a blank is none.
+    The first character of a line encodes the number of characters shared with the line before. A
+    blank stands for 0.
     """
     lines, last = [], ""
     for line in lzma.decompress((icd.FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

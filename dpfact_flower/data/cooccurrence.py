@@ -4,23 +4,25 @@ The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) coun
 events, one of each mode, that belong to the patient and lie in one window. It is defined here for
 any number of modes m >= 1.
 
-- An event is a distinct (encounter, time, code) of a patient in a mode. What a table repeats
-  counts once; a code recorded at two times, or in two encounters, counts twice.
-- A window is an encounter, or a number of days: events are in one window if any two of them are at
-  most that many days apart, the bound included. If both are given, both must hold. An event that
-  lacks what the window needs, an encounter or a time, is in no window.
-- A patient without any cell has no data in the tensor and is left out unless asked for.
+- An event is a distinct (encounter, time, code) of a patient in a mode. Repeated rows count once. A
+  code recorded at two times, or in two encounters, counts twice.
+- A window is an encounter or a number of days. Events are in one window of days if any two of them
+  are at most that many days apart. If both are given, both must hold. An event without the
+  encounter or time that the window needs is in no window.
+- A patient without any cell is left out by default.
 
-The readers of `dpfact_flower.data` bring their source into one DuckDB connection: events of each
+The readers of `dpfact_flower.data` load their source into one DuckDB connection: the events of each
 mode (`dpfact_flower.data.clinical_events`), and two tables of text:
 
     patients      patient, site, and a column of BOOLEAN a label     one row per patient
     descriptions  mode, code, description                            one row per code, none needed
 
-A site's name loses its accents; whatever else it may not contain becomes a hyphen, and a blank name
-``unknown``. Two names that would become one are an error.
-`time` counts from any origin that is the same within a patient, or within an encounter if the
-window asks for the same encounter. Whole minutes keep the edge of the window exact.
+Site names lose their accents, and other characters that are not allowed become hyphens. A blank
+name becomes ``unknown``. Two different names that would become equal are an error.
+
+`time` counts from any origin that is the same for all events of a patient. If the window requires
+the same encounter, the origin need only be the same within an encounter. Times are whole minutes,
+so that comparisons with the window are exact.
 """
 
 from __future__ import annotations
@@ -48,17 +50,18 @@ MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
 _MANY_LEFT_OUT = 0.1
-"""Share of patients without a cell from which their number is a warning."""
+"""Share of patients without a cell above which their number is logged as a warning."""
 COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
-"""What no label can be called: columns of patients here."""
+"""Names that no label can have, because the tables of patients here use them."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """Which events of one patient belong together.
+    """The rule by which events of one patient belong together.
 
-    `days` is the largest distance in time between any two of them, None for any distance;
-    `same_encounter` whether they must be of one encounter. One of the two must bound a window.
+    `days` is the largest distance in time between any two events, or None for any distance.
+    `same_encounter` says whether all events must be of one encounter. At least one of the two must
+    limit the window.
     """
 
     days: int | None = None
@@ -75,7 +78,7 @@ class Window:
         return " in ".join([*([] if self.days is None else [f"{self.days} days"]), *parts])
 
     def condition(self, left: str, right: str) -> str:
-        """SQL that is true if the events `left` and `right` are in one window."""
+        """Return SQL that is true if the events `left` and `right` are in one window."""
         terms = []
         if self.same_encounter:
             terms.append(f"{left}.encounter = {right}.encounter")
@@ -85,7 +88,7 @@ class Window:
 
     @property
     def column(self) -> str:
-        """What an event needs first to be in a window."""
+        """Name of the column, ``encounter`` or ``time``, without which an event is in no window."""
         return "encounter" if self.same_encounter else "time"
 
     @property
@@ -101,11 +104,12 @@ def choose_vocabularies(
     top: Sequence[int | None] | None,
     given: Sequence[Vocabulary] | None = None,
 ) -> tuple[Vocabulary, ...]:
-    """Vocabularies as given, or of the most frequent codes of the patients' events.
+    """Return the given vocabularies, or vocabularies of the patients' most frequent codes.
 
-    `top` is how many codes of each mode to keep, by number of events; None: all. The paper selects
-    its 202 and 316 so. That depends on patients, and no privacy guarantee of this package covers
-    it: it is for open data and experiments, and public lists are for all else.
+    `top` is the number of codes to keep in each mode, by number of events; None keeps all. The
+    paper selects its 202 and 316 codes this way. The selection depends on patients, and no privacy
+    guarantee of this package covers it. Use `top` for open data and experiments, and public lists
+    otherwise.
     """
     if given is not None:
         if [v.name for v in given] != list(modes):
@@ -137,12 +141,12 @@ def build_cohort(
     keep_empty: bool = False,
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Tensors of all sites from the tables that the module describes.
+    """Build the tensors of all sites from the tables that this module's docstring describes.
 
-    Events of codes that are in no vocabulary are left out. Sites are in the order of their names,
-    patients in the order of their identifiers. `labels` are columns of ``patients``; where one is
-    NULL, the label is 0. Sites that hold fewer than `min_patients` are merged into one, ``other``,
-    which may still be smaller. Patients without a cell are rows only with `keep_empty`.
+    Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
+    identifier. `labels` are columns of ``patients``; NULL means a label of 0. Sites with fewer than
+    `min_patients` patients are merged into one site, ``other``, which may still be smaller. With
+    `keep_empty`, patients without a cell become empty rows.
     """
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
@@ -169,7 +173,7 @@ def build_cohort(
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    """Codes that are equally frequent are in the order of their text."""
+    """Return the vocabulary of the most frequent codes. Ties are sorted by the code's text."""
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
@@ -189,15 +193,15 @@ def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabu
 
 
 def _events(connection: Connection, mode: str) -> str:
-    """SQL of a mode's events that are of the table ``patients``."""
+    """Return SQL for the events of a mode whose patients are in the table ``patients``."""
     if not count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))"):
-        return table_of(mode)  # nobody to leave out: a join of all events is worth avoiding
+        return table_of(mode)  # no patient to leave out, so avoid the costly join
     known = "(SELECT hash(patient) AS patient FROM patients)"
     return f"(FROM {table_of(mode)} SEMI JOIN {known} USING (patient))"
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Table ``named``: patients by the hash of their identifier, with names that files can have."""
+    """Create the table ``named``: patients by hashed identifier, with valid site names."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -229,7 +233,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Table ``cells``: hash of the patient, one index per mode, count."""
+    """Create the table ``cells``: hash of the patient, one index per mode, and count."""
     for n, vocabulary in enumerate(vocabularies, 1):
         _place_events(connection, n, vocabulary, window)
     modes = range(1, len(vocabularies) + 1)
@@ -247,7 +251,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Table ``mode_<n>``: events of known patients and codes that lie in a window."""
+    """Create the table ``mode_<n>``: events with a known patient and code that lie in a window."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
@@ -273,7 +277,7 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
 def _assign_sites(
     connection: Connection, min_patients: int, keep_empty: bool, row_unit: str
 ) -> None:
-    """Table ``members``: which patient is which row of which site."""
+    """Create the table ``members``, which gives the site and the row of each patient."""
     with_cells = (
         "" if keep_empty else "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
     )
@@ -310,7 +314,7 @@ def _assign_sites(
 
 
 def _sort_cells(connection: Connection, modes: int) -> None:
-    """Table ``cells`` in order of sites: one's are found without looking at all others'."""
+    """Sort the table ``cells`` by site, so that reading one site does not scan all others."""
     codes = ", ".join(f"code_{n}::INTEGER AS code_{n}" for n in range(1, modes + 1))
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE cells AS

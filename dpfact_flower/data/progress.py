@@ -1,4 +1,4 @@
-"""How far DuckDB has got with a query, told to whoever watches the reading."""
+"""Report the progress of DuckDB's queries to a callback."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 _watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
 _EVERY = 0.25
-"""Seconds between two looks; what takes less is not told of."""
+"""Seconds between two reports. Shorter queries are not reported."""
 
 
 @contextmanager
 def watched(watch: ProgressCallback) -> Iterator[None]:
-    """Tell `watch` of all `report_progress` inside the block."""
+    """Send the progress of every `report_progress` inside the block to `watch`."""
     token = _watch.set(watch)
     try:
         yield
@@ -30,17 +30,17 @@ def watched(watch: ProgressCallback) -> Iterator[None]:
 
 @contextmanager
 def report_progress(connection: Connection, name: str) -> Iterator[None]:
-    """Tell of the queries inside the block, as one piece of work: the share of the longest known.
+    """Report the queries inside the block as one task named `name`.
 
-    DuckDB knows the share of a query for most, not for all; it never falls here, though a block may
-    hold several queries.
+    The reported share is the largest that DuckDB has given for any query of the block, so it never
+    falls. DuckDB gives no share for some queries.
     """
     watch, done = _watch.get(), Event()
     if watch is no_progress:
         yield
         return
 
-    # DuckDB counts only if it may show, which it then must not, on standard output.
+    # DuckDB measures progress only with the progress bar enabled. Printing stays disabled.
     connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
 
     def look() -> None:

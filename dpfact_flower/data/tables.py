@@ -1,8 +1,8 @@
-"""Tables of an EHR through DuckDB: every field as text, every error without a patient's value.
+"""Read tables of an EHR through DuckDB, with all fields as text and no patient's value in errors.
 
 A table is a CSV file, plain or gzipped, a Parquet file, or a DataFrame. DuckDB is an optional
-dependency and imported on first use. Its own messages quote the line they stumble over, so none of
-them is passed on: what is raised here names the file, the column and the row's number.
+dependency and imported on first use. DuckDB's own error messages quote the faulty line, so they are
+never passed on. Errors of this module name the file, the column and the number of the row.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ _FOREIGN = {
     b"PAR1": ("Parquet", "name it .parquet"),
     b"SQLite ": ("an SQLite database", "write its tables as CSV"),
 }
-"""How files begin that are taken for CSV and are not."""
-_TEXT_OR_WHOLE = re.compile(  # as types are called in DuckDB; a code is never a fraction
+"""First bytes of files that users mistake for CSV."""
+_TEXT_OR_WHOLE = re.compile(  # DuckDB's names of types; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
 _FIELDS = "too few or too many fields (is a quote missing where one holds the delimiter?)"
 
 MEMORY = "2GB"
-"""What DuckDB may use before it spills; the tensors that are made come on top."""
+"""Memory that DuckDB may use before it spills to disk. The tensors need memory in addition."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written, as far as its first line does not say.
+    """Format of a CSV file, as far as its first line does not show it.
 
-    An empty `delimiter` is whichever of comma, semicolon, tabulator and ``|`` is most frequent in
-    the first line. `encoding` is utf-8, latin-1 or utf-16.
+    If `delimiter` is empty, it is the most frequent of comma, semicolon, tab and ``|`` in the first
+    line. `encoding` is utf-8, latin-1 or utf-16.
     """
 
     delimiter: str = ""
@@ -81,12 +81,13 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows that DuckDB scans where they are, under a name for errors.
+    """Rows that DuckDB scans in place. Error messages use their name.
 
-    They are frames (of pandas, polars or Arrow, or DuckDB's relations), one below the other, or a
-    table of an attached database, in SQL. Where `mode` is given, only rows count whose column
-    ``mode`` has it. Where `sites` names the site of each frame, the rows get a column ``site``, and
-    patients of two sites are two: the identifier in the column `patient` becomes ``SITE/PATIENT``.
+    Rows come from frames (of pandas, polars or Arrow, or DuckDB's relations), which are
+    concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
+    only rows with this value in the column ``mode`` count. With `sites`, the sites of the frames,
+    the rows get a column ``site``. Equal identifiers at two sites then mean two patients: the
+    identifier in the column `patient` becomes ``SITE/PATIENT``.
     """
 
     name: str
@@ -99,10 +100,10 @@ class Rows(NamedTuple):
         return self.name
 
     def sql(self, connection: Connection) -> str:
-        """SQL of them on a connection."""
+        """Return SQL for the rows on a connection."""
         for number, frame in enumerate(self.frames):
             _refuse_twins(self, [name.lower() for name in columns_of(frame)])
-            if hasattr(type(frame), "write_parquet"):  # another connection's, or polars'
+            if hasattr(type(frame), "write_parquet"):  # polars, or another connection
                 path = Path(_spill_of(connection)) / f"frame_{number}.parquet"
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
@@ -117,17 +118,20 @@ class Rows(NamedTuple):
 
 
 def columns_of(frame: Any) -> list[str]:
-    """Names of the columns of a frame of pandas, polars, Arrow or DuckDB; of all else none."""
-    names = getattr(frame, "column_names", None)  # Arrow's; the others have columns
+    """Return the column names of a frame of pandas, polars, Arrow or DuckDB.
+
+    The result is empty for other objects.
+    """
+    names = getattr(frame, "column_names", None)  # Arrow has column_names, the others columns
     return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
 
 @contextmanager
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
-    """DuckDB database in memory; what is larger spills to a folder that is the user's alone.
+    """Open a DuckDB database in memory, which spills to a folder that only the user can read.
 
-    Extensions are never fetched: a hospital's machine asks nothing of the internet. A `DataError`
-    takes the place of any error of DuckDB inside the block.
+    DuckDB never downloads extensions, so a hospital's machine needs no internet access. Errors of
+    DuckDB inside the block are raised as `DataError`.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -163,7 +167,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
 
 @contextmanager
 def scratch_of(connection: Connection) -> Iterator[Path]:
-    """A folder of its own in the one that DuckDB spills to, removed at the end."""
+    """Make a temporary folder inside DuckDB's folder for spilled data."""
     with tempfile.TemporaryDirectory(dir=_spill_of(connection)) as folder:
         yield Path(folder)
 
@@ -174,9 +178,9 @@ def _spill_of(connection: Connection) -> str:
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
-    """Files that hold tables, and folders of Parquet, by the tables' names in lower case.
+    """Return files of tables, and folders of Parquet, by the tables' names in lower case.
 
-    Of several with one name a file counts, and of files the one with the shortest name.
+    If several have the same table name, a file precedes a folder, and the shortest file name wins.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -197,7 +201,7 @@ def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
 
 
 def find_table(folders: Sequence[Path], name: str) -> Path:
-    """File of a table, of the first folder that has it; an error names the last folder."""
+    """Return the file of a table from the first folder that has it. Errors name the last folder."""
     own = re.escape(name)
     for folder in folders:
         if found := list_tables(folder, own):
@@ -233,28 +237,31 @@ def load_table(
     table : str
         Name of the table to create.
     place : Path or Rows
-        Text with a header line, plain or gzipped, fields perhaps in double quotes, lines ended
-        by LF or CRLF; or, in rows, a file named ``.parquet`` or a folder of such files, columns
-        of text, whole numbers, dates or times. A time with a zone becomes that of UTC.
+        A CSV file with a header line, plain or gzipped. Fields may be in double quotes, and lines
+        end with LF or CRLF. Alternatively, `Rows`, a file named ``.parquet``, or a folder of
+        Parquet files, with columns of text, whole numbers, dates or times. A time with a zone is
+        converted to UTC.
     columns : sequence of str
-        Needed columns in lower case; the file's may be in any case, and there may be more. A blank
-        field is NULL. ``code[]`` is a list of the columns ``code_1``, ``code_2``, ..., without
-        blanks and each value once.
+        Required columns in lower case. The file may write them in any case and have more columns. A
+        blank field is NULL. ``code[]`` is a list of the distinct values, without blanks, of the
+        columns ``code_1``, ``code_2``, ...
     optional : sequence of str
-        Likewise, but NULL in every row where the file lacks the column.
+        Further columns. A column that the file lacks is NULL in every row.
     select, where : str
-        SQL over `columns` and `optional`: what a row becomes, and which rows are kept.
+        SQL over `columns` and `optional`: the columns of the result, and the condition for keeping
+        a row.
     may_be_cut : bool
-        Leave out a last line of CSV that ends too early instead of refusing the file.
+        Leave out an incomplete last line of CSV instead of refusing the file.
     dialect : Dialect
-        Of CSV.
+        Format of a CSV file.
     hint : callable
-        What to do where a column is missing, from the names of those that are there; or nothing.
+        Function from the names of the existing columns to advice about a missing column, or to an
+        empty text.
 
     Returns
     -------
     bool
-        Whether the last line was left out.
+        Whether an incomplete last line was left out.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -287,11 +294,11 @@ def load_table(
 def _run_csv(
     connection: Connection, query: str, path: Path, dialect: Dialect
 ) -> list[tuple[int, str]]:
-    """Run a query over a file; returns the lines that were refused, and why.
+    """Run a query over a file, and return the refused lines with the reasons.
 
-    DuckDB reads lines that end by LF or by CRLF, but not now by one, now by the other, as where a
-    header was put before another program's rows: then it gives up, or refuses lines that are right.
-    Such a file is copied, with LF alone, to DuckDB's private folder, and read from there.
+    DuckDB reads files with LF or with CRLF as line ends, but not files that mix both, as when a
+    header was put before another program's rows. For a mixed file DuckDB fails or refuses correct
+    lines. Such a file is copied with LF to DuckDB's private folder and read from there.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -313,8 +320,8 @@ def _run_csv(
 
 
 def _copy_lines(path: Path, copy: Path, dialect: Dialect) -> bool:
-    """Copy a CSV file with all lines ended by LF; whether they were ended in several ways."""
-    encoding = "utf-16" if dialect.encoding == "utf-16" else "latin-1"  # which takes any byte
+    """Copy a CSV file with LF as line ends, and return whether the file mixed several line ends."""
+    encoding = "utf-16" if dialect.encoding == "utf-16" else "latin-1"  # latin-1 decodes any byte
     with _open(path, "rt", encoding) as old, _open(copy, "wt", encoding, newline="\n") as new:
         shutil.copyfileobj(old, new)
         return isinstance(old.newlines, tuple)
@@ -350,11 +357,11 @@ def _check_rejected(
 
 
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
-    """Names of a CSV file's columns, what separates them, and how many lines come before.
+    """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    A first line that is no header is not quoted, since it may be a patient's. DuckDB's own sniffer
-    takes a file with an open quote for one of a single column, renames the second of two equal
-    columns, and names columns after a first patient.
+    Errors do not quote a first line that is no header, because it may be a patient's data. DuckDB's
+    own sniffer is not used: it reads a file with an open quote as a single column, renames the
+    second of two equal columns, and can take a patient's row for a header.
     """
     _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
@@ -370,7 +377,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
         hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
-    header = [" ".join(name.split()).lower() for name in names]  # a newline may be in a name
+    header = [" ".join(name.split()).lower() for name in names]  # a name may contain a newline
     if not any(header):
         raise DataError(f"{path}: is empty, or begins with an empty line; the first names columns")
     if any("\ufffd" in name for name in header):
@@ -393,12 +400,12 @@ def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Refuse a file that begins as no text does, whatever its name says."""
+    """Refuse a file whose first bytes show that it is not text, whatever its name."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
     except OSError:
-        return  # said where it is read as text
+        return  # the error is reported when the text is read
     for magic, (what, way_out) in _FOREIGN.items():
         if start.startswith(magic):
             raise DataError(f"{path}: is {what}, which cannot be read; {way_out}")
@@ -411,14 +418,17 @@ def check_columns(
     kind: str = "a table",
     hint: str = "",
 ) -> None:
-    """Refuse a table that lacks a column; `wanted` is as in `load_table`, `hint` what to do."""
+    """Refuse a table that lacks a column.
+
+    `wanted` is as the `columns` of `load_table`, and `hint` is advice for the error message.
+    """
     lists = set(map(list_of, found))
     missing = [name for name in wanted if name not in found and name not in lists]
     if not missing:
         return
     if kind != "CSV" or len(missing) < len(wanted):
         there = f"it has {[*found]}" + f"; try {hint}" * bool(hint)
-    else:  # its first line may be about a patient, and is not quoted
+    else:  # the first line may hold a patient's data, so do not quote it
         other = "nor any other that is looked for; does its first line name the columns?"
         there = f"try {hint}" if hint else other
     named = ", ".join(name.replace("[]", "_1") for name in missing)
@@ -426,12 +436,12 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """What the list is called that a column such as ``code_1`` belongs to."""
+    """Return the list's name, such as ``code[]``, for a column such as ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
 def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
-    """SQL of the columns that are asked for, from that of those that are found."""
+    """Return SQL for the wanted columns. `found` maps existing columns to their SQL."""
     texts = {name: f"nullif(trim({sql}), '')" for name, sql in found.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
@@ -445,23 +455,23 @@ def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Name of a column as SQL, whatever it holds."""
+    """Return the name of a column as SQL, with quotes escaped."""
     return '"{}"'.format(name.replace('"', '""'))
 
 
 def literal(text: str) -> str:
-    """Text as SQL, whatever it holds."""
+    """Return a text as SQL, with quotes escaped."""
     return "'{}'".format(text.replace("'", "''"))
 
 
 def count_rows(connection: Connection, table: str, where: str = "true") -> int:
-    """Rows of a table for which a condition holds."""
+    """Count the rows of a table for which a condition holds."""
     (row,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchall()
     return int(row[0])
 
 
 def count_each(connection: Connection, table: str, conditions: Sequence[str]) -> dict[str, int]:
-    """Rows of a table for which each condition holds, in one pass."""
+    """Count the rows of a table that satisfy each condition, in one pass."""
     filters = ", ".join(f"count(*) FILTER ({where})" for where in conditions)
     (row,) = connection.execute(f"SELECT {filters} FROM {table}").fetchall()
     return dict(zip(conditions, row, strict=True))
@@ -470,14 +480,14 @@ def count_each(connection: Connection, table: str, conditions: Sequence[str]) ->
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """Raise if the condition `where` holds for any row, with what would be `right`."""
+    """Raise an error if a row meets the condition `where`. `right` describes a correct value."""
     wrong = count_rows(connection, table, where)
     if wrong:
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
-    """SQL of a CSV file, and of each of its columns."""
+    """Return SQL for a CSV file, and SQL for each of its columns."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
     source = f"""read_csv({_literal_path(path)}, columns={{{types}}}, auto_detect=false,
@@ -495,7 +505,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """SQL of rows whose columns have types, and of each column, as text, by its name."""
+    """Return SQL for typed rows, and SQL for each column as text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():
@@ -515,14 +525,14 @@ def _typed(
                 f"it holds {kind}"
             )
         column = quoted(name)
-        if kind == "TIMESTAMP WITH TIME ZONE":  # else shown in the time zone of this machine
+        if kind == "TIMESTAMP WITH TIME ZONE":  # otherwise shown in this machine's time zone
             column = f"make_timestamp(epoch_us({column}))"
         found[lower] = f"{column}::VARCHAR"
     return source, found
 
 
 def _literal_path(path: Path, below: str = "") -> str:
-    """The path as DuckDB takes it, to which * ? [ would mean other files."""
+    """Return the path for DuckDB, with the wildcards * ? [ escaped."""
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 
@@ -531,6 +541,6 @@ def _compression(path: Path) -> str:
 
 
 def _open(path: Path, how: str, encoding: str, **options: str) -> TextIO:
-    """Open a file as text, packed or not as its name says."""
+    """Open a file as text, and decompress it if its name ends in ``.gz``."""
     opened: Any = gzip.open if _compression(path) == "gzip" else open
     return cast("TextIO", opened(path, how, encoding=encoding, **options))

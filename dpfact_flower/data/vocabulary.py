@@ -1,8 +1,8 @@
-"""The codes of one feature mode, in the order of the tensor's rows in that mode.
+"""The codes of one feature mode, in the order of the tensor's indices in that mode.
 
-All sites of a run must number their codes alike. A vocabulary is therefore a public thing: the
-server sends its `digest`, and a site whose own differs refuses to take part. Take it from a public
-list (`load_codes`) wherever a privacy guarantee is wanted.
+All sites of a run must number their codes in the same way, so a vocabulary is public. The server
+sends the vocabulary's `digest`, and a site with another digest refuses to take part. If you want a
+privacy guarantee, take the vocabulary from a public list (`load_codes`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ class Vocabulary:
     Attributes
     ----------
     name : str
-        What the mode holds, such as ``procedures``: a letter or digit, then up to 63 letters,
-        digits, dots, hyphens or underscores.
+        Name of the mode, such as ``procedures``: a letter or digit, then up to 63 letters, digits,
+        dots, hyphens or underscores.
     codes : tuple of str
-        Unique, printable, without blanks around them. Text, because ``0040`` is not ``40``.
+        Unique and printable, without leading or trailing blanks. Codes are text, because ``0040``
+        is not ``40``.
     descriptions : tuple of str
-        One for each code, ``""`` where none is known; none at all stands for ``""`` everywhere.
-        They are for reading only and not part of the vocabulary's identity.
+        One for each code, ``""`` if unknown. An empty tuple stands for ``""`` everywhere.
+        Descriptions are for human readers and not part of the vocabulary's identity.
     """
 
     name: str
@@ -70,12 +71,12 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over name and codes: what server and sites compare."""
+        """SHA-256 of name and codes, which server and sites compare."""
         text = json.dumps([self.name, *self.codes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def select(self, kept: Iterable[int]) -> Vocabulary:
-        """Vocabulary of the codes at the given positions."""
+        """Return the vocabulary of the codes at the given positions."""
         positions = [int(position) for position in kept]
         if not all(0 <= position < len(self) for position in positions):
             raise DataError(f"vocabulary {self.name}: positions must lie in [0, {len(self)})")
@@ -86,13 +87,13 @@ class Vocabulary:
         )
 
     def to_json(self) -> str:
-        """Text that `from_json` reads."""
+        """Return JSON that `from_json` reads."""
         fields = {"name": self.name, "codes": self.codes, "descriptions": self.descriptions}
         return json.dumps(fields, ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Vocabulary:
-        """Read what `to_json` wrote, validating it again."""
+        """Read and validate the output of `to_json`."""
         try:
             fields = from_json(text)
         except ValueError:
@@ -107,7 +108,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read what `save` wrote, validating it again."""
+        """Read and validate a file that `save` wrote."""
         text = read_text(Path(path))
         try:
             return cls.from_json(text)
@@ -143,17 +144,17 @@ class Vocabulary:
 
 
 def load_codes(path: str | Path, name: str) -> Vocabulary:
-    """Read a public list of codes; the order of the file is the order in the tensor.
+    """Read a public list of codes. The tensor keeps the order of the file.
 
     Parameters
     ----------
     path : path
-        ``.json``: a list of codes, or what `Vocabulary.save` wrote. ``.csv``: a header with a
-        column ``code`` and perhaps one named ``description``, whatever their case, or MIMIC's
-        ``icd9_code`` and ``long_title``; other columns are ignored. Anything else is text with one
-        code per line; empty lines and lines that begin with ``#`` are skipped.
+        A ``.json`` file is a list of codes, or a file that `Vocabulary.save` wrote. A ``.csv`` file
+        has a header with a column ``code`` and optionally ``description``, in any case, or MIMIC's
+        ``icd9_code`` and ``long_title``. Other columns are ignored. Any other file is text with one
+        code per line. Empty lines and lines that begin with ``#`` are skipped.
     name : str
-        Name of the vocabulary; a file that holds one of its own must agree.
+        Name of the vocabulary. A name in the file must be the same.
     """
     path = Path(path)
     text = read_text(path)
@@ -169,7 +170,7 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
 
 
 def joint_digest(vocabularies: Iterable[Vocabulary]) -> str:
-    """Digests of all feature modes in the tensor's order, joined by commas."""
+    """Return the digests of all feature modes in the tensor's order, joined by commas."""
     return ",".join(vocabulary.digest for vocabulary in vocabularies)
 
 
@@ -201,7 +202,7 @@ def _from_csv(text: str, name: str) -> Vocabulary:
 
 
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Names of the columns in lower case, and each row that is not blank by them."""
+    """Return the column names in lower case, and each row that is not blank as a dict."""
     try:
         names, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
     except csv.Error:
@@ -213,7 +214,7 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Text of a file in UTF-8, of whatever it is a list."""
+    """Return the text of a UTF-8 file."""
     try:
         return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except FileNotFoundError:

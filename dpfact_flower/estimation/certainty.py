@@ -1,13 +1,14 @@
-"""How likely a phenotype is real, from the noise that one run has paid for.
+"""Estimate the chance that a phenotype is real, from the releases of a single run.
 
-With fresh noise z of the releases' own deviation, P + z and P - z have independent noises: the
-covariance of n + z and n - z is that of n less that of z. So what is fitted to the one half and to
-the other agrees where the patients say so, not where the noise does; and several fits, each from a
-beginning of its own, differ where the patients leave a choice. A phenotype that returns in them is
-likely to be found in other patients too.
+Let P be the releases with noise n, and z fresh noise of the same deviation. Then the halves P + z
+and P - z have independent noises, because the covariance of n + z and n - z is the covariance of n
+minus the covariance of z, which is zero. Fits to the two halves therefore agree because of the
+patients and not because of the noise. Several fits with different random starts differ if the
+patients' data allow several solutions. A phenotype that returns in these fits is likely to be found
+in other patients too.
 
-All of it is post-processing of what was released, which the server holds: it costs no privacy.
-docs/explanation/certainty.md has how far the figures can be trusted.
+The server holds the releases, and everything here is post-processing, so it costs no privacy.
+docs/explanation/certainty.md says how far the figures can be trusted.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.match import column_cosines, match_columns
 
 SPLITS = 6
-"""Draws of z."""
+"""Number of draws of z."""
 _SURROGATES = 10_000
-"""Patients drawn of each half."""
+"""Number of surrogate patients drawn for each half."""
 _MOST_CELLS = 16.0
-"""Cells of a typical surrogate, at most: codes of every mode are fewer where patients have more."""
+"""Largest number of cells of a typical surrogate. If patients have more, surrogates get fewer codes
+in every mode."""
 _STEEP, _MIDDLE = 6.5, 2.7
-"""Of the logistic curve from `returns` to the chance of being absent in other patients: fitted to
-quarters of three cohorts (docs/explanation/certainty.md)."""
+"""Slope and offset of the logistic curve from `returns` to the chance of being absent in other
+patients. They were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _ALIKE, _MANY_CELLS, _EVEN = 0.97, 4.0, 0.5
-"""Likeness without one mode from which a phenotype may be a part of another, cells of a typical
-patient above which this is doubted, and the chance that it then has at least."""
+"""Three limits for phenotypes that may be part of another one: the smallest similarity without one
+mode, the number of a typical patient's cells above which the phenotype is in doubt, and the
+smallest chance that it then gets."""
 _ITERATIONS = 20
-"""Of the fit to a half's co-occurrences."""
+"""Iterations of the fit to a half's co-occurrences."""
 
 
 class Half(NamedTuple):
-    """One half of a split: the sites' sum, with noise of deviation `noise` on an entry."""
+    """One half of a split: the sum over sites, with noise of deviation `noise` on each entry."""
 
     total: NDArray[np.float32]
     noise: float
@@ -53,9 +56,12 @@ class Half(NamedTuple):
 def typical_counts(
     releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
 ) -> list[float]:
-    """Codes of each mode that a typical patient has; none where pairs say too little.
+    """Return a typical patient's number of codes of each mode.
 
-    `releases` are packed; `cross` is the weight of a block of two modes relative to that of one.
+    The result is empty if pairs of codes are not informative enough.
+
+    `releases` are packed. `cross` is the weight of a block of two modes relative to a block of one
+    mode.
     """
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
         return []
@@ -67,7 +73,7 @@ def typical_counts(
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, sigma: float, rng: np.random.Generator
 ) -> Iterator[Half]:
-    """Of `SPLITS` draws two halves each, whose noises are independent.
+    """Yield two halves, with independent noises, for each of `SPLITS` draws.
 
     `releases` are packed, with noise of deviation `sigma` on each value.
     """
@@ -76,16 +82,18 @@ def halves(
     for _ in range(SPLITS):
         fresh = deviation * rng.standard_normal(total.shape)
         for half in (total + fresh, total - fresh):
-            # A half's value has sqrt(2) times the noise of a sum's, an entry 1 / sqrt(2) of it.
+            # A half's packed value has sqrt(2) times the noise of the sum, and an entry 1 / sqrt(2)
+            # times the noise of a packed value.
             yield Half(unpack([half], codes)[:, 0], deviation)
 
 
 def half_patients(
     half: Half, counts: Sequence[float], sizes: Sequence[int], rank: int, rng: np.random.Generator
 ) -> SparseTensor:
-    """Surrogate patients of one half: as `surrogates_of`, of a fit from one random beginning.
+    """Draw surrogate patients for one half, from a fit with one random start.
 
-    They have as many codes as `typical_counts` says, fewer where those make too many cells.
+    The method is that of `surrogates_of`. `counts` is the result of `typical_counts`. Surrogates
+    have fewer codes if these counts give too many cells.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -107,10 +115,10 @@ def _pairs_of(model: Model) -> NDArray[np.float32]:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """How alike each phenotype is to its partner in fits to the halves, on average: 0 to 1.
+    """Return each phenotype's mean similarity, 0 to 1, to its partner in the fits to the halves.
 
-    `fits` has a factor for each mode, of shape (fits, codes, R); the likeness of two phenotypes is
-    the product of their cosines over the modes.
+    `fits` has a factor for each mode, of shape (fits, codes, R). The similarity of two phenotypes
+    is the product of their cosines over the modes.
     """
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):
@@ -120,7 +128,10 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def parts(factors: Factors) -> NDArray[np.bool_]:
-    """Whether each phenotype is like another but for one mode, and so may be a part of one."""
+    """Return whether each phenotype resembles another one in all modes but one.
+
+    Such a phenotype may be part of the other one.
+    """
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
@@ -131,11 +142,11 @@ def parts(factors: Factors) -> NDArray[np.bool_]:
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
-    """The chance that other patients' phenotypes, fitted without noise, lack each phenotype.
+    """Return the chance that each phenotype is absent from a noiseless fit to other patients.
 
-    `fits` are as `returns` has them, and `cells` those of a typical patient. Where a patient has
-    many, phenotypes that differ in one mode alone may be one that was divided: then the chance is
-    taken to be even at least.
+    `fits` are as for `returns`, and `cells` is the number of a typical patient's cells. If patients
+    have many cells, phenotypes that differ in only one mode may be parts of one phenotype. Their
+    chance is then at least one half.
     """
     with one_blas_thread:  # the same on every machine
         chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))

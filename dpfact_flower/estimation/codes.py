@@ -1,4 +1,4 @@
-"""The codes that a run keeps, and their weights, from the sites' counts of codes."""
+"""Choose the codes that a run keeps, and their weights, from the sites' counts of codes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 
 _MOST_PAIRED = 4000
-"""Without noise, all codes are paired up to this number in all: 8 million values per site."""
+"""Largest total number of codes that are all paired without noise. A site then has 8 million
+values."""
 _FREQUENT = 1000
-"""Codes that are paired if there are more. On 13,515 codes of a synthetic cohort, 4,000 were no
-better and took the server 65 s instead of 4."""
+"""Number of codes that are paired from longer lists. On 13,515 codes of a synthetic cohort, 4,000
+paired codes were no better and took the server 65 s instead of 4."""
 _SEEN = 3.0
-"""A count below so many deviations of its noise counts as that many deviations."""
+"""Smallest count, in standard deviations of its noise. Smaller counts are raised to it."""
 
 
 def kept_codes(
     releases: Sequence[NDArray[np.float32]], sizes: Sequence[int], kept: Sequence[int]
 ) -> tuple[NDArray[np.int32], ...]:
-    """Most frequent codes of each mode by the sum of the sites' noisy counts.
+    """Return the most frequent codes of each mode by the sum of the sites' noisy counts.
 
-    `releases` are as `dpfact_flower.privacy.patient.statistics.code_counts` orders them, with
-    noise. Positions ascend, and ties go to the earlier code.
+    `releases` are noisy counts in the order of
+    `dpfact_flower.privacy.patient.statistics.code_counts`. Positions ascend, and the earlier code
+    wins a tie.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -37,9 +39,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Number of codes of each mode that a start without noise pairs; empty means all of them.
+    """Return the number of codes of each mode to pair in a start without noise. Empty means all.
 
-    With long lists it is `_FREQUENT` codes, divided equally among modes, except those with fewer.
+    With long lists, `_FREQUENT` codes are divided equally among modes. Modes with fewer codes keep
+    all of them.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -56,13 +59,13 @@ def code_weights(
     selection: Selection,
     sigma: float,
 ) -> Weights:
-    """Weights of codes by which squared errors count with the inverse of code frequency.
+    """Return weights of codes that divide squared errors by the frequency of the codes.
 
-    A code that c patients have gets 1 / sqrt(c), relative to the rarest. A cell's squared error
-    then counts with the product of its codes' inverse frequencies, as in correspondence analysis.
-    `sigma` is the noise on each site's counts; a count below `_SEEN` deviations is raised to that.
-    Weights lie in [`LEAST_WEIGHT`, 1], for the codes in `selection`. `releases` and `sizes` are as
-    for `kept_codes`.
+    A code of c patients gets the weight 1 / sqrt(c), relative to the rarest code. A cell's squared
+    error then counts with the product of its codes' inverse frequencies, as in correspondence
+    analysis. `sigma` is the deviation of the noise on each site's counts. A count below `_SEEN`
+    deviations is raised to `_SEEN` deviations. Weights lie in [`LEAST_WEIGHT`, 1], for the codes in
+    `selection`. `releases` and `sizes` are as for `kept_codes`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -73,6 +76,6 @@ def code_weights(
 
 
 def unweighted(factors: Factors, weights: Weights) -> Factors:
-    """Factors of the cells themselves from factors of weighted cells; columns have norm 1."""
+    """Convert factors of weighted cells to factors of unweighted cells. Columns have norm 1."""
     counted = (f / w.astype(np.float64)[:, None] for f, w in zip(factors, weights, strict=True))
     return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in counted)

@@ -1,8 +1,8 @@
-"""Growth: factors are added where the residual of the present factors is largest.
+"""Grow a model by adding factors where the residual of the current factors is largest.
 
 A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` over the sites' residuals
-R_t. Exact updates of f and d alternate, from several directions at once. A soft threshold on f
-keeps it from following the noise.
+R_t. Exact updates of f and d alternate, from several directions at once. A soft threshold keeps f
+from fitting the noise.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from dpfact_flower.estimation.pair_fit import TINY, Model, Sites, fit, times
 from dpfact_flower.tensor import Floats
 
 _STEP, _SWEEPS = 2, 4
-"""Most factors added at a time, and iterations on all of them in between."""
+"""Largest number of factors added in a step, and iterations on all factors after a step."""
 _THRESHOLD, _LOWER = 2.0, 0.7
-"""Soft threshold in standard deviations of an entry's noise, for clear-cut phenotypes under much
-noise, and the factor that lowers it for faint ones when it leaves nothing new."""
+"""Soft threshold in standard deviations of an entry's noise, for distinct phenotypes under much
+noise, and the factor that lowers the threshold for faint phenotypes when a step finds no new
+factor."""
 _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
-"""Shares of the threshold, tried until a new factor is not empty."""
+"""Shares of the threshold, tried in order until a new factor is not empty."""
 _TRIES, _POWER = 4, 15
-"""Random directions beside one for each site, and the most iterations on them."""
+"""Number of random directions in addition to one for each site, and largest number of
+iterations."""
 _SETTLED = 0.01
 """A search ends when no direction's gain changes by more than this share of the largest."""
 _UNLIKE = 0.5
-"""Largest cosine of two factors that one search may add."""
+"""Largest cosine between two factors that one search may add."""
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
     """Add factors where the residual is largest, until there are `rank`.
 
-    A factor that the threshold empties is dropped. When a step adds no factor, the threshold is
-    lowered for all later steps. `noise` is the standard deviation on an entry. None if `rank` steps
-    give fewer factors, because not enough stand above the noise.
+    A factor is dropped if the threshold makes it empty. When a step adds no factor, the threshold
+    is lowered for all later steps. `noise` is the standard deviation on an entry. Return None if
+    `rank` steps give fewer factors, because too few factors stand above the noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -52,10 +54,10 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` explains most of `model`'s residual.
+    """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` explains most of the residual.
 
-    The threshold, as for `pair_fit.fit`, is lowered until a factor is left. Returns one to `most`
-    factors, the best first, no two alike.
+    The residual is that of `model`. The threshold, as for `pair_fit.fit`, is lowered until a factor
+    remains. Return one to `most` dissimilar factors, the best first.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -72,9 +74,10 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Directions, usages and gains at the end of power iterations from random directions.
+    """Run power iterations from random directions, and return directions, usages and gains.
 
-    Some begin with equal usages, and one with each site's own.
+    Some directions start with equal usages. One direction per site starts with usage at that site
+    only.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -99,7 +102,10 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """``(P_t - F diag(d_t) F^T) X`` of every site, diagonals left out; (T, codes, columns)."""
+    """Return ``(P_t - F diag(d_t) F^T) X`` of every site, without the diagonals.
+
+    The shape is (T, codes, columns).
+    """
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F
@@ -109,11 +115,11 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
 
 
 def _alive(model: Model) -> Model:
-    """The factors that are not empty."""
+    """Return the model without empty factors."""
     alive = (model.F.sum(axis=0) > 0) & (model.d.sum(axis=0) > 0)
     return Model(np.ascontiguousarray(model.F[:, alive]), np.ascontiguousarray(model.d[:, alive]))
 
 
 def _beside(F: Floats) -> Floats:
-    """Squared norms of f f^T without its diagonal, f being unit columns."""
+    """Return the squared norm of f f^T without its diagonal, for each unit column f of F."""
     return np.asarray(np.maximum(1 - np.square(F * F).sum(axis=0), 1e-3))

@@ -1,11 +1,12 @@
-"""Least squares of co-occurrences: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
+"""Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
-F >= 0 has the feature factors of all modes stacked, and d_t >= 0 site t's usage of each. Diagonals
-are unknown and have no effect. An iteration is exact coordinate descent: one row of F after
-another, then every site's usages. So without a threshold no iteration raises the squared error.
+F >= 0 has the feature factors of all modes stacked, and d_t >= 0 is site t's usage of each column
+of F. Diagonals are unknown and have no effect. An iteration is exact coordinate descent: one row of
+F after another, then the usages of every site. Without a threshold, no iteration therefore raises
+the squared error.
 
-Most time goes into ``P_t F``. It is computed once and then updated: after each block of rows, one
-matrix product over all sites adds the change. The usages need the same product.
+The product ``P_t F`` takes most of the time. It is computed once and then updated: after each block
+of rows, one matrix product over all sites adds the change. The usages need ``P_t F`` too.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ from dpfact_flower.tensor import Floats
 from dpfact_flower.tensor.triangle import unpack_strict
 
 Sites = NDArray[np.floating[Any]]
-"""``sites[j, t, k]`` is P_t[j, k]; shape (codes, T, codes). Rows of one code lie together, so
-that a block of codes of all sites is one matrix. float32 is precise enough."""
+"""Array of shape (codes, T, codes) in which ``sites[j, t, k]`` is P_t[j, k]. The rows of a code are
+contiguous, so that a block of codes of all sites is one matrix. float32 is precise enough."""
 
 _BLOCK = 32
-"""Rows between two updates of ``P_t F``; 64 and 128 are as fast."""
+"""Rows between two updates of ``P_t F``. The values 64 and 128 are as fast."""
 _ROW_SWEEPS, _USAGE_SWEEPS = 2, 3
-"""Coordinate descent within one row of F, and within the usages."""
+"""Sweeps of coordinate descent within one row of F, and within the usages."""
 TINY = 1e-12
-"""Stands for zero in a divisor."""
+"""Smallest divisor, to avoid division by zero."""
 
 
 class Model(NamedTuple):
-    """Factors of all modes stacked, (codes, R), and the sites' usages of them, (T, R)."""
+    """Stacked factors of all modes, shape (codes, R), and the sites' usages, shape (T, R)."""
 
     F: Floats
     d: Floats
 
 
 def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
-    """Lay out the sites' symmetric matrices as `Sites`, with zeros on the diagonals.
+    """Arrange the sites' symmetric matrices as `Sites`, with zeros on the diagonals.
 
-    Releases are strict triangles, see `dpfact_flower.tensor.triangle`.
+    Releases are strict triangles; see `dpfact_flower.tensor.triangle`.
     """
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
@@ -52,30 +53,30 @@ def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArr
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """``P_t F`` of every site; (T, codes, R)."""
+    """Return ``P_t F`` of every site, shape (T, codes, R)."""
     codes, count, _ = sites.shape
-    flat = sites.reshape(codes, -1).T  # matrices are symmetric
+    flat = sites.reshape(codes, -1).T  # the matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
 
 
 def pairs_gram(F: Floats) -> Floats:
-    """Inner products of the f_r f_r^T without their diagonals."""
+    """Return the inner products of the matrices f_r f_r^T without their diagonals."""
     gram, squares = F.T @ F, F * F
     return np.asarray(gram * gram - squares.T @ squares)
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """Decrease of the squared error off the diagonals, relative to no factors at all."""
+    """Return the decrease of the squared error off the diagonals, compared with no factors."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
 def fit(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
-    """Improve F and d in turn, in at most `iterations` steps.
+    """Improve F and d alternately, in at most `iterations` steps.
 
     `threshold` is a soft threshold on F, in units of a released matrix's entries: a code stays in a
-    factor if its part stands out from noise of that standard deviation. The fit ends when a step
+    factor if its contribution exceeds noise of that standard deviation. The fit ends when a step
     changes the explained part by less than the share `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
@@ -96,9 +97,9 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Non-negative least squares of each site's usages, in place.
+    """Fit each site's usages by non-negative least squares, in place.
 
-    `target` is as from `inner`, `system` as from `pairs_gram`.
+    `target` is the result of `inner`, and `system` the result of `pairs_gram`.
     """
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
@@ -106,7 +107,7 @@ def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None
 
 
 def inner(products: Sites, F: Floats) -> Floats:
-    """``f_r^T P_t f_r``, shape (T, R)."""
+    """Return ``f_r^T P_t f_r``, shape (T, R)."""
     return np.asarray(np.einsum("tjr,jr->tr", products, F))
 
 
@@ -115,7 +116,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Minimise over one row of F after another; keeps `products` up to date."""
+    """Minimise over one row of F after another, and update `products`."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -129,7 +130,10 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 @compiled()
 def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
-    """Coordinate descent on ``x Q x / 2 - <target, x>`` over x >= 0; slope is target - Q x."""
+    """Minimise ``x Q x / 2 - <target, x>`` over x >= 0 by coordinate descent.
+
+    `slope` is target - Q x.
+    """
     for _ in range(sweeps):
         for r in range(len(x)):
             if system[r, r] > 1e-12:
@@ -146,7 +150,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """``sum_t d_t * (P_t F)`` in one row of a block, with its earlier rows as they are now."""
+    """Compute ``sum_t d_t * (P_t F)`` in one row of a block, after the steps in earlier rows."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):
@@ -162,9 +166,10 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise over the rows of F from `first` on, as many as `change`, which takes the steps.
+    """Minimise over the rows of F that begin at `first`, and write the steps to `change`.
 
-    `products` are those before the block; `gram` is kept up to date.
+    `change` determines the number of rows. `products` are the values before the block. `gram` is
+    updated.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
@@ -173,7 +178,7 @@ def _update_block(
         old[:] = row
         _targets(rows, first, d, products, change, place, slope)
         for r in range(rank):
-            for s in range(rank):  # the row itself is not in it: diagonals do not count
+            for s in range(rank):  # without the row itself, because diagonals do not count
                 system[r, s] = weights[r, s] * (gram[r, s] - row[r] * row[s])
                 slope[s] -= system[r, s] * row[r]
             slope[r] -= threshold * math.sqrt(max(system[r, r], 0.0))

@@ -1,17 +1,17 @@
-"""Refinement: one mode's global factor from the sites' noisy least-squares statistics.
+"""Refine one mode's global factor from the sites' noisy least-squares statistics.
 
 Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
 ``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K the Khatri-Rao
 product of the other modes' factors. Without noise the best factor F of the mode minimises
-``tr(F (G_t * H) F') / 2 - <M_t, F>``, with H the product of the other factors' Gram matrices.
-Everything here is post-processing, so it costs no privacy.
+``tr(F (G_t * H) F') / 2 - <M_t, F>``, with H the product of the other factors' Gram matrices. All
+functions here are post-processing, so they cost no privacy.
 
-The sites' statistics are pooled before the threshold. After the sum, noise has grown with sqrt(T)
-and the signal with T. A phenotype of a single site would still drown in the others' noise, so each
-site is weighted, for each phenotype, by its estimated usage.
+The statistics of the T sites are pooled before the threshold. In the sum, the noise grows with
+sqrt(T) and the signal with T. A phenotype of a single site would still be lost in the noise of the
+other sites. Each site is therefore weighted, for each phenotype, by its estimated usage.
 
-The rest is the elastic form of the paper: passes over columns that minimise the pooled quadratic, a
-pull toward the previous global factor, and a soft threshold in units of the noise.
+The remaining steps are the paper's elastic form: passes over columns that minimise the pooled
+quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _LEAST_WEIGHT = 0.02
 """Weight of a site that seems not to use a phenotype, relative to the largest user."""
 _FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
-So a noisy statistic moves a weak phenotype a little and does not replace it, and several rounds
-average."""
-_LEAST = 1e-9  # energy or norm of a column, which it is divided by
+With it, a noisy statistic moves a weak phenotype only a little, and several rounds average out the
+noise."""
+_LEAST = 1e-9  # least energy or norm of a column, as a divisor
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,21 +54,22 @@ class Quadratic:
 
 
 def packed_size(size: int, rank: int) -> int:
-    """Number of values in one release: M and the upper triangle of G."""
+    """Return the number of values in one release: M and the upper triangle of G."""
     return size * rank + whole_size(rank)
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Statistic (M, G) of one site as it is released.
+    """Pack the statistic (M, G) of one site for release.
 
-    M row after row, then the `triangle` of G with its diagonal. The norm is that of (M, G).
+    The result has the rows of M, then the `triangle` of G with its diagonal. Its norm is the norm
+    of (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """M and the full G from a site's release."""
+    """Return M and the full G from a site's release."""
     vector, expected = np.asarray(release, np.float64), packed_size(size, rank)
     if vector.shape != (expected,) or not np.isfinite(vector).all():
         raise DataError(
@@ -87,12 +88,12 @@ def refine_factor(
     tau: int = 3,
     pull: float = 0.1,
 ) -> Factors:
-    """Update one mode's global factor from one release of each site; columns have norm 1.
+    """Update one mode's global factor from one release of each site. Columns have norm 1.
 
-    Releases are in the order of `pack`, made with `factors`, with noise of deviation `sigma` on
-    each value. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` the
-    number of elastic passes over all columns, and `pull` the weight of the previous factor relative
-    to a column's own curvature. A column that would become empty stays as it was.
+    Releases are in the order of `pack` and computed with `factors`. Each value has noise of
+    deviation `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise,
+    `tau` the number of elastic passes over all columns, and `pull` the weight of the previous
+    factor relative to a column's own curvature. A column that would become empty stays unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     found = problem.previous.copy()
@@ -115,7 +116,7 @@ def pooled(
     shrink: float,
     pull: float,
 ) -> Quadratic:
-    """Pool the sites' noisy problems into one convex one; arguments as for `refine_factor`.
+    """Pool the sites' noisy problems into one convex problem; arguments as for `refine_factor`.
 
     With F^ the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
@@ -143,17 +144,17 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """The sites' usage of each phenotype by empirical Bayes.
+    """Estimate the sites' usage of each phenotype by empirical Bayes.
 
     The prior mean is a site's share times a phenotype's total. The prior variance is the part of
-    the deviations from it that noise does not explain. `noisy` has the diagonals of the sites' G,
-    with noise of deviation `sigma`.
+    the deviations from the prior mean that noise does not explain. `noisy` has the diagonals of the
+    sites' G, with noise of deviation `sigma`.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
     total = np.maximum((noisy * share[:, None]).sum(axis=0) / np.square(share).sum(), 0)
     likely = np.outer(share, total)
-    # Deviations are taken to grow with the site and be alike for all phenotypes.
+    # Deviations are assumed to grow with the site and to be equal for all phenotypes.
     spread = np.outer(np.square(share), np.full(len(total), np.square(total).mean()))
     unexplained = np.square(noisy - likely).sum() - noisy.size * sigma**2
     variance = spread * max(unexplained, 0.0) / max(spread.sum(), np.finfo(float).tiny)
@@ -162,13 +163,13 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Weight of each site's residual for each phenotype, shape (T, R); the largest is 1.
+    """Return the weight of each site's residual for each phenotype, shape (T, R). The largest is 1.
 
     A residual and its variance between patients grow with the usage, and the noise is equal at all
-    sites. So the signal-to-noise ratio of the sum is best with weights in proportion to
-    ``usage / (usage + noise)``: equal weights under little noise, a matched filter under much.
-    `noise` is the variance on a column of a site's statistic, in squared patients, since each
-    patient's residual has norm 1 at most.
+    sites. The signal-to-noise ratio of the sum is therefore best with weights in proportion to
+    ``usage / (usage + noise)``. With little noise these are equal weights, and with much noise a
+    matched filter. `noise` is the variance on a column of a site's statistic, in squared patients,
+    since each patient's residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -176,7 +177,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Q of the pooled problem: thresholded at the noise and made positive semi-definite."""
+    """Return Q of the pooled problem, thresholded at the noise and made positive semi-definite."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -193,7 +194,7 @@ def _gram_of_others(factors: Factors, mode: int) -> Floats:
 
 
 def _product(left: Floats, right: Floats) -> Floats:
-    """Matrix product, not by BLAS: a sum must not depend on the number of threads."""
+    """Multiply two matrices without BLAS, so that sums do not depend on the number of threads."""
     return np.asarray(np.einsum("ir,rs->is", left, right))
 
 
@@ -201,7 +202,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Exact minimisation over one column after another, `tau` times; in place."""
+    """Minimise exactly over one column after another, `tau` times, in place."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):

@@ -1,7 +1,7 @@
-"""Running average of a mode's refinements over rounds, which have independent noise.
+"""Average a mode's refinements over rounds, whose noises are independent.
 
-Where noise limits refinement, factors move little from round to round. So the average of releases
-has the same signal and less noise. It is post-processing.
+If noise limits refinement, factors move little from round to round. The average of releases then
+has the same signal and less noise. Averaging is post-processing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 class Average(NamedTuple):
-    """Average over rounds of one mode's releases, and the deviation of the noise on its values."""
+    """Average of one mode's releases over rounds, and the deviation of the noise on its values."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
@@ -25,7 +25,7 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """Average of each mode's releases; the last average has a `share` in the next, 0 or more."""
+    """Averages of each mode's releases. The last average has the weight `share` in the next one."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -36,8 +36,8 @@ class RunningAverage:
     ) -> Average:
         """Average a mode's newest releases with the kept average, and keep the result.
 
-        If other sites answered than before, the kept average is dropped, because the averages of
-        all sites must have the same noise.
+        If the set of answering sites has changed, the kept average is dropped, because the averages
+        of all sites must have the same noise.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:
@@ -53,7 +53,7 @@ class RunningAverage:
         return newest
 
     def arrays(self) -> dict[str, Array]:
-        """The averages as arrays for a checkpoint, see `restore`."""
+        """Return the averages as arrays for a checkpoint; see `restore`."""
         found: dict[str, Array] = {}
         for mode, average in self._averages.items():
             found[f"average_{mode}"] = average.values
@@ -62,7 +62,7 @@ class RunningAverage:
         return found
 
     def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
-        """Load the averages of `arrays` for this number of modes; other arrays are ignored."""
+        """Load the averages of `modes` modes from `arrays`. Other arrays are ignored."""
         self._averages = {
             mode: Average(
                 tuple(arrays[f"{name}_sites"].tolist()),

@@ -1,11 +1,12 @@
-"""The server's start: feature factors from the sites' noisy co-occurrences.
+"""Compute the server's first feature factors from the sites' noisy co-occurrences.
 
-All sites' matrices are fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal, which is not
-released (`pair_fit`). The problem is not convex, so there are several candidates. *Random* ones are
-fitted to the sites' sum, then to every site. *Grown* ones add factors where the residual is largest
-(`growth`). They are judged on unseen noise: with fresh noise z of the releases' deviation,
-P + z / 2 and P - 2 z have independent noise. If a random one is best, another candidate begins from
-the average of all. All of this is post-processing (docs/explanation/start.md).
+The matrices of all sites are fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal, which is
+not released (`pair_fit`). The problem is not convex, so there are several candidates. *Random*
+candidates are fitted to the sum over sites, then to every site. *Grown* candidates add factors
+where the residual is largest (`growth`). Candidates are compared on data with unseen noise: with
+fresh noise z of the releases' deviation, P + z / 2 and P - 2 z have independent noise. If a random
+candidate is best, another candidate starts from the average of all. The whole start is
+post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -42,23 +43,24 @@ from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _APART = 20
-"""More sites than this are summed in so many groups, which bounds time and memory
-(docs/explanation/start.md)."""
+"""Largest number of sites that are fitted separately. More sites are summed in this number of
+groups, which bounds time and memory (docs/explanation/start.md)."""
 _RESTARTS, _GROWTHS = 6, 1
-"""Candidates of each kind."""
+"""Number of random candidates, and number of grown candidates."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
-"""Iterations of a random start on the sites' sum, of a candidate on all sites, and at most of a fit
-to the candidates' average and of the best one on the releases."""
+"""Numbers of iterations: of a random start on the sum over sites; of a candidate on all sites; at
+most of a fit to the candidates' average; and at most of the last fit to the releases."""
 _SETTLED = 1e-4
 """The last fit ends when an iteration changes the explained part by less than this share."""
 _THRESHOLD = 1.0
-"""Soft threshold of a fit to all sites, in standard deviations of an entry's noise. 2 loses faint
-phenotypes of real data, and refinement cannot bring them back."""
+"""Soft threshold of a fit to all sites, in standard deviations of an entry's noise. A threshold of
+2 loses faint phenotypes of real data, and refinement cannot restore them."""
 _SPLIT = 0.5
-"""Deviation of the fresh noise that candidates are fitted with, relative to the releases' own; half
-makes the total 1.12 times as large. The test data have the inverse."""
+"""Deviation of the fresh noise in the data that candidates are fitted to, relative to the noise of
+the releases. With one half, the total noise is 1.12 times as large. The test data have fresh noise
+of the inverse deviation."""
 _LEAST = 1e-6
-"""Added to every entry, so that no column is empty."""
+"""Value added to every entry, so that no column is empty."""
 _USAGE_SWEEPS = 50
 
 _Candidate = Callable[[np.random.Generator], Model | None]
@@ -66,11 +68,11 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """First factors, made from co-occurrences.
+    """The first factors, estimated from co-occurrences.
 
-    Factors are non-negative, with columns of norm 1. `stacked` has all modes' factors as fitted:
-    ``stacked diag(usage_t) stacked^T`` is site t's matrix off its diagonal. With more than `_APART`
-    sites, usages are those of the groups' sums.
+    `factors` are non-negative, with columns of norm 1. `stacked` has the fitted factors of all
+    modes: ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. With
+    more than `_APART` sites, usages refer to the sums of groups.
     """
 
     factors: Factors
@@ -87,10 +89,10 @@ def start_factors(
     *,
     restarts: int = _RESTARTS,
 ) -> Start:
-    """Fit all sites' co-occurrences at once.
+    """Fit the co-occurrences of all sites at once.
 
     `releases` are packed as by `dpfact_flower.privacy.patient.statistics.cooccurrence`, with noise
-    of deviation `sigma` on each value. `rng` draws the fresh noise and the random beginnings.
+    of deviation `sigma` on each value. `rng` draws the fresh noise and the random starts.
     """
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
@@ -111,25 +113,27 @@ def start_factors(
 
 
 def directions(sites: Sites, sigma: float) -> int:
-    """Number of directions of the sites' summed co-occurrences above the noise.
+    """Return the number of directions of the sites' summed co-occurrences above the noise.
 
-    Noise alone has eigenvalues up to about 2 s sqrt(n). An eigenvalue of the cohort above s sqrt(n)
-    lifts one beyond that (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). Sparse
-    factors may be found below, so this is a guide: with far fewer directions than phenotypes, most
-    phenotypes are noise. `sigma` is the deviation of the noise on each released value.
+    For n codes and noise of deviation s on an entry, noise alone has eigenvalues up to about 2 s
+    sqrt(n). An eigenvalue of the cohort above s sqrt(n) raises one eigenvalue of the sum beyond
+    this edge (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). The number is only a
+    guide, because sparse factors can be found below the edge. With far fewer directions than
+    phenotypes, most phenotypes are noise. `sigma` is the deviation of the noise on each released
+    value.
     """
     codes, count, _ = sites.shape
-    noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) of an entry
-    edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # with the edge's own width
-    total = sites.sum(axis=1, dtype=np.float64)  # of releases that may be any float32
+    noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) times an entry
+    edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # with the width of the edge
+    total = sites.sum(axis=1, dtype=np.float64)  # releases may be any float32
     return int(np.count_nonzero(np.linalg.eigvalsh(total) > edge))
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Usage of each phenotype at one site by its released co-occurrences, and the noise of each.
+    """Estimate a site's usage of each phenotype, and its noise, from released co-occurrences.
 
-    The usage is fitted by non-negative least squares. The noise is the standard deviation that
-    noise alone gives each value. Only the direction of each mode's columns counts.
+    The usage is fitted by non-negative least squares. The second array is the standard deviation of
+    each usage that is due to noise. Only the direction of each mode's columns matters.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
@@ -142,9 +146,10 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
-    """Sums of at most `_APART` groups of sites in order, and the roots of the groups' sizes.
+    """Sum the releases over at most `_APART` groups of sites. Return also the roots of group sizes.
 
-    Each sum is divided by its root: so the noise on all of them is that of one release.
+    Each sum is divided by the root of its group's size, so it has the noise of one release. Sites
+    stay in order.
     """
     if not releases:
         raise DataError("start: there are no releases")
@@ -166,7 +171,7 @@ def _best_candidate(
     rng: np.random.Generator,
     restarts: int,
 ) -> Model:
-    """The candidate that best predicts unseen data; without noise, the best fit."""
+    """Return the candidate that best predicts unseen data. Without noise, this is the best fit."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
@@ -192,7 +197,7 @@ def _best_candidate(
         models = [model for model, _ in found]
 
         def agreed(_: np.random.Generator) -> Model:
-            found = _consensus(models, best, seen)  # in its place: memory is large
+            found = _consensus(models, best, seen)  # overwrites `seen`, to save memory
             _see(packed, sigma, deepcopy(before), seen)
             return found
 
@@ -210,7 +215,7 @@ def _see(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator,
     seen: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """Fill in the data that candidates are fitted to."""
+    """Fill `seen` with the data that candidates are fitted to."""
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], len(seen))[:, 0]
 
@@ -218,13 +223,16 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Each release with fresh noise, which is drawn again when needed to save memory."""
+    """Yield each release with its fresh noise.
+
+    To save memory, the noise is not kept. The same `rng` draws the same noise again.
+    """
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
 
 def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
-    """Functions that make the candidates' first factors and usages."""
+    """Return functions that make the candidates' first factors and usages."""
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
@@ -232,7 +240,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """A fit to the candidates' average, which overwrites `mean`, starting from `first`."""
+    """Fit the average of the candidates, starting from `first`. The average overwrites `mean`."""
     mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
@@ -243,7 +251,7 @@ def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32])
 
 
 def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
-    """Random factors whose model is about as large as the data, fitted to the sites' sum."""
+    """Draw random factors of about the data's magnitude, and fit them to the sum over sites."""
     size = math.sqrt(max(float(total.mean()), 1e-9) / rank)
     F = 2 * size * rng.random((len(total), rank))
     F, d = fit(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
@@ -251,6 +259,6 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Replace factors that the threshold emptied by what they were before."""
+    """Restore the previous values of factors that the threshold made empty."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))

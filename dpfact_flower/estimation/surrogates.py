@@ -1,11 +1,12 @@
-"""Surrogate patients, drawn at the server from noisy co-occurrences.
+"""Draw surrogate patients at the server from noisy co-occurrences.
 
-Factors that explain co-occurrences are not those that explain patients with few codes. Refinement
-would need tens of charged rounds to get there, while fitting artificial patients is free. A
-surrogate has a typical number of codes of each mode, estimated from the masses of the blocks. Codes
-are drawn one after another, each given the codes before it (naive Bayes), with a chance that two
-codes are unrelated. For patients with very many codes pairs say too little, and none are drawn. All
-of this is post-processing (docs/explanation/start.md).
+The factors that explain co-occurrences differ from the factors that explain patients with few
+codes. Refinement would need tens of charged rounds to remove the difference, while fitting
+artificial patients is free. A surrogate has a typical number of codes of each mode, estimated from
+the masses of the blocks. Codes are drawn one after another, each given the codes before it (naive
+Bayes), with a chance that two codes are unrelated. If patients have very many codes, pairs of codes
+are not informative enough, and no surrogates are drawn. The whole procedure is post-processing
+(docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import SparseTensor
 
 _FEW_CELLS, _DOUBTED = 16.0, 40.0
-"""Most cells of a typical patient: as estimated, and by an estimate that is `_DEVIATIONS` of the
-noise higher."""
+"""Largest numbers of cells of a typical patient: for the estimate, and for an estimate that is
+higher by `_DEVIATIONS` standard deviations of the noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold on the start's residual, in standard deviations of its noise."""
 _UNRELATED = 0.5
 """Chance that two codes of a patient with very many codes are unrelated."""
 _CHUNK = 2_000
-"""Surrogates drawn at a time; memory has this many values per code."""
+"""Surrogates drawn at a time. Memory use is this number of values per code."""
 _MOST_CELLS, _MOST_CODES = 64, 8
-"""Most cells of one surrogate, and most codes of one mode."""
+"""Largest number of cells of one surrogate, and largest number of codes in one mode."""
 _SETTLING = 50
 
 
@@ -42,12 +43,13 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
     rng: np.random.Generator, *, number: int,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw patients like the sites' from co-occurrences; None if pairs say too little.
+    """Draw patients like those of the sites, from co-occurrences.
 
-    Pairs are the model's plus its residuals behind a soft threshold, so noise is not followed.
+    Return None if pairs of codes are not informative enough. The pairs are the model plus its
+    residuals behind a soft threshold, which removes noise.
 
-    `releases` are those that `start` was made of, with noise of deviation `sigma` on each value.
-    `cross` is the weight of a block of two modes relative to that of one.
+    `start` was made from `releases`, which have noise of deviation `sigma` on each value. `cross`
+    is the weight of a block of two modes relative to a block of one mode.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
@@ -60,7 +62,7 @@ def surrogates_of(
     counts = code_counts(total, sizes, cross)
     most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
     if not (math.prod(counts) <= _FEW_CELLS and math.prod(most) <= _DOUBTED):
-        return None  # also where masses are beyond any number, and counts are none
+        return None  # also for masses that overflow and counts that are NaN
     used = start.stacked * start.usage.sum(axis=0)
     with one_blas_thread:  # no result depends on the number of threads
         model = used.astype(np.float32) @ start.stacked.T.astype(np.float32)
@@ -71,9 +73,9 @@ def surrogates_of(
 def likely_pairs(
     total: NDArray[np.floating[Any]], model: NDArray[np.floating[Any]], noise: float
 ) -> NDArray[np.floating[Any]]:
-    """Co-occurrences by a model, plus its residuals that stand out of the noise.
+    """Return the co-occurrences of a model, plus the residuals that stand out from the noise.
 
-    At least 0, with zeros on the diagonal. `noise` is the deviation on an entry.
+    The result is at least 0, with zeros on the diagonal. `noise` is the deviation on an entry.
     """
     rest = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
@@ -89,9 +91,9 @@ def surrogate_patients(
 ) -> SparseTensor:  # fmt: skip
     """Draw patients with these co-occurrences of codes.
 
-    `pairs` has the co-occurrences of codes of all modes: symmetric, zeros on the diagonal. A
-    patient's cells have value 1, for all combinations of their codes. Patients who get no code of
-    some mode have no cells.
+    `pairs` has the co-occurrences of codes of all modes: symmetric, zeros on the diagonal. Each
+    patient has cells of value 1 for all combinations of their codes. A patient without a code of
+    some mode has no cells.
     """
     offsets = np.cumsum([0, *sizes])
     frequency, given = _conditionals(pairs, offsets, unrelated(counts))
@@ -110,15 +112,16 @@ def surrogate_patients(
 def code_counts(
     total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
 ) -> list[float]:
-    """Mean number of codes of each mode of a patient, from the masses of co-occurrences' blocks.
+    """Estimate a patient's mean number of codes of each mode from the masses of blocks.
 
     A patient with k_n codes of each mode in all combinations has a block of two modes of mass
-    ``cross sqrt(k_m k_n)`` and one of mode n alone of mass ``sqrt(k_n (k_n - 1) / 2)``, whatever
-    they are scaled by together. So ``k_n = 1 + 2 (cross q)^2 k_m`` with q their quotient.
+    ``cross sqrt(k_m k_n)`` and one of mode n alone of mass ``sqrt(k_n (k_n - 1) / 2)``, up to a
+    common scale. With q the quotient of the second mass and the first,
+    ``k_n = 1 + 2 (cross q)^2 k_m``.
 
     `total` has the noisy co-occurrences of all sites; sums over many pairs have little noise. Each
-    mass is shifted toward more codes by its deviation under noise of `raised` on every entry.
-    Counts are from 1 to `_MOST_CODES`.
+    mass is shifted toward more codes by its standard deviation under noise of deviation `raised` on
+    every entry. Counts are from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -137,11 +140,11 @@ def code_counts(
 
 
 def unrelated(counts: Sequence[float]) -> float:
-    """Chance that two codes of a patient are unrelated.
+    """Return the chance that two codes of a patient are unrelated.
 
-    Patients with many codes have several conditions, but naive Bayes lets each code vouch for all
-    others. With this chance a code is drawn by its frequency alone, so no code can rule another
-    out. The chance is 0 for patients with one code of each mode.
+    Patients with many codes have several conditions, but naive Bayes assumes that each code is
+    related to all others. With this chance a code is drawn only by its frequency, so that no code
+    can exclude another. The chance is 0 for patients with one code of each mode.
     """
     return _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
 
@@ -149,9 +152,9 @@ def unrelated(counts: Sequence[float]) -> float:
 def _conditionals(
     pairs: NDArray[np.floating[Any]], offsets: NDArray[Any], chance: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Frequency of codes by their pairs with other modes, and P(row's code | column's code).
+    """Return the frequency of codes in pairs with other modes, and P(row's code | column's code).
 
-    `chance` is that of unrelated codes.
+    `chance` is the chance of unrelated codes.
     """
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
@@ -173,7 +176,7 @@ def _drawn(
     frequency: NDArray[np.float32], given: NDArray[np.float32], offsets: NDArray[Any],
     counts: Sequence[float], most: int, number: int, rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:  # fmt: skip
-    """Codes of each mode, shape (number, most) each, padded with -1."""
+    """Draw the codes of each mode, as arrays of shape (number, most), padded with -1."""
     score = np.tile(frequency, (number, 1))
     codes = [np.full((number, most), -1, np.int64) for _ in counts]
     wanted = [1 + rng.poisson(count - 1, number) for count in counts]
@@ -190,7 +193,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Rows of patient and a code of each mode: all combinations of each patient's codes."""
+    """Return all combinations of each patient's codes, as rows of patient and one code per mode."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]

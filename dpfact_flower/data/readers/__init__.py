@@ -1,1 +1,1 @@
-"""One reader per kind of EHR: tables in, a `Cohort` out."""
+"""Readers that turn the tables of an EHR into a `Cohort`, one for each kind of EHR."""

@@ -1,15 +1,15 @@
-"""Any EHR as plain event tables: one or more per feature mode, one row per event.
+"""Read any EHR from plain event tables: one or more per feature mode, with one row per event.
 
-- A table has a patient, a code, and a time or an encounter, and perhaps a description of the code.
-  Times are cut to the minute. Where a table has both time and encounter, both tell events apart:
-  an event is a distinct (encounter, time, code) of a patient (`dpfact_flower.data.cooccurrence`).
-- A time is written as in ISO 8601, or as a format says. With an offset it becomes that of UTC; a
-  column in which some times have one and others have none is refused.
-- A hospital has one site and public code lists. A table of patient and site splits open data into
-  several, for simulation.
-- What cannot be right is refused: a blank or NaN where a patient or code should be, a date that is
-  not one, a patient at two sites. What is merely not used is counted: repeated events, events
-  without the time or encounter that the window needs, codes outside the lists.
+- A table has columns for the patient, the code, the time or the encounter, and optionally a
+  description of the code. Times are truncated to the minute. An event is a distinct (encounter,
+  time, code) of a patient (`dpfact_flower.data.cooccurrence`).
+- Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column
+  that mixes times with and without an offset is refused.
+- A hospital has one site and public code lists. For simulation, a table of patient and site splits
+  open data into several sites.
+- Impossible values are refused: a blank or NaN for a patient or code, an invalid date, a patient at
+  two sites. Unused rows are counted: repeated events, events without the time or encounter that the
+  window needs, codes outside the lists.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SITE = "site"
-"""Column of the table of sites, beside the patient's."""
+"""Name of the site column in the table of sites."""
 Place = str | Path | Rows
 
-# How programs write a missing value; and what could appear neither in a list nor in a message.
+# Texts that programs write for a missing value, and characters that cannot be printed.
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 _NO_TEXT = f"({{0}} IS NULL OR {_NO_VALUE} OR {_UNPRINTABLE})"
@@ -58,13 +58,16 @@ _TEXT = "printable text other than NaN or NULL in every row"
 _CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
 _TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
 _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# Most times are so long, and need no regular expression: what DuckDB makes a time of them is one.
+# Most times have one of these lengths and need no regular expression, because DuckDB's cast is
+# enough to check them.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970: a quotient of whole numbers is cut towards zero, not down."""
+"""Minutes from the year 1 to 1970. They keep dividends positive, because integer division truncates
+towards zero."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""What is added to minutes in UTC, and what stands for no time: another column costs more."""
+"""Offset that marks minutes in UTC, and the number for an invalid time. Extra columns would cost
+more."""
 _SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
@@ -72,28 +75,30 @@ _LIKELY = {
     "time": ("time", "date", "day"),
     "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode"),
 }
-"""Parts of the names that columns have in EHRs, the most telling first."""
+"""Typical parts of column names in EHRs, with the most specific first."""
 _LIKE_A_NAME = re.compile(
     "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))([a-z_ .]|icd(9|10))+"
 )
-"""What is not of this form may be a value: a first line without names may be a patient's."""
+"""Form of a column name. Other texts may be values, because a first line without names may hold a
+patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes that differ from another in leading zeros, dots or case alone": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
-"""What is read as it stands, and may be a mistake: free text, ``0389`` beside ``389``."""
+"""Codes that are read unchanged but may be mistakes: free text, or ``0389`` together with
+``389``."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of event tables, in any case.
+    """Names of the columns of event tables, in upper or lower case.
 
-    Whichever of time and encounter the window needs must be there; an empty name leaves the other,
-    or the description, unread.
+    The column that the window needs, time or encounter, must exist. With an empty name, the other
+    one or the description is not read.
     """
 
     patient: str = "patient"
@@ -117,16 +122,16 @@ class Columns:
 
     @property
     def names(self) -> dict[str, str]:
-        """Name of the column in the file, by what it holds."""
+        """Map the roles of columns to their names in the file."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class EventTable:
-    """Where the events of a feature mode are, and how they are written.
+    """The files of a feature mode's events, and their format.
 
-    Files (``.csv``, ``.csv.gz`` or ``.parquet``) are all written alike. A `time_format` is as in
-    C's ``strptime``, such as ``%d.%m.%Y %H:%M``; an empty one is ISO 8601.
+    All files (``.csv``, ``.csv.gz`` or ``.parquet``) have the same format. `time_format` is as in
+    C's ``strptime``, such as ``%d.%m.%Y %H:%M``. An empty format means ISO 8601.
     """
 
     files: Sequence[Place]
@@ -148,10 +153,11 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table of one row a patient, and in which column the label is: 0 or 1, no or yes.
+    """A table with one row per patient, and the column that holds the label: 0 or 1, no or yes.
 
-    Without a `column` it is the label's name, without a `patient` the event tables'. `missing` is
-    what patients have who are not in the table, 0 or 1; where it is empty, all must be in it.
+    By default, `column` is the label's name, and `patient` is the patient column of the event
+    tables. `missing` is the label, 0 or 1, of patients who are not in the table. If `missing` is
+    empty, all patients must be in the table.
     """
 
     file: Place
@@ -180,26 +186,27 @@ def read(
     Parameters
     ----------
     tables : mapping of str to (path or EventTable)
-        Of each feature mode, two or more, in the tensor's order. A path is a file written with
-        `columns` and `dialect`.
+        Tables of two or more feature modes, in the tensor's order. A path names a file with the
+        given `columns` and `dialect`.
     name : str
-        Of the one site, or of the cohort where there is a table of sites.
+        Name of the single site, or of the cohort if there is a table of sites.
     window_days : int or None
-        Largest distance in time between the events of a cell; None: they have the same encounter.
+        Largest distance in days between the events of a cell. With None, the events of a cell have
+        the same encounter.
     sites : path, optional
-        Table of patient and ``site``; patients who are not in it are left out.
+        Table of patient and ``site``. Patients who are not in the table are left out.
     labels : mapping of str to LabelTable, optional
-        By name.
+        Label tables by the label's name.
     dialect : Dialect, optional
-        Of tables given as paths, and of those of sites and labels.
+        Format of tables given as paths, and of the tables of sites and labels.
     **options
-        `Options` of all readers.
+        The common `Options` of readers.
 
     Returns
     -------
     Cohort
-        With the labels that are given. A code is described by the text that most often goes with
-        it, or by its vocabulary.
+        The cohort with the given labels. The description of a code is its most frequent description
+        in the tables, or the one in the vocabulary.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -258,7 +265,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
             empty = [what for what, some in _SOME.items() if not found[some]]
             added = add_events(connection, mode, "loaded", empty)
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # far fewer than rows
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # fewer than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
         count(connection, place.name, "rows", found["true"])
         what = "repeated rows, each counted once"
@@ -284,7 +291,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Count the modes that hold the very events of another one."""
+    """Count the events of a mode that has exactly the events of another mode."""
     for one, other in itertools.combinations(sources, 2):
         events = count_rows(connection, table_of(one))
         both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
@@ -299,7 +306,7 @@ def _place(given: Place) -> Path | Rows:
 def _load_rows(
     connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Table ``loaded`` of one file, checked; in how many of its rows a condition holds."""
+    """Load and check one file as the table ``loaded``, and count the rows for each condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name: the window is made from it")
@@ -317,7 +324,7 @@ def _load_rows(
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time as 2024-05-31 or 2024-05-31 14:05 ({option} for another)"
     form = f"a time as {source.time_format}" if source.time_format else form
-    rules = [  # of what, what is wrong, and what would be right
+    rules = [  # column, SQL of a wrong value, and the requirement
         ("patient", "patient IS NULL", f"be {_TEXT}"),
         ("code", "code IS NULL", f"be {_TEXT}"),
         ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
@@ -352,7 +359,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Arguments with which a table would be read whose columns have other names, if any would."""
+    """Return arguments that would read a table with other column names, or an empty text."""
     taken = {what: name for what, name in names.items() if name in found}
     for what in ("patient", "code", "time", "encounter"):
         if what not in taken and (name := _likely(what, set(found) - set(taken.values()), found)):
@@ -371,14 +378,14 @@ def _hint(
 
 
 def _likely(what: str, free: Collection[str], found: Collection[str]) -> str:
-    """The first column whose name says that it holds something; empty where none does."""
+    """Return the first column whose name suggests the role `what`, or an empty text."""
     fits = (name for part in _LIKELY[what] for name in found
             if name in free and part in name and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
     return next(fits, "")
 
 
 def _drop_headers(connection: Connection, place: Path | Rows, names: Mapping[str, str]) -> None:
-    """Leave out header lines among the rows, as files have that were put one behind the other."""
+    """Drop header lines among the rows, as in concatenated files."""
     forms = (
         (what, {name, name.upper(), name.title(), name.capitalize()})
         for what, name in (("patient", names["patient"]), ("code", names["code"]))
@@ -390,7 +397,7 @@ def _drop_headers(connection: Connection, place: Path | Rows, names: Mapping[str
 
 
 def _minutes(time: str, time_format: str) -> str:
-    """SQL of whole minutes since 1970; see `_ZONED` and `_MISTIMED`."""
+    """Return SQL for whole minutes since 1970; see `_ZONED` and `_MISTIMED`."""
     if time_format:
         minute = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
         return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minute}, {_MISTIMED}) END"
@@ -420,7 +427,7 @@ def _load_patients(
     sites: Place | None,
     dialect: Dialect,
 ) -> None:
-    """Table ``patients``, of the table of sites or of everybody who has an event."""
+    """Create the table ``patients`` from the table of sites, or from all patients with an event."""
     if sites is None:
         connection.execute(
             f"CREATE TEMP TABLE patients AS SELECT patient, '{name}' AS site FROM people"
@@ -439,7 +446,7 @@ def _load_patients(
         f"SEMI JOIN {table_of(mode)} e{n} ON e{n}.patient = p.key" for n, mode in enumerate(sources)
     )
     known = "(FROM people SEMI JOIN patients USING (patient){})"
-    some = (known.format(" LIMIT 1000"), known.format(""))  # few are looked up faster
+    some = (known.format(" LIMIT 1000"), known.format(""))  # a lookup of few patients is faster
     if not any(count_rows(connection, f"(SELECT 1 FROM {p} p {complete})") for p in some):
         files = [*(file for source in sources.values() for file in source.files)]
         raise DataError(
@@ -476,7 +483,7 @@ def _load_facts(
     connection: Connection, place: Path | Rows, patient: str, column: str, dialect: Dialect,
     form: str = "{}",
 ) -> None:  # fmt: skip
-    """Table ``facts``: patient and value, on which no two rows of a patient disagree."""
+    """Create the table ``facts`` of patient and value. Refuse different values for one patient."""
     select = f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value"
     load_table(connection, "facts", place, (patient, column), select=select, dialect=dialect)
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, _TEXT)

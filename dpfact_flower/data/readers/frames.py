@@ -1,8 +1,8 @@
-"""Events in frames of pandas, polars, Arrow or DuckDB: the checks and cells of `event_tables`.
+"""Read events from frames of pandas, polars, Arrow or DuckDB, with the checks of `event_tables`.
 
-A frame has a row per event and the columns ``patient``, ``code``, and ``time`` or ``encounter``;
-``description`` and ``site`` may be there. Either there is one frame for each feature mode, or a
-column ``mode`` says which of them an event belongs to.
+A frame has a row per event and the columns ``patient``, ``code``, and ``time`` or ``encounter``.
+The columns ``description`` and ``site`` are optional. Give one frame for each feature mode, or one
+frame with a column ``mode`` that names the feature mode of each event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEEDED = {"patient", "code"}
 
 
 def holds_events(given: Any) -> bool:
-    """Whether something is a DataFrame of events, and not one of a row per patient."""
+    """Return whether an object is a DataFrame of events, rather than one with a row per patient."""
     return _columns(given) >= _NEEDED
 
 
@@ -39,11 +39,11 @@ def read(
 ) -> Cohort:
     """Read frames of events into one tensor per site.
 
-    `name` is that of the one site, or, where there is a column ``site``, of the cohort. `columns`
-    says which columns have other names: ``{"patient": "subject_id", "code": "icd_code"}``.
-    `time_format` is as in ``strptime``; without it times are ISO 8601. `window_days` and `options`
-    are as in `event_tables.read`. `labels` is a frame of ``patient`` and ``died``, or a mapping of
-    each label's name to such a frame, with the column of that name.
+    `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
+    maps our column names to yours: ``{"patient": "subject_id", "code": "icd_code"}``. `time_format`
+    is a format of ``strptime``; without it, times are ISO 8601. `window_days` and `options` are as
+    in `event_tables.read`. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
+    label's name to a frame of ``patient`` and a column with the label's name.
     """
     if isinstance(events, Mapping):
         parts = list(events.values())
@@ -81,7 +81,7 @@ def read(
 def read_sites(
     frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
 ) -> Cohort:
-    """Read a frame of events for each site, with a column ``mode``, into one tensor per site."""
+    """Read one frame of events per site, with a column ``mode``, into one tensor per site."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
@@ -99,7 +99,10 @@ def _columns(frame: Any) -> set[str]:
 
 
 def _by_mode(events: Rows) -> dict[str, Rows]:
-    """Rows of each mode, in the order in which they first appear; numbers may name them too."""
+    """Return the rows of each mode, in the order in which modes first appear.
+
+    Modes may also be numbers.
+    """
     with connect() as connection:
         found = connection.execute(
             f"""SELECT mode::VARCHAR FROM

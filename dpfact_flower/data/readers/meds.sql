@@ -13,9 +13,10 @@ default = { procedures = "PROCEDURE//", diagnoses = "DIAGNOSIS//" }
 help = "A mode, and how its codes begin; default: procedures=PROCEDURE// and diagnoses=DIAGNOSIS//."
 */
 
--- MEDS 0.3 and 0.4. A mode is what begins with a prefix; the rest is the code. What goes on with a
--- version of ICD, as ICD//10//I10 or ICD9CM//4019, becomes icd10:I10. MEDS knows no encounters: the
--- window is in days. It says when somebody died, not where: there is no label.
+-- MEDS 0.3 and 0.4. Codes that begin with a prefix belong to its mode, and the rest is the code. A
+-- rest that begins with a version of ICD, such as ICD//10//I10 or ICD9CM//4019, becomes icd10:I10.
+-- MEDS has no encounters, so the window is in days. MEDS records the time of a death but not the
+-- place, so there is no label.
 
 CREATE TABLE prefixes AS
 SELECT unnest(map_keys($mode)) AS mode, unnest(map_values($mode)) AS prefix;

@@ -8,9 +8,9 @@ modes = { procedures = 202, diagnoses = 316 }  # as in the paper
 window = "encounter"
 */
 
--- A patient belongs to the unit of the first ICU stay, with all admissions, so that nobody is at two
--- sites. MIMIC-III dates no ICD-9 codes: they are billed for an admission, so the window is the
--- admission, and a code counts once in it.
+-- A patient, with all admissions, belongs to the unit of the first ICU stay, so that nobody is at
+-- two sites. MIMIC-III has no dates for ICD-9 codes, because they are billed for an admission. The
+-- window is therefore the admission, and a code counts once in it.
 
 CREATE MACRO icd(code) AS replace(code, '.', '');
 

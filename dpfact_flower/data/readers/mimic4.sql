@@ -21,13 +21,15 @@ default = false
 help = "Add a mode of drugs."
 */
 
--- MIMIC-IV 1.0 to 3.1. A patient belongs to the unit of the first ICU stay, or to the service of
--- the first admission, with all admissions. By unit, patients who were never in an ICU are left out.
+-- MIMIC-IV 1.0 to 3.1. A patient, with all admissions, belongs to the unit of the first ICU stay,
+-- or to the service of the first admission. With units as sites, patients who were never in an ICU
+-- are left out.
 --
--- Codes are of ICD-9-CM and ICD-10-CM, by admission, without the dot. They are kept apart, for one
--- text may be a code of both: icd9:4019, icd10:I10. As in MIMIC-III, no diagnosis is dated: the
--- window is the admission, in which a code counts once. Drugs are the names in prescriptions in
--- lower case, without what they are dissolved in (drug_type BASE and ADDITIVE).
+-- Codes are of ICD-9-CM and ICD-10-CM, by admission, without the dot. The prefixes icd9: and icd10:
+-- keep the versions apart, because a text may be a code of both: icd9:4019, icd10:I10. As in
+-- MIMIC-III, diagnoses have no dates, so the window is the admission, in which a code counts once.
+-- Drugs are the names in prescriptions in lower case, without the solvents (drug_type BASE and
+-- ADDITIVE).
 
 CREATE MACRO icd(version, code) AS 'icd' || version || ':' || upper(replace(code, '.', ''));
 

@@ -15,11 +15,11 @@ choices = ["region", "beds", "ownership"]
 help = "What a site is; region: each in two, under 300 beds or more."
 */
 
--- The public-use file of CDC's NCHS. A line has fixed columns: whether a newborn, how the patient
--- left, region, beds and ownership of the hospital, up to 15 diagnoses and 8 procedures of
--- ICD-9-CM, without the dot and filled with hyphens. There is no patient's identifier: whoever came
--- twice is two rows, and the noise of patient mode protects a discharge. The data are for
--- statistical use alone; nobody may try to identify a patient or a hospital.
+-- The public-use file of CDC's NCHS. A line has fixed columns: newborn or not, discharge status of
+-- the patient, region, beds and ownership of the hospital, up to 15 diagnoses and 8 procedures of
+-- ICD-9-CM, without the dot and filled with hyphens. The file has no identifier of patients, so a
+-- patient with two discharges has two rows, and the noise of patient mode protects a discharge. The
+-- data are for statistical use only. Nobody may try to identify a patient or a hospital.
 
 -- @load lines
 CREATE TABLE lines (number VARCHAR, line VARCHAR);

@@ -19,8 +19,8 @@ default = false
 help = "Add a mode of drugs."
 */
 
--- A code is the identifier of a standard concept, described by its name. The time of an event is the
--- day that it began, the encounter its visit.
+-- A code is the identifier of a standard concept, described by the concept's name. The time of an
+-- event is the day on which the event began. The encounter is the event's visit.
 
 -- @load procedure_occurrence
 CREATE TABLE procedures (
@@ -64,7 +64,8 @@ CREATE TABLE concepts (concept_id VARCHAR, concept_name VARCHAR, concept_class_i
 SELECT 'concept', count(DISTINCT concept) FROM used
 WHERE concept NOT IN (SELECT concept_id FROM concepts) AND list_contains($tables, 'concept');
 
--- Drugs become ingredients by concept_ancestor, and stay what they are where it has none.
+-- Drugs are replaced by their ingredients in concept_ancestor. Drugs without an ingredient stay as
+-- they are.
 CREATE VIEW ingredients AS
 SELECT concept_id FROM concepts WHERE lower(concept_class_id) = 'ingredient';
 
@@ -118,7 +119,7 @@ WHERE person_id IS NOT NULL GROUP BY person_id;
 -- @count persons of events whom it lacks, left out
 SELECT 'person', count(*) FROM people ANTI JOIN patients USING (patient);
 
--- A death in hospital is one within a visit, or on the day after its end.
+-- A death in hospital is a death within a visit, or on the day after the end of a visit.
 -- @load death
 -- @optional patients have no label died
 CREATE TABLE deaths (person_id VARCHAR, death_date DATE);
@@ -135,7 +136,7 @@ SELECT person_id FROM deaths_in_hospital;
 SELECT 'death', (SELECT count(*) FROM deaths) -
     (SELECT count(*) FROM patients WHERE patient IN (FROM deaths_in_hospital));
 
--- Visits to a hospital, and those that began in its emergency room.
+-- Hospital visits, including visits that began in the emergency room.
 -- @stays
 SELECT person_id AS patient, visit_start_date::TIMESTAMP AS begun, visit_end_date::TIMESTAMP AS ended
 FROM visits WHERE visit_concept_id IN ('9201', '262');

@@ -1,4 +1,4 @@
-"""Runs readers that are scripts of SQL (`dpfact_flower.data.readers.script`)."""
+"""Run readers that are SQL scripts (`dpfact_flower.data.readers.script`)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MINUTES = {
 }
 _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
-"""Also 20240531."""
+"""SQL that also accepts 20240531 as a date."""
 
 
 class _Form(NamedTuple):
-    """What a column of a type must hold: SQL of a wrong text, words for a right one, and a cast."""
+    """The rule for a column's type: SQL that finds a wrong text, a description, and a cast."""
 
     wrong: str
     right: str
@@ -42,7 +42,7 @@ class _Form(NamedTuple):
 
 
 _FORMS = {
-    "BIGINT": _Form(  # a cast would round 1.5
+    "BIGINT": _Form(  # a cast alone would round 1.5
         "NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"
     ),
     "BOOLEAN": _Form("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
@@ -64,24 +64,26 @@ def read(
     window_days: int | None = 30,
     **given: Any,
 ) -> Cohort:
-    """Read an EHR's tables into one tensor per site, as a script says.
+    """Read an EHR's tables into one tensor per site with a script.
 
     Parameters
     ----------
     reader : str, path or Script
-        One of this package's scripts (``mimic4``), one that an installed package names, or a file.
+        Name of one of this package's scripts (``mimic4``) or of a script in an installed package,
+        or the path of a file.
     source : path or str
-        `dpfact_flower.data.sources.open_source`, or a file of lines where the script reads lines.
+        A place as in `dpfact_flower.data.sources.open_source`, or a file of lines if the script
+        reads lines.
     name : str
-        Of the cohort, and perhaps of its one site, where the script asks for a name.
+        Name of the cohort, and possibly of its single site, if the script asks for a name.
     schema : str
-        Of the tables in a database.
+        Schema of the tables in a database.
     window_days : int or None
-        Largest distance in time between the events of a cell, where the script has a window of
-        days; None: the encounter alone bounds it.
+        Largest distance in days between the events of a cell, if the script has a window of days.
+        With None, only the encounter limits the window.
     **given
-        `Options` of all readers, and the script's own. `top` and `min_patients` are the script's
-        where they are not given.
+        The common `Options` of readers, and the script's own options. The script gives the defaults
+        of `top` and `min_patients`.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -111,7 +113,7 @@ def _window(script: Script, days: int | None) -> Window:
 
 
 class _Work:
-    """A script that is being run on a connection; `labels` are those that patients have so far."""
+    """A script that is running on a connection. `labels` are the labels of patients so far."""
 
     def __init__(
         self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]
@@ -121,7 +123,7 @@ class _Work:
         self.labels: list[str] = []
 
     def run(self, source: Source) -> None:
-        """Run every statement."""
+        """Run all statements."""
         self._values["tables"] = sorted(set(source.tables))
         for statement in self._script.statements:
             with _explained(self._script.name):
@@ -167,7 +169,7 @@ class _Work:
             connection.execute(sql)
 
     def _filled(self, sql: str) -> str:
-        """SQL with the options' values in the place of their names."""
+        """Return SQL with the names of options replaced by their values."""
         for name in _VALUE.findall(sql):
             if name not in self._values:
                 raise DataError(f"{self._script.name}.sql: there is no option {name}")
@@ -179,7 +181,7 @@ class _Work:
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
-        """A table as `sql` creates it, filled from the source, or empty."""
+        """Create a table by `sql`, and fill it from the source or leave it empty."""
         connection, name = self._connection, statement.what
         into = _created(self._script, sql)
         connection.execute(sql)
@@ -209,7 +211,10 @@ class _Work:
     def _fetch(
         self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
     ) -> bool:
-        """Table `into` of a table of the source, checked; whether its last line was left out."""
+        """Load and check a table of the source as the table `into`.
+
+        Return whether an incomplete last line was left out.
+        """
         connection = self._connection
         asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
@@ -253,7 +258,7 @@ class _Work:
 
 
 def _created(script: Script, sql: str) -> str:
-    """Name of the table that a statement creates."""
+    """Return the name of the table that a statement creates."""
     created = _CREATED.match(sql)
     if created is None:
         raise DataError(f"{script.name}.sql: need CREATE TABLE and columns below @load or @names")
@@ -261,7 +266,7 @@ def _created(script: Script, sql: str) -> str:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """What the star of a table's name stands for, in each table of such a name."""
+    """Return the text that the star in `name` stands for, for each matching table."""
     before, _, behind = name.lower().partition("*")
     return sorted(
         {
@@ -283,7 +288,7 @@ def _as_sql(value: Any) -> str:
 
 @contextmanager
 def _explained(script: str) -> Iterator[None]:
-    """Errors of the script's own SQL in words: they quote the script, never a patient."""
+    """Raise errors of the script's SQL as `DataError`. They quote the script, never a patient."""
     import duckdb  # noqa: PLC0415 - the connection came from it
 
     try:

@@ -1,35 +1,36 @@
-"""A reader as a file of SQL that a data engineer can write: what it says, before anything is read.
+"""Parse readers that are SQL scripts, which a data engineer can write.
 
-A script begins with a comment, its head, in TOML: ``help``, the feature ``modes`` with how many
-codes of each are kept (0: all), the ``window``, and ``options`` of its own. Statements follow, each
-ended by a semicolon at the end of a line. DuckDB runs them in order. A line above a statement says
-what the statement is for:
+A script begins with a head, a comment in TOML. The head has ``help``, the feature ``modes`` with
+the number of codes to keep in each (0: all), the ``window``, and the script's own ``options``.
+Statements follow. Each ends with a semicolon at the end of a line. DuckDB runs the statements in
+order. A line above a statement gives the statement's purpose:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
-  types are checked: ``NOT NULL`` refuses blanks, ``UNIQUE`` repetitions, and a column with
-  ``DEFAULT NULL`` need not be there. With it: ``-- @where SQL`` over the columns as text (which
-  rows are kept), ``-- @there SQL`` over the table in its own database (which rows are sent), and
-  ``-- @optional WHAT FOLLOWS`` for a table that may be missing, and then is empty. A column of type
-  ``VARCHAR[]`` is a list of the file's columns of its name and a number (``code_1``, ``code_2``),
-  without blanks and each value once. In ``FILE`` a star may stand for a part: the table is made of
-  all such files, and has two more columns, ``part`` and ``cut``. With ``-- @cut`` a last line that
-  is incomplete is left out, and ``cut`` then true.
-- ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the names that the package
-  has of one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query of places and numbers, for the report of what was read and left out.
-- ``-- @refuse WHAT WOULD BE RIGHT``: likewise; a number above 0 ends the reading.
-- ``-- @events``: a query of mode, patient, code and, as far as the window needs them, encounter
-  and time (a date, a timestamp, or minutes from any origin). The table ``people`` then has their
-  patients.
+  types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
+  ``DEFAULT NULL`` may be missing. Further lines are possible: ``-- @where SQL`` is a condition over
+  the columns as text, for keeping a row. ``-- @there SQL`` is a condition over the table in its own
+  database, for sending a row. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is
+  then empty. A column of type ``VARCHAR[]`` is a list of the distinct values, without blanks, of
+  the numbered columns of its name (``code_1``, ``code_2``). A star in ``FILE`` stands for any text.
+  The table then holds all matching files, and has two more columns: ``part``, the text for the
+  star, and ``cut``. With ``-- @cut`` an incomplete last line is left out, and ``cut`` is then true.
+- ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the package's names of one
+  of `dpfact_flower.data.code_names.SYSTEMS`.
+- ``-- @count WHAT``: a query of places and numbers, for the report on rows read and left out.
+- ``-- @refuse REQUIREMENT``: a query of places and numbers. A number above 0 is an error.
+- ``-- @events``: a query of mode, patient and code. If the window needs them, it also has encounter
+  and time (a date, a timestamp, or minutes from any origin). The table ``people`` then has the
+  patients of the events.
 - ``-- @describe``: a query of mode, code and description.
-- ``-- @patients``: a query of patient and site, one row a patient.
-- ``-- @label NAME``: after that, a query of the patients whose label is 1.
-- ``-- @stays``: after that, a query of patient, begun and ended, for the label of readmission.
+- ``-- @patients``: a query of patient and site, with one row per patient.
+- ``-- @label NAME``: a query of the patients whose label is 1. It must follow ``@patients``.
+- ``-- @stays``: a query of patient, begun and ended, for the label of readmission. It must follow
+  ``@patients``.
 
-``-- @when SQL`` leaves a table empty, or out a label, where the condition does not hold. A name
-with a dollar is an option's value: ``$by``. There are also ``$name`` (of the site or cohort),
-``$source``, ``$file`` (the last part of it), ``$tables`` (which there are, in lower case), and in
-the condition of files with a star ``$part``.
+If the condition of ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
+with a dollar, such as ``$by``, is the value of an option. There are also ``$name`` (of the site or
+cohort), ``$source``, ``$file`` (the last part of the source), ``$tables`` (the source's tables in
+lower case), and ``$part`` in the condition of a load with a star.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from typing import Any, Literal, NamedTuple
 from dpfact_flower.errors import DataError, SettingsError, shown
 
 GROUP = "dpfact_flower.data.readers"
-"""Entry points whose objects are paths of scripts."""
+"""Group of entry points whose objects are paths of scripts."""
 _OWN = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _HEAD = re.compile(r"\s*/\*(.*?)\*/(.*)", re.DOTALL)
 _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
@@ -57,10 +58,11 @@ _MORE = {"when", "where", "there", "optional", "cut"}
 
 @dataclass(frozen=True)
 class Option:
-    """What a script may be asked; its default says the type, and whole numbers are 1 or more.
+    """An option of a script. The default determines the type, and integers must be at least 1.
 
-    A table is asked for as ``NAME=VALUE``, and a map in SQL. That of an option ``mode`` names the
-    feature modes. An array is of codes; the command takes them from a list's file.
+    A TOML table is given as ``NAME=VALUE`` and becomes a map in SQL. An option ``mode`` is a table
+    whose names are the feature modes. An array holds codes, which the command reads from the file
+    of a list.
     """
 
     help: str
@@ -68,7 +70,7 @@ class Option:
     choices: Sequence[str] = ()
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value of another type or beside the choices."""
+        """Refuse a value of another type, or one that is not among the choices."""
         if self.choices and value not in (*self.choices, self.default):
             raise SettingsError(
                 f"{name}: must be one of {', '.join(self.choices)}; got {shown(value)}"
@@ -83,7 +85,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """SQL, and what the lines above it say: what it is for, of what, and more."""
+    """An SQL statement and the directives above it."""
 
     sql: str
     kind: str
@@ -93,29 +95,29 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader.
+    """A reader that is an SQL script.
 
     Attributes
     ----------
     help : str
-        Of the command; its first line stands in the list of commands.
+        Help text of the command. The list of commands shows its first line.
     modes : mapping of str to int
-        Number of codes of each feature mode, in the tensor's order. A mode that an option is named
-        like is there where the option is true.
+        Number of codes of each feature mode, in the tensor's order. A mode with the name of an
+        option exists only if the option is true.
     window : {"days", "days alone", "days in encounter", "encounter"}
-        What bounds a window: a number of days, or the encounter where that is 0; days; both; or the
-        encounter.
+        The limit of a window. ``days``: a number of days, or the encounter if the number is 0.
+        ``days alone``: a number of days. ``days in encounter``: both. ``encounter``: the encounter.
     min_patients : int
-        Of a site that is not merged with others.
+        Minimum number of patients of a site. Smaller sites are merged.
     row_unit : str
-        What a row of the tensor is.
+        The unit of a row of the tensor.
     source : {"tables", "lines"}
-        Tables in a folder or database, or one file of lines: the table ``lines`` of ``number`` and
-        ``line``.
+        Tables in a folder or database, or one file of lines, which becomes the table ``lines`` with
+        the columns ``number`` and ``line``.
     folders : sequence of str
-        Subfolders where tables may be.
+        Subfolders that may hold tables.
     named : bool
-        Whether a name is asked for; else the cohort has the script's.
+        Whether the user must give a name. Otherwise the cohort gets the script's name.
     """
 
     name: str
@@ -132,7 +134,7 @@ class Script:
 
     @classmethod
     def read(cls, path: Path) -> Script:
-        """The script of a file."""
+        """Read a script from a file."""
         try:
             match = _HEAD.fullmatch(path.read_text(encoding="utf-8"))
             if match is None:
@@ -145,25 +147,25 @@ class Script:
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of all options, given or not."""
+        """Check the given values, and return the values of all options."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
             option.check(name.replace("_", "-"), values[name])
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """The feature modes that there are under these options."""
+        """Return the feature modes that exist with these values of the options."""
         named = values.get("mode")
         return tuple(mode for mode in named or self.modes if values.get(mode, True))
 
 
 def script_names() -> list[str]:
-    """Names of this package's own scripts, and of those that installed packages bring."""
+    """Return the names of this package's scripts, and of scripts in other installed packages."""
     return [*_OWN, *(found.name for found in entry_points(group=GROUP))]
 
 
 def find_script(name: str | Path) -> Script | None:
-    """The script of a name, or of a file whose name ends in ``.sql``."""
+    """Return the script with a name, or the script in a file whose name ends in ``.sql``."""
     if str(name) in _OWN:
         return Script.read(_OWN[str(name)])
     if Path(name).suffix.lower() == ".sql":

@@ -1,10 +1,10 @@
-"""What every reader does alike: its options, the tables it makes, and the cohort of them.
+"""Common parts of all readers: their options, their tables, and the last step to the cohort.
 
-A reader brings its tables into events, ``patients`` and ``descriptions`` on one connection
-(`dpfact_flower.data.cooccurrence`), and hands that to `make_cohort`. What it raises is of three
-kinds: a `DataError` names the table that is missing, the column it lacks, or the column that is
-malformed and in how many rows; a `SettingsError` the option that cannot be used; a
-`MissingDependencyError` what to install.
+A reader turns its tables into events, ``patients`` and ``descriptions`` on one connection
+(`dpfact_flower.data.cooccurrence`), and passes the connection to `make_cohort`. Readers raise three
+kinds of error. A `DataError` names the missing table, the missing column, or the malformed column
+and the number of bad rows. A `SettingsError` names the option that cannot be used. A
+`MissingDependencyError` names the package to install.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 READMITTED = "readmitted"
-"""Label of a patient who came back within `_DAYS` days of leaving."""
+"""Label of a patient who was readmitted within `_DAYS` days of discharge."""
 _DAYS = 30
 
 
 class Options(TypedDict, total=False):
-    """What every reader is asked, beside what is its own.
+    """Options that all readers share.
 
     Attributes
     ----------
     top : sequence of (int or None), or None
-        How many of the most frequent codes of each mode to keep, None for all. This looks at
+        Number of most frequent codes of each mode to keep, or None for all. The choice depends on
         patients: see `dpfact_flower.data.cooccurrence.choose_vocabularies`.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists instead, one per mode and in the same order.
+        Public code lists to use instead, one per mode and in the same order.
     rolled_up : mapping of str to RollUp, optional
-        By mode: what codes are replaced by before the vocabulary is chosen or looked at.
+        Grouping by mode. Codes are replaced by groups before the vocabulary is chosen or applied.
     min_patients : int
-        Sites with fewer patients are merged into one, ``other``.
+        Sites with fewer patients are merged into one site, ``other``.
     keep_empty : bool
-        Keep patients without a cell as empty rows.
+        Whether to keep patients without a cell, as empty rows.
     memory : str
-        What DuckDB may use before it spills to disk, such as ``2GB``.
+        Memory that DuckDB may use before it spills to disk, such as ``2GB``.
     """
 
     top: Sequence[int | None] | None
@@ -61,7 +61,7 @@ class Options(TypedDict, total=False):
 
 @contextmanager
 def reading(options: Options) -> Iterator[Connection]:
-    """Connection that a reader works on, with the tables that it fills."""
+    """Open a connection for a reader, with empty tables to fill."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
     with connect(options.get("memory", MEMORY)) as connection:
@@ -79,9 +79,9 @@ def make_cohort(
     labels: Sequence[str] = (),
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Roll codes up, choose the vocabularies, and count: the last step of every reader.
+    """Roll codes up, choose the vocabularies and count cells, as the last step of every reader.
 
-    `labels` are columns of ``patients``. The connection has the tables that
+    `labels` are columns of ``patients``. The connection must have the tables that
     `dpfact_flower.data.cooccurrence` describes.
     """
     with report_progress(connection, "counting"):
@@ -105,7 +105,7 @@ def make_cohort(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count and log the events outside a public list; refuse a mode of only such events."""
+    """Count and log the events outside a public list. Refuse a mode without events in the list."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -125,11 +125,11 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
 
 
 def label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:
-    """Add the label ``readmitted`` to a table of patients: back within 30 days of leaving.
+    """Add the label ``readmitted`` (within 30 days of discharge) to a table of patients.
 
-    `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Stays that
-    overlap are one, and so is one that begins when another ends: a transfer. Where no stay has both
-    times, there is no label, which is noted.
+    `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Overlapping
+    stays count as one stay. So does a transfer, where one stay begins when another ends. If no stay
+    has both times, no label is added, and the report says so.
     """
     dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():

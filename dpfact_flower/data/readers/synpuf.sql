@@ -24,16 +24,18 @@ default = {}
 help = "Samples of a site, as north=1,2; default: one site a sample."
 */
 
--- CMS DE-SynPUF 2008-2010. An encounter is a claim. A long claim has several rows, segments, and
--- later segments may have blank dates: they take the claim's. The time of an event is the day its
--- claim began. A patient of two samples is at the lower one.
+-- CMS DE-SynPUF 2008-2010. An encounter is a claim. A long claim has several rows, called segments.
+-- Later segments may have blank dates and then get the claim's dates. The time of an event is the
+-- day on which the claim began. A patient in two samples is assigned to the sample with the lower
+-- number.
 --
--- Diagnoses are ICD9_DGNS_CD_*. The admitting diagnosis is a reason, not a finding, and left out. CMS
--- writes OTHER where it suppressed a rare code; that is kept as a code. Procedures of outpatient
--- claims are HCPCS_CD_* as they are. Their CPT descriptions are copyrighted: codes only are known.
+-- Diagnoses are ICD9_DGNS_CD_*. The admitting diagnosis is left out, because it is a reason for
+-- admission and not a finding. CMS writes OTHER for a suppressed rare code; OTHER is kept as a
+-- code. Procedures of outpatient claims are the unchanged HCPCS_CD_*. Their CPT descriptions are
+-- copyrighted, so only the codes are known.
 --
--- The beneficiary files have dates of death, but not where somebody died, and are not read. Patients
--- are those with a claim.
+-- The beneficiary files are not read: they have dates of death, but not the place of death.
+-- Patients are all persons with a claim.
 
 CREATE TABLE asked AS
 SELECT unnest(map_keys($group)) AS site, unnest(map_values($group)) AS numbers;
@@ -51,7 +53,7 @@ SELECT '--group', count(*) - count(DISTINCT part) FROM groups;
 SELECT $source || ': lacks sample ' || part, 1 FROM groups
 WHERE NOT list_contains($tables, 'de1_0_2008_to_2010_' || $claims || '_claims_sample_' || part);
 
--- The order of the lines says who is the last patient.
+-- The order of the lines shows which patient is the last.
 SET preserve_insertion_order = true;
 
 -- @load DE1_0_2008_to_2010_Inpatient_Claims_Sample_*
@@ -101,10 +103,10 @@ FROM (SELECT patient, min(sample) AS sample FROM claims GROUP BY patient)
 -- @when $claims = 'inpatient'
 SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended FROM claims;
 
--- Among the procedures of inpatient claims CMS's synthesis left diagnoses and other codes behind.
--- Those that have the form of an ICD-9-CM procedure without its dot, three or four digits, are kept;
--- that drops a third of the values. Some diagnoses have this form too (4280): a list of true
--- procedures drops half.
+-- The procedures of inpatient claims include diagnoses and other codes, left over from CMS's
+-- synthesis. Codes of the form of an ICD-9-CM procedure without its dot, three or four digits, are
+-- kept, which drops a third of the values. Some diagnoses have this form too (4280). A list of true
+-- procedures would drop half of the values.
 CREATE TABLE valid AS SELECT unnest($valid_procedures) AS code;
 
 CREATE VIEW listed AS
@@ -124,8 +126,8 @@ SELECT mode, count(*) FROM listed WHERE NOT is_valid GROUP BY mode;
 -- @events
 SELECT mode, patient, encounter, time, code FROM listed WHERE is_valid;
 
--- What is both (4019: a lymphatic procedure in name, hypertension in truth) is described as the
--- diagnosis that it is, where it is more frequent among those.
+-- A code that is both a procedure and a diagnosis (4019 is a lymphatic procedure by name, but here
+-- hypertension) is described as the diagnosis, if it is more frequent among diagnoses.
 -- @names icd9cm
 CREATE TABLE diagnosis_names (code VARCHAR, name VARCHAR);
 

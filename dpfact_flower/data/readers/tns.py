@@ -1,7 +1,7 @@
-"""FROSTT text (``.tns``): a tensor of counts as it is, with patients in any of its modes.
+"""Read a tensor of counts in FROSTT text (``.tns``), with patients in any mode.
 
-The format has no names. Codes are those of lists that are given, by position, or numbers from 1;
-patients are numbers from 1. Patients without a cell are left out and counted.
+The format has no names. Codes come from the given lists, by position, or are numbers from 1.
+Patients are numbers from 1. Patients without a cell are left out and counted.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ def read(
     path : path
         ``.tns`` or ``.tns.gz``: indices from 1 and a count in each line.
     name : str
-        Of the one site, or of the cohort.
+        Name of the single site, or of the cohort.
     patients : int
-        Number of the patients' mode, from 1.
+        Position of the patients' mode, from 1.
     modes, vocabularies : sequence of str, of Vocabulary, optional
-        Names of the others in their order, by default ``mode-2``, ``mode-3``, ... by place; or
-        their codes, as many as the mode has, instead of numbers.
+        Names of the other modes in their order, by default ``mode-2``, ``mode-3``, ... by position.
+        `vocabularies` gives their codes instead of numbers. Each vocabulary must be as long as its
+        mode.
     parts : int
-        Sites ``part-1``, ``part-2``, ...: patient n is at site 1 + (n - 1) mod `parts`.
+        Number of sites, named ``part-1``, ``part-2``, ... Patient n is at site 1 + (n - 1) mod
+        `parts`.
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
