@@ -1,4 +1,4 @@
-"""What a site computes on its own data; knows nothing of Flower or privacy."""
+"""Local solvers: a site's computation on its own data, without Flower or privacy."""
 
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.objective import LocalProblem, LocalResult

@@ -18,16 +18,16 @@ from dpfact_flower.tensor.stack import row_offsets, stack_factors
 def squared_error(
     tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None
 ) -> SquaredError:
-    """`CPModel.squared_error` for float32 factors, at the price of an MTTKRP.
+    """Compute `CPModel.squared_error` for float32 factors in about the time of one MTTKRP.
 
     Cell values are computed in float32 and summed in float64, which gives six correct digits.
-    `grams` are those of the factors, if known.
+    `grams` holds the factors' Gram matrices, if known.
     """
     fibres, features = fibres_of(tensor), stack_factors(factors[1:])
     offsets = tuple(row - tensor.n_patients for row in fibres.offsets)
 
     def part(chunk: tuple[int, int]) -> tuple[float, float]:
-        first, end = chunk  # patients; only the rows of this chunk are padded
+        first, end = chunk  # patients; only the rows of this chunk need padding
         patients = stack_factors([factors[0][first:end]])
         return fibre_kernels.squares(
             tensor.indices, tensor.values, fibres.starts, fibres.patients[first],
@@ -42,7 +42,7 @@ def squared_error(
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:
-    """``<X, M>`` for float32 factors; sums are float64."""
+    """Return ``<X, M>`` for float32 factors, summed in float64."""
     stack = stack_factors(factors)
     offsets = row_offsets(tensor.shape)
     return sgd.squares(stack, tensor.indices, tensor.values, offsets)[1]

@@ -1,10 +1,10 @@
 """Block updates over all cells, with the objective of psgd but no sampling or step size.
 
-One iteration updates each factor once, from one sparse MTTKRP and the Gram matrices of the others.
-Every update minimises eq. (norm) over a column or over the whole factor, so the objective never
-rises. A phenotype that is switched off (a zero column of A) exerts no pull on the features, which
-then follow only their anchors. The phenotype returns only if its own gradient at zero, computed
-with these features, is longer than mu.
+One iteration updates each factor once, from one sparse MTTKRP and the Gram matrices of the other
+factors. Every update minimises eq. (norm) over a column or over the whole factor, so the objective
+never rises. A phenotype with a zero column of A has no influence on the feature factors, whose
+columns then follow only their anchors. The phenotype returns only if the gradient of this column at
+zero, computed with these feature factors, is longer than mu.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2
-"""Column sweeps over a feature factor per MTTKRP; a sweep is cheap beside an MTTKRP."""
+"""Column sweeps over a feature factor per MTTKRP. A sweep takes far less time than an MTTKRP."""
 
 _PATIENT_SWEEPS = 4
-"""Column sweeps over A per MTTKRP; with an A far from its optimum, features learn to split
+"""Column sweeps over A per MTTKRP. If A is far from its optimum, the feature factors split
 phenotypes."""
 
 _REFIT_SWEEPS = 30
-"""Column sweeps over A for fixed features, to convergence."""
+"""Column sweeps over A for fixed feature factors, enough for convergence."""
 
-_TILE = 1 << 7  # rows transposed at a time; more rows would conflict in the cache
+_TILE = 1 << 7  # rows transposed at a time; more would conflict in the cache
 _RTOL = 1e-6
-"""Eigenvalues of a Gram matrix, relative to the largest, that float32 sums cannot tell from 0."""
+"""Eigenvalues of a Gram matrix below this fraction of the largest count as 0, because float32 sums
+are not more precise."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:
-    """`solve` by block coordinate descent."""
+    """Solve a local problem by block coordinate descent; see `solve`."""
     site = _Site(problem)
     trace, after = [site.objective(0.0)], 0.0
     with np.errstate(over="ignore", invalid="ignore"):
@@ -65,7 +66,7 @@ def exact(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """Factors in one stack, their Gram matrices, and constants of a call."""
+    """The factors in one stack, their Gram matrices, and the constants of one call."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
@@ -78,27 +79,27 @@ class _Site:
         self.grams = [gram(self.factor(n)) for n in range(self.modes)]
 
     def factor(self, mode: int) -> Array:
-        """The factor of a mode; a view."""
+        """Return the factor of a mode as a view."""
         return self.fibres.rows(self.stack, mode)[:, : self.settings.rank]
 
     def factors(self) -> Factors:
-        """All factors; copies."""
+        """Return copies of all factors."""
         return tuple(self.factor(n).copy() for n in range(self.modes))
 
     def objective(self, inner: float) -> float:
-        """Eq. (norm), given <X, M>."""
+        """Return the value of eq. (norm), given <X, M>."""
         value = loss(self.fibres.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull
 
     def error(self, inner: float) -> SquaredError:
-        """Error over all cells, given <X, M>; the error over non-zeros would take another pass."""
+        """Return the error over all cells, given <X, M>. Non-zeros would need another pass."""
         everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
         return SquaredError.on(self.fibres.tensor, everywhere, None, self.fibres.norm_squared)
 
     def iterate(self) -> tuple[float, float]:
-        """Update every factor once; return <X, M> before and after."""
+        """Update every factor once. Return <X, M> before and after the updates."""
         product, before = self._patients()
         for n in range(1, self.modes):
             if product is None:
@@ -112,7 +113,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A; return the MTTKRP of mode 1 with the new A if available, and the old <X, M>."""
+        """Update A. Return the MTTKRP of mode 1 with the new A if available, and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -149,8 +150,8 @@ def update_patients(
 ) -> NDArray[np.float32]:
     """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times.
 
-    `product` is the MTTKRP of mode 0, `q` the Hadamard product of the features' Gram matrices, and
-    `floor` 0 for non-negativity or minus infinity.
+    `product` is the MTTKRP of mode 0, and `q` is the Hadamard product of the feature factors' Gram
+    matrices. `floor` is 0 for non-negative factors and minus infinity otherwise.
     """
     columns = _transposed(A, np.float32)
     target, weights = _transposed(product, np.float32), q.astype(np.float32)
@@ -162,7 +163,10 @@ def update_patients(
 def fitted_patients(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float32]:
-    """Fit every patient to fixed features by least squares, as a hospital that joins later does."""
+    """Fit all patients to fixed feature factors by least squares.
+
+    A hospital that joins later computes its patients' memberships in this way.
+    """
     patients = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
     floor = 0.0 if nonnegative else -np.inf
     with one_blas_thread:
@@ -181,10 +185,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity, this is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``, computed
-    as a correction: directions in which Q + gamma I is singular stay unchanged. With
-    non-negativity, the columns are minimised in turn. `product` and `q` are those of the other
-    modes.
+    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. It
+    is computed as a correction, so directions in which Q + gamma I is singular stay unchanged. With
+    non-negativity, the columns are minimised in turn. `product` is the MTTKRP of the factor's mode,
+    and `q` is the Hadamard product of the other factors' Gram matrices.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -200,7 +204,7 @@ def update_features(
 
 
 def _transposed(matrix: Array, dtype: type[np.floating[Any]]) -> Array:
-    """The transpose, C-contiguous: always a copy."""
+    """Return the transpose as a C-contiguous copy."""
     transposed = np.empty(matrix.shape[::-1], dtype)
     for start in range(0, len(matrix), _TILE):
         transposed[:, start : start + _TILE] = matrix[start : start + _TILE].T

@@ -1,7 +1,7 @@
 """Losses per cell, from generalised CP (Hong, Kolda & Duersch 2020).
 
-A loss is one object with a value and a gradient. Kernels compile the gradient into their loops and
-never test the loss's name. Register further losses, or add them here.
+Each loss is an object with a value and a gradient. Kernels compile the gradient into their loops
+and never test the loss's name. To add a loss, register it or define it here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.tensor import SparseTensor
 
 _EPS = 1e-10
-"""Added to the model's value in logarithms and quotients, as Hong, Kolda & Duersch do."""
+"""Number added to the model's value in logarithms and quotients, as in Hong, Kolda & Duersch."""
 
 CellFunction = Callable[[Any, Any], Any]
 
@@ -30,27 +30,27 @@ class Loss:
 
     name: str
     value: CellFunction
-    """f, for two numbers or two arrays."""
+    """The function f, for two numbers or two arrays."""
     gradient: CellFunction
-    """df/dm. The gradient is compiled, so it may only use arithmetic on its arguments and
+    """The derivative df/dm. It is compiled, so it may only use arithmetic on its arguments and on
     numbers."""
     nothing: Callable[[float], float]
-    """Constant model value that explains nothing, for data with a given mean."""
+    """Function from the data's mean to the constant model value that explains nothing."""
     counts: bool = True
-    """Whether the loss is a likelihood of counts; such counts must not be scaled by patient."""
+    """Whether the loss is a likelihood of counts, which must not be scaled by patient."""
     binary: bool = False
-    """Whether the loss needs only presence or absence, coded as 1 or 0."""
+    """Whether the loss uses only presence or absence, coded as 1 or 0."""
     positive: bool = True
     """Whether the model must not be negative."""
 
     @property
     def is_squared(self) -> bool:
-        """Whether Gram matrices give the loss over all cells, without visiting the cells."""
+        """Whether Gram matrices give the loss over all cells, without a visit to each cell."""
         return self is squared
 
     @property
     def tag(self) -> str:
-        """Distinguishes this gradient's machine code from that of other or earlier gradients."""
+        """Name of the gradient's machine code, different for other or earlier gradients."""
         code = self.gradient.__code__
         digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
         return f"{self.name}.{digest.hexdigest()[:8]}"
@@ -68,13 +68,13 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """The tensor as the loss needs it: its counts, or ones in their place."""
+        """Return the tensor that the loss needs: the counts, or ones in place of the counts."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Loss over all cells under a model that explains nothing."""
+        """Return the loss over all cells of a model that explains nothing."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))
@@ -106,4 +106,4 @@ bernoulli = Loss(
 losses: Registry[Loss] = Registry(
     "loss", "dpfact_flower.solver.losses", squared=squared, poisson=poisson, bernoulli=bernoulli
 )
-"""Losses that a run config may name."""
+"""Losses that a run config can name."""

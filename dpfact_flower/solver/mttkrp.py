@@ -1,11 +1,11 @@
 """MTTKRP of a sparse tensor, fibre by fibre, for any number of modes.
 
-Work that a fibre's entries share is done once per fibre. An entry then costs one row of one factor,
-read or written, for any number of modes.
+Work that is common to a fibre's entries is done once per fibre. Each entry then reads or writes
+only one row of one factor, for any number of modes.
 
-Sums for features have very many terms. Sums within a chunk of patients use the factors' own
-precision. The chunks' sums are added in float64 in a fixed order, so the assignment of chunks to
-threads has no effect.
+Sums for features have very many terms. Within a chunk of patients, the sums use the precision of
+the factors. The sums of all chunks are added in float64 and in a fixed order, so the assignment of
+chunks to threads does not affect the result.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from dpfact_flower.tensor.stack import aligned_zeros, stack_factors
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
-    """Matricised tensor times Khatri-Rao product of all factors but `mode`'s; (I_mode, R)."""
+    """Multiply the matricised tensor by the Khatri-Rao product of the other modes' factors.
+
+    The result has shape (I_mode, R).
+    """
     product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
     return product[:, : factors[0].shape[1]]
 
 
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
-    """`mttkrp` for a tensor's fibres and stacked factors.
+    """Compute `mttkrp` from a tensor's fibres and stacked factors.
 
-    The result has the stack's type for patients, whose rows have few entries, and float64 for
-    features.
+    For patients, whose rows have few entries, the result has the type of the stack. For features,
+    the result is float64.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     entries = (tensor.indices, tensor.values, fibres.starts)

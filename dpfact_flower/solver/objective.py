@@ -17,9 +17,9 @@ from dpfact_flower.tensor.error import SquaredError
 class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
-    `factors` are the starting values, patients first, and `anchors` the global feature factors.
-    `rng` orders psgd's visits and draws its zero cells; the exact solver draws nothing. `eta` is
-    the step size at the end of the previous round.
+    `factors` holds the starting values, patients first, and `anchors` the global feature factors.
+    `rng` orders psgd's visits and draws its zero cells. The exact solver does not use `rng`. `eta`
+    is the step size at the end of the previous round.
     """
 
     tensor: SparseTensor
@@ -31,7 +31,7 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Initial step size: never above `settings.eta`, which the paper's bound assumes."""
+        """Initial step size, at most `settings.eta`, as the paper's bound assumes."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
@@ -40,32 +40,34 @@ class LocalResult:
     """A solver's output at one site."""
 
     factors: Factors
-    """C-contiguous, patients first."""
+    """Factor matrices, C-contiguous, patients first."""
     objective: tuple[float, ...]
-    """Eq. (norm) at the start and after each of tau passes or iterations. With `nonnegative`, the
-    start is taken after negative values are set to 0. With ``zeros="none"``, the loss covers the
-    non-zero cells alone, because psgd then fits no others. For losses other than the squared one,
-    the part of zero cells is estimated from a sample, see `psgd`."""
+    """Values of eq. (norm) at the start and after each of the tau passes or iterations. With
+    `nonnegative`, the first value is computed after negative factor entries are set to 0. With
+    ``zeros="none"``, the loss covers only the non-zero cells, because psgd then fits no other
+    cells. For losses other than the squared loss, the part of the zero cells is estimated from a
+    sample, see `psgd`."""
     eta: float
-    """psgd: the next step size. exact: the given step size, which the solver does not use."""
+    """Step size for the next round (psgd), or the given step size, which is not used (exact)."""
     rollbacks: int
-    """Passes of psgd that were undone and repeated with half the step size."""
+    """Number of psgd passes that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]
-    """`gram` of every factor."""
+    """Gram matrix of every factor, see `gram`."""
     error: SquaredError | None = None
-    """The factors' error, to 1e-6 of the data's ||X||^2, if the solver knows the error. psgd knows
-    the error for squared losses only; exact knows only the error over all cells."""
+    """Squared error of the factors, accurate to 1e-6 of the data's ||X||^2, if the solver computes
+    it. psgd computes the error for squared losses only. The exact solver computes the error over
+    all cells only."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
-    """``1/2 ||X - M||^2`` over all cells, from ||X||^2, <X, M> and every factor's `gram`."""
+    """Return ``1/2 ||X - M||^2`` over all cells, from ||X||^2, <X, M> and the Gram matrices."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 
 
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """``1/2 sum_n ||F[n] - F^[n]||^2``, with each row weighted by `visits` if given."""
+    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``, with each row weighted by `visits` if given."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)
@@ -74,12 +76,12 @@ def elastic(
 
 
 def curvature(factors: Sequence[Array]) -> float:
-    """Mean curvature of the squared error along a feature's row, over phenotypes and modes.
+    """Return the mean curvature of the squared error along a feature's row.
 
-    In mode n the curvature is Q_rr, the product of the squared norms of the other modes' columns r.
-    An elastic weight competes with this curvature. Unlike ||X||^2 / R, which ignores the model, the
-    curvature is near 0 before phenotypes have formed: on long code lists a few millionths of
-    ||X||^2 / R.
+    The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, the product of the
+    squared norms of the other modes' columns r. An elastic weight competes with this curvature. In
+    contrast, ||X||^2 / R ignores the model. Before phenotypes have formed, the curvature is near 0:
+    on long code lists, a few millionths of ||X||^2 / R.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [
@@ -89,5 +91,5 @@ def curvature(factors: Sequence[Array]) -> float:
 
 
 def group_norm(patients_gram: Array) -> float:
-    """``||A^T||_{2,1}``, eq. (l21), from the Gram matrix of A."""
+    """Return ``||A^T||_{2,1}``, eq. (l21), from the Gram matrix of A."""
     return float(np.sqrt(np.diag(patients_gram)).sum())

@@ -1,24 +1,27 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
 Objective of a pass
-    The pull to the anchors acts at every visit of a feature row, eq. (bj). Over a pass, the pull
-    therefore weighs gamma times the row's number of visits, not gamma as in eq. (norm). The pull
-    is left out at sampled zero cells, see `dpfact_flower.solver.kernels.zero_cells`.
+    The pull to the anchors acts at every visit of a feature row, eq. (bj). Over a pass, the weight
+    of the pull is therefore gamma times the row's number of visits, and not gamma as in eq. (norm).
+    The pull does not act at sampled zero cells, see
+    `dpfact_flower.solver.kernels.zero_cells`.
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or are not finite.
-    The solver then tries again with half the step size. An accepted pass raises the step size by
-    5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the anchors
+    The solver then repeats the pass with half the step size. An accepted pass raises the step size
+    by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the anchors
     are far away.
 
 Losses
-    For squared errors, Gram matrices give the sum over all cells. For other losses, the part of the
-    entries is exact, and so is the part that is proportional to the model at zero cells. The rest
-    is estimated from zero cells that are drawn once. The slope of a likelihood has a pole where the
-    model is zero. A visit therefore moves a row by at most the square root of the step size, which
-    is the length of a step along the slope at the step's end. Patients' rows are longer than
-    features' rows and are visited seldom, so their steps are scaled by the ratio of the squared
-    lengths. With `clip` neither rule applies, because paper mode's claim assumes equal steps.
+    For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
+    the entries is exact, and so is the part of the sum over zero cells that is proportional to the
+    model. The rest is estimated from zero cells that are drawn once.
+
+    The slope of a likelihood has a pole where the model is zero. A visit therefore moves a row by
+    at most the square root of the step size, which is the length of a step along the slope at the
+    step's end. Patients' rows are longer than features' rows and have fewer visits, so their steps
+    are multiplied by the ratio of the squared lengths. With `clip`, neither rule applies, because
+    paper mode's claim assumes equal steps.
 """
 
 from __future__ import annotations
@@ -52,21 +55,21 @@ _Float = TypeVar("_Float", bound=np.floating[Any])
 
 @dataclass(frozen=True)
 class Value:
-    """Objective values at the present factors."""
+    """Objective values at the current factors."""
 
-    squares: float  # over the non-zeros, and <X, M>, for squared errors only
-    inner: float
+    squares: float  # over the non-zeros; `squares` and `inner` are for squared errors only
+    inner: float  # <X, M>
     patients: Array  # Gram matrix of A
-    loss: float  # the fitted loss; eq. (norm); and the sum that a pass descends
-    objective: float
-    descended: float
+    loss: float  # the fitted loss
+    objective: float  # eq. (norm)
+    descended: float  # the sum that a pass descends
 
 
 def psgd(problem: LocalProblem) -> LocalResult:
-    """`solve` by permutation SGD.
+    """Solve a local problem by permutation SGD; see `solve`.
 
-    After the proximal step, eq. (an2), has set a phenotype to zero, only the phenotype's own
-    gradient restores the column: the next pass must move the column by more than eta * mu.
+    The proximal step, eq. (an2), can set a phenotype's column of A to zero. Only the column's own
+    gradient can restore the column: the next pass must move the column by more than eta * mu.
     """
     settings = problem.settings
     stack = stack_factors(problem.factors)
@@ -93,7 +96,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
             rollbacks += 1
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
-    del before  # frees as much memory as the result takes
+    del before  # frees the memory that the result needs
     result = tuple(np.ascontiguousarray(factor) for factor in site.factors(stack))
     grams = (values[-1].patients, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
@@ -116,7 +119,7 @@ class _Site:
         self.starts, self.visits = first_entries(often[0]), often[1:]
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not the gradient of the objective, which may rise at any step size.
-        # In this case only a fit worse than that of a zero model is refused.
+        # With clipping, every pass is accepted whose loss is at most that of a zero model.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
@@ -129,14 +132,15 @@ class _Site:
             self.sample = [*visits(tensor, self.zeros, self.rng, model, self.starts)]
 
     def factors(self, stack: Array) -> Factors:
-        """Views of the stack, without its padding."""
+        """Return views of the factors in the stack, without its padding."""
         parts = np.split(stack[:, : self.settings.rank], self.offsets[1:-1])
         return tuple(parts)
 
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
-        """Visit every cell once, then take the proximal step; Algorithm 1, lines 4 to 9.
+        """Make one pass of visits, then take the proximal step; Algorithm 1, lines 4 to 9.
 
-        `model` is a copy of the stack; zero cells are drawn in proportion to its values.
+        `model` is a copy of the stack. Zero cells are drawn in proportion to the values of this
+        copy.
         """
         settings, tensor = self.settings, self.tensor
         step = Step(
@@ -155,7 +159,7 @@ class _Site:
             shrink_columns(A, eta * settings.mu, out=A)
 
     def value(self, stack: Array) -> Value:
-        """All values that the step control compares."""
+        """Compute all values that the step control compares."""
         tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
         with np.errstate(over="ignore", invalid="ignore"):
             patients, squares, inner = gram(factors[0]), 0.0, 0.0
@@ -177,14 +181,14 @@ class _Site:
             )
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
-        """The squared error of factors, from their objective values and Gram matrices."""
+        """Return the squared error of factors, from their objective values and Gram matrices."""
         if not self.loss.is_squared:
             return None
         everywhere = 2 * loss(self.norm_squared, value.inner, grams)
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:
-        """Whether to accept a pass."""
+        """Return whether to accept a pass."""
         return math.isfinite(now.descended) and (
             now.objective <= before.objective
             or now.descended <= before.descended
@@ -193,7 +197,7 @@ class _Site:
 
 
 def _length(factor: Array, often: Array) -> float:
-    """Mean squared length of a factor's rows, weighted by their numbers of visits."""
+    """Return the mean squared length of a factor's rows, weighted by their numbers of visits."""
     squares = np.square(factor, dtype=np.float64).sum(axis=1)
     return float(squares @ often) / max(int(often.sum()), 1)
 
@@ -206,9 +210,9 @@ def _sampled_loss(
     *,
     zeros: bool,
 ) -> float:
-    """Loss of all cells, or of the sample's entries alone if `zeros` is false.
+    """Return the loss over all cells, or over the sample's entries only if `zeros` is false.
 
-    The sample is a pass of `visits`: all entries, and zero cells with weights.
+    The sample covers all entries and some zero cells with weights, as `visits` yields them.
     """
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
@@ -225,13 +229,14 @@ def _sampled_loss(
 def shrink_columns(
     A: NDArray[_Float], threshold: float, out: NDArray[_Float] | None = None
 ) -> NDArray[_Float]:
-    """Shorten every column by `threshold`; shorter columns become zero.
+    """Reduce the norm of every column by `threshold`. Columns with a smaller norm become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2): the minimiser over
     Theta of ``1/2 ||Theta - A||_F^2 + threshold * sum_r ||Theta_r||``. After a gradient step of
-    size eta on eq. (norm), the threshold is eta * mu. (The paper's eq. (prox) has mu, which is the
-    operator for another weight, mu / eta.) With non-negativity, project before shrinking: the two
-    steps together are the operator of the sum of both terms. `out` may be A.
+    size eta on eq. (norm), the threshold is eta * mu. (In the paper's eq. (prox), the threshold is
+    mu, which is the operator for another weight, mu / eta.) For non-negative factors, project
+    before shrinking: the two steps together are the operator of the sum of both terms. `out` may be
+    A.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

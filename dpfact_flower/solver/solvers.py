@@ -1,4 +1,4 @@
-"""Local solvers by name; `solve` checks the input for all of them."""
+"""Local solvers by name. `solve` checks the input for all of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import Factors, SparseTensor
 
 _SGD_PULL = 0.3
-"""Fraction of `relative_elastic` that psgd applies. A pass moves factors less far than an exact
-update, so the full weight would hold psgd back more. Tuned on the synthetic demo and on half of the
-eICU demo."""
+"""Fraction of `relative_elastic` that psgd applies. A pass of psgd moves the factors less than an
+exact update does, so the full weight would be too strong. The fraction was tuned on the synthetic
+demo and on half of the eICU demo."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class Solver:
     """A site's algorithm and its options."""
 
     compute: Callable[[LocalProblem], LocalResult]
-    """Runs `settings.tau` passes."""
+    """Function that runs `settings.tau` passes."""
     any_loss: bool = False
-    """Whether the solver accepts any loss; otherwise only squared errors."""
+    """Whether the solver accepts every loss. If not, it accepts squared errors only."""
     steps: bool = False
-    """Whether the solver takes a step of eta at every visit of a cell. In this case the elastic
-    weight acts at every visit of a row, and eq. (global) gives the server's step."""
+    """Whether the solver takes a step of eta at every visit of a cell. If so, the elastic weight
+    acts at every visit of a row, and eq. (global) gives the server's step."""
     relative_l21: bool = True
     """Whether `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether `clip` bounds an entry's gradient per factor; paper mode's claim depends on the
-    bound."""
+    """Whether `clip` bounds the gradient of an entry for each factor. Paper mode's claim depends on
+    this bound."""
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 
     def check(self, settings: SolverSettings) -> Loss:
-        """Find the settings' loss; refuse settings that this solver does not support."""
+        """Return the settings' loss. Refuse settings that this solver does not support."""
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(
@@ -69,9 +69,9 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Gamma of eq. (norm): as given, or `relative_elastic` times the curvature of the loss.
+        """Return gamma of eq. (norm): as given, or `relative_elastic` times the loss's curvature.
 
-        A solver that takes steps applies its weight at every visit of a row. The weight is
+        A solver that takes steps applies the weight at every visit of a row. The weight is
         therefore divided by the average number of visits of a row, and eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
@@ -89,9 +89,10 @@ class Solver:
 
 
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
-    """Second derivative of an entry's loss along a feature's row, averaged over phenotypes.
+    """Return the mean second derivative of an entry's loss along a feature's row.
 
-    The derivative is taken where the model fits, as if one phenotype explained the entry.
+    The mean is over phenotypes. The derivative is taken where the model equals the data, as if one
+    phenotype explained the entry.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))
@@ -111,7 +112,7 @@ solvers: Registry[Solver] = Registry(
         psgd, any_loss=True, steps=True, relative_l21=False, clips=True, pull=_SGD_PULL
     ),
 )  # fmt: skip
-"""Solvers that a run config may name; a site can only use solvers that it has installed."""
+"""Solvers that a run config can name. A site can use only the solvers that it has installed."""
 
 
 def solve(
@@ -123,10 +124,10 @@ def solve(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """One round's local work at a site: `settings.tau` passes on eq. (norm).
+    """Do one round's local work at a site: `settings.tau` passes on eq. (norm).
 
-    Arguments are those of `LocalProblem`, of any float type. Raises `DivergenceError` if no step
-    size reduces the objective.
+    The arguments are those of `LocalProblem`, of any float type. Raise a `DivergenceError` if no
+    step size reduces the objective.
     """
     if tensor.nnz == 0:
         raise DataError("tensor: holds no non-zero cells, so there is nothing to fit")

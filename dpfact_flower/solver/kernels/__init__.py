@@ -1,1 +1,1 @@
-"""Inner loops, and the numbering, ordering and sampling of cells for them."""
+"""Inner loops of the solvers, and the number, order and sample of cells for these loops."""

@@ -1,9 +1,9 @@
-"""Block coordinate descent over the columns of a factor: one column after the other, exactly.
+"""Block coordinate descent over the columns of a factor, exact for one column at a time.
 
-Minimises ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` over ``F >= floor``. A column's
-gradient needs all other columns, so a plain sweep over R columns would read the factor R times.
-Instead, one matrix product gives the gradients of a *panel* of columns. Within the panel, gradients
-are corrected for the columns that have changed.
+The loops minimise ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` over ``F >= floor``. A
+column's gradient needs all other columns, so a plain sweep over R columns would read the factor R
+times. Instead, one matrix product gives the gradients of a *panel* of columns. Within the panel,
+gradients are corrected for the columns that have changed.
 
 The factor is transposed here, so a column is contiguous in memory.
 """
@@ -16,18 +16,19 @@ from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.tensor.arrays import Array
 
 PANEL = 8
-"""Columns whose gradients come from one matrix product."""
+"""Number of columns whose gradients come from one matrix product."""
 
 LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
 """Curvature below which a column has no effect on the model."""
 
 
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
-    """One sweep over all columns, in place.
+    """Sweep once over all columns, in place.
 
-    A column without curvature has no effect on the model: the column stays unchanged, or becomes
-    zero with an l2,1 weight. `columns` and `target` are F and P, transposed. F, P and Q are all
-    float32 or all float64. `floor` is 0 for non-negativity or minus infinity.
+    A column without curvature has no effect on the model. Such a column becomes zero if there is an
+    l2,1 weight, and stays unchanged otherwise. `columns` and `target` are the transposes of F and
+    P. F, P and Q are all float32 or all float64. `floor` is 0 for non-negative factors and minus
+    infinity otherwise.
     """
     for first in range(0, len(columns), PANEL):
         panel = slice(first, first + PANEL)
@@ -42,7 +43,7 @@ def _descend_panel(
 ) -> None:
     """Minimise over the columns of a panel in turn; `first` is the panel's first column.
 
-    `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
+    `gradient` is ``target - q @ columns`` for the panel. Its values are overwritten.
     """
     real = columns.dtype.type
     rows = columns.shape[1]

@@ -1,8 +1,8 @@
 """The fibres of a sparse tensor, and the division of its patients into blocks and chunks.
 
 A *fibre* is a run of entries that differ in the last mode alone. A sorted tensor holds the fibres
-one after the other, so only their first entries must be found. The search takes a fraction of one
-MTTKRP, and 8 bytes per fibre.
+one after the other, so it is enough to find their first entries. The search takes a fraction of the
+time of one MTTKRP, and 8 bytes per fibre.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks that one thread processes. Blocks and chunks depend on the data alone.
@@ -24,18 +24,18 @@ from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.tensor.stack import row_offsets
 
 TILE = 3
-"""Registers for one column of a block of patients."""
+"""Number of registers for one column of a block of patients."""
 
 BLOCK = TILE * WIDTH
-"""Most patients in a block."""
+"""Largest number of patients in a block."""
 
-_FIBRES = 4096  # most fibres of a block, unless one patient has more
-_CHUNK = 1 << 16  # entries of a chunk, or slightly more
+_FIBRES = 4096  # largest number of fibres in a block, unless one patient has more
+_CHUNK = 1 << 16  # number of entries in a chunk, or slightly more
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fibres:
-    """A tensor and its fibres. Made by `of`.
+    """A tensor and its fibres; `of` creates an instance.
 
     `starts` has the first entry of each fibre, `patients` the first fibre of each patient, `blocks`
     the first patient of each block, `chunks` the first block of each chunk, and `offsets` the first
@@ -52,7 +52,7 @@ class Fibres:
 
     @classmethod
     def of(cls, tensor: SparseTensor) -> Fibres:
-        """Find the fibres, and divide the patients."""
+        """Find the fibres of a tensor, and divide its patients into blocks and chunks."""
         room = np.empty(tensor.nnz + 1, np.int64)  # untouched pages take no memory
         patients = np.empty(tensor.n_patients + 1, np.int64)
         starts = room[: 1 + _find(tensor.indices, room, patients)]  # a copy would double the memory
@@ -70,32 +70,32 @@ class Fibres:
         return float(np.einsum("s,s->", values, values, dtype=np.float64))
 
     def rows(self, stack: Array, mode: int) -> Array:
-        """Rows of one mode in a stack; a view, padding included."""
+        """Return the rows of one mode in a stack, as a view with the padding."""
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
     def patient_ranges(self) -> list[tuple[int, int]]:
-        """First patient of each chunk, and the first one after the chunk."""
+        """Return each chunk's range of patients: the first, and the first after the chunk."""
         return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
 
     def fibre_ranges(self) -> list[tuple[int, int]]:
-        """First fibre of each chunk, and the first one after the chunk."""
+        """Return each chunk's range of fibres: the first, and the first after the chunk."""
         return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
 
 
 @remembered
 def fibres_of(tensor: SparseTensor) -> Fibres:
-    """`Fibres.of` with a cache."""
+    """Return the fibres of a tensor from a cache, or find them with `Fibres.of`."""
     return Fibres.of(tensor)
 
 
 @compiled()
 def _find(indices: Array, starts: Array, patients: Array) -> int:
-    """Fill `starts` and `patients`; returns the number of fibres."""
+    """Fill `starts` and `patients`. Return the number of fibres."""
     entries, modes = indices.shape
     found = 0
     if modes == 3:
         for s in range(entries):
-            starts[found] = s  # without a branch: the processor would mispredict it at every fibre
+            starts[found] = s  # no branch, which the processor would mispredict at every fibre
             new = (indices[s, 0] != indices[s - 1, 0]) | (indices[s, 1] != indices[s - 1, 1])
             found += new | (s == 0)
     else:
@@ -119,7 +119,7 @@ def _find(indices: Array, starts: Array, patients: Array) -> int:
 
 @compiled()
 def _divide(patients: Array, blocks: Array) -> int:
-    """Fill `blocks`; returns the number of blocks."""
+    """Fill `blocks`. Return the number of blocks."""
     count = 0
     blocks[0] = 0
     for patient in range(1, len(patients) - 1):

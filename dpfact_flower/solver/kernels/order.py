@@ -15,20 +15,23 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import row_offsets
 
 _BLOCK = 512
-"""Patients whose entries are shuffled together; their rows stay in the cache."""
+"""Number of patients whose entries are shuffled together. Their rows stay in the cache."""
 
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
-    """Zero cells to sample per pass; 0 if the settings ask for none, or none exist."""
+    """Return the number of zero cells to sample per pass.
+
+    The number is 0 if the settings exclude zero cells, or if the tensor has no zero cells.
+    """
     if settings.zeros == "none" or tensor.cells == tensor.nnz:
         return 0
     return max(1, round(settings.zero_ratio * tensor.nnz))
 
 
 def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
-    """Number of entries in each row of each mode."""
+    """Return the number of entries in each row of each mode."""
     offsets = row_offsets(tensor.shape)
     counts = np.zeros(offsets[-1], np.int64)
     _count(tensor.indices, offsets, counts)
@@ -36,7 +39,10 @@ def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
 
 
 def first_entries(often: NDArray[np.int64]) -> NDArray[np.int64]:
-    """First entry of each patient, then the number of entries; from the entries per patient."""
+    """Return the first entry of each patient, followed by the total number of entries.
+
+    `often` is the number of entries of each patient.
+    """
     return np.concatenate([[0], np.cumsum(often)])
 
 
@@ -47,16 +53,16 @@ def visits(
     model: NDArray[np.float32] | None = None,
     starts: NDArray[np.int64] | None = None,
 ) -> Iterator[Visits]:
-    """One pass: every non-zero once, and `zeros` draws of zero cells, in random order.
+    """Yield one pass in random order: every non-zero once, and `zeros` draws of zero cells.
 
     Blocks of neighbouring patients come in random order, and so do the visits within a block. This
-    order works as well as a full permutation and costs far less. The draws of zero cells are
-    independent, so each block's number of draws is multinomial.
+    order works as well as a full permutation and takes far less time. The draws of zero cells are
+    independent, so the numbers of draws in the blocks are multinomial.
 
-    Zero cells are drawn from `model`, see `ZeroCells`. `starts` is from `first_entries`.
+    Zero cells are drawn from `model`, see `ZeroCells`. `starts` is the result of `first_entries`.
 
-    Yields rows of the factor stack, and counts. A zero cell has its weight, negative, as count. A
-    draw that hit a non-zero cell has count 0.
+    Each yielded block holds rows of the factor stack, and counts. The count of a zero cell is minus
+    its weight. The count of a draw that hit a non-zero cell is 0.
     """
     starts = first_entries(entries_by_row(tensor)[0]) if starts is None else starts
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -105,8 +111,8 @@ def _draw_entries(
     """Write a block's entries in random order to the places without zero cells.
 
     The draws of zero cells are exchangeable, so only the entries need to be shuffled among their
-    places. Entries are read in sequence and written at random, because the output stays in the
-    cache and the input may not.
+    places. Entries are read in sequence and written in random order, because the output stays in
+    the cache, while the input may not.
     """
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates

@@ -1,16 +1,16 @@
 """The zero cells that a pass of psgd visits, and their weights.
 
-A sample represents the zero cells of a whole tensor. In a sparse tensor, uniform draws seldom hit
-cells where the model is large. A hit has the weight of all cells that it represents. A step size
-that is safe for such weights is too small for everything else. Most cells are therefore drawn from
-the model at the start of the pass: first a phenotype by its mass, then a row of each mode by its
-weight in the phenotype.
+A sample represents all zero cells of a tensor. In a sparse tensor, uniform draws seldom hit the
+cells where the model is large. Such a hit has the weight of all cells that the hit represents. A
+step size that is safe for this weight is too small for all other visits. Most cells are therefore
+drawn from the model at the start of the pass: first a phenotype by its mass, then a row of each
+mode by its weight in the phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
-value. Among n draws its weight is ``1 / (n q(x))``, which makes the gradient unbiased (importance
-sampling). Where the model dominates q, weight times value is the same for all cells. No weight
-exceeds 1 / u times the weight of a uniform draw. A draw that hits a non-zero cell has weight 0.
-docs/explanation/algorithm.md has the figures.
+value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
+(importance sampling). Where the model dominates q, the product of weight and value is the same for
+all cells. No weight exceeds 1 / u times the weight of a uniform draw. A draw that hits a non-zero
+cell has weight 0. The figures are in docs/explanation/algorithm.md.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _UNIFORM = 0.2
-"""Fraction of uniform draws if the model is not zero."""
+"""Fraction u of uniform draws, if the model is not zero."""
 _LEAST_MASS = 1e-200
-"""Sums of model values below this count as zero, since quotients by them are not finite."""
+"""Limit below which a sum of model values counts as zero, because dividing by it would overflow."""
 _WHOLE = 2**31 - 1
-"""Threshold of a place that never yields to its alternative."""
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: spreads its argument
+"""Threshold of a place that a draw always keeps, see `_table`."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 
 class ZeroCells:
     """The `number` draws of a pass over blocks of neighbouring patients.
 
-    `bounds` has the first patient of each block, then the number of patients. `model` has the
-    stacked factors at the start of the pass, and must not change. Without a model, or if all its
-    values are 0, every draw is uniform. Absolute values are used.
+    `bounds` holds the first patient of each block, then the number of patients. `model` holds the
+    stacked factors at the start of the pass, and must not change. The draws use absolute values of
+    the model. Without a model, or if all its values are 0, every draw is uniform.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class ZeroCells:
         self._per_cell = uniform / float(tensor.cells)
 
     def spread(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Number of draws in each block: multinomial."""
+        """Draw the number of draws in each block, from a multinomial distribution."""
         share = self._even + self._of_model * self._masses.sum(axis=1)
         return rng.multinomial(self.number, share / share.sum())
 
     def terms(self, block: int) -> tuple[float, Array, Array, Array]:
-        """Arguments of `draw_zero_cells` that determine the probabilities in a block."""
+        """Return the arguments of `draw_zero_cells` that determine the probabilities in a block."""
         first, last = self._bounds[block : block + 2]
         even, masses = self._even[block], self._masses[block]
         of_model = self._of_model * float(masses.sum())
@@ -84,21 +84,22 @@ class ZeroCells:
         )
 
     def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
-        """Replace the -1 of a block's zero cells by their weights."""
+        """Replace the count -1 of each zero cell in a block by minus the cell's weight."""
         values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
         _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
 
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """Table for drawing a row of each column by its size: Walker's alias method, as built by Vose.
+    """Build a table for drawing a row of each column by size (Walker's alias method, after Vose).
 
-    Every place has an equal chance. A draw that hits a place keeps the place up to a threshold, and
-    otherwise takes the place's alternative. One draw reads one pair of numbers, for any number of
-    places.
+    Every place has the same probability of a hit. Below the place's threshold, the draw keeps the
+    place. Otherwise the draw takes the place's alternative. A draw reads one pair of numbers, for
+    any number of places.
 
-    The result has shape (R, places, 2), for non-negative sizes (places, R): the threshold, times
-    `_WHOLE`, and the alternative. If all sizes of a column are 0, every place is kept.
+    From non-negative sizes of shape (places, R), the result has shape (R, places, 2): the
+    threshold, times `_WHOLE`, and the alternative. If all sizes of a column are 0, every place is
+    kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -107,7 +108,7 @@ def _table(sizes: Array) -> Array:
         total = 0.0
         for place in range(places):
             total += sizes[place, r]
-        # Places below the average fill `waiting` from the start, those above from the end.
+        # Places below the average fill `waiting` from the start, other places from the end.
         less, more = 0, places
         for place in range(places):
             share[place] = sizes[place, r] * places / total if total > 0 else 1.0
@@ -147,11 +148,10 @@ def draw_zero_cells(
 ) -> int:
     """Draw the zero cells of a block into random places of `rows` and `counts`.
 
-    `places` is filled with the remaining places, ascending. `rows` and `counts` are filled as
-    `dpfact_flower.solver.kernels.order.visits` yields them, but with -1 as the count of a zero
-    cell. The last four arguments are `ZeroCells.terms`: the probability of a uniform draw, and
-    tables for drawing a phenotype, its patient and its codes. Returns the number of random numbers
-    used.
+    `places` receives the remaining places in ascending order. `rows` and `counts` have the form
+    that `dpfact_flower.solver.kernels.order.visits` yields, but the count of every zero cell is -1.
+    The last four arguments are `ZeroCells.terms`: the probability of a uniform draw, and tables for
+    drawing a phenotype, its patient and its codes. Return the number of random numbers used.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -196,7 +196,7 @@ def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> No
 
 @compiled(**FAST)
 def random_number(seed: np.uint64, number: int) -> float:
-    """The `number`-th value of SplitMix64 (Steele, Lea & Flood 2014), as a float in [0, 1).
+    """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014), a float in [0, 1).
 
     A zero cell takes up to six random numbers. Calling NumPy's generators here would take longer
     than the gradient step.
@@ -209,7 +209,10 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """The place that a random number `share` selects in columns low..high-1 of row r of a table."""
+    """Return the place that a random number selects from a table.
+
+    `share` is the random number. The place is among columns low..high-1 of row r.
+    """
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]
@@ -218,7 +221,7 @@ def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
 
 @compiled(**FAST)
 def _occurs(indices: Array, low: int, high: int, cell: Array) -> bool:
-    """Whether `cell` is among the sorted rows low..high-1 of `indices` (binary search)."""
+    """Return whether `cell` is among the sorted rows low..high-1 of `indices` (binary search)."""
     modes = len(cell)
     while low < high:
         middle = (low + high) // 2

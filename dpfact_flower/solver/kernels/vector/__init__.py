@@ -1,1 +1,1 @@
-"""Loops in vector instructions; the only modules that emit LLVM code."""
+"""Loops in vector instructions. Only these modules emit LLVM code."""

@@ -1,4 +1,4 @@
-"""Loops over fibres in vector instructions: sums stay in registers along a whole fibre.
+"""Loops over fibres in vector instructions. Sums along a fibre stay in registers.
 
 Rows are processed in slices of `registers`, see `dpfact_flower.tensor.stack.slices`. `column` is
 the start of a slice. `offsets` is a tuple, so loops over the modes are unrolled. Stacks are float32
@@ -36,10 +36,10 @@ def add_fibres(
     indices: Array, values: Array, starts: Array, first: int, end: int, stack: Array,
     offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
-    """Add to `out` the contributions of fibres first..end-1 to the MTTKRP of a mode.
+    """Add the contributions of fibres first..end-1 to the MTTKRP of a mode, `out`.
 
     `offsets` holds the first row of each mode in the stack, then the number of rows. `out` has the
-    stack's type and shape (I_mode, R padded).
+    type of the stack and the shape (I_mode, padded R).
     """
     registers, _ = slices(stack.shape[1])
     entries = indices, values, starts, first, end, stack, offsets
@@ -53,10 +53,11 @@ def squares(
     indices: Array, values: Array, starts: Array, first: int, end: int, patients: Array,
     first_patient: int, features: Array, offsets: Offsets,
 ) -> tuple[float, float]:  # fmt: skip
-    """Squared error, and squared model, summed over the entries of fibres first..end-1.
+    """Return the squared error and the squared model, summed over entries.
 
-    `patients` is a stack of the patients from `first_patient` on, and `features` that of the other
-    modes. `offsets` are those of `add_fibres`, minus the number of patients.
+    The sums cover the entries of fibres first..end-1. `patients` is a stack of the patients from
+    `first_patient` on, and `features` is a stack of the other modes. `offsets` holds the offsets of
+    `add_fibres` minus the number of patients.
     """
     registers, _ = slices(features.shape[1])
     found: tuple[float, float] = _squares(
@@ -70,7 +71,7 @@ def contracted(
     registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
     width: int, column: int, offsets: Offsets,
 ) -> Vector:  # fmt: skip
-    """Sum over entries first..end-1 of each value times the entry's row of the last factor."""
+    """Sum the last factor's rows over entries first..end-1, each row times the entry's value."""
     modes = len(offsets) - 1
     origin = offsets[modes - 1] * width + column
     sums = zeros(registers, stack)
@@ -85,7 +86,7 @@ def row_of(
     registers: Registers, indices: Pointer, entry: int, mode: int, stack: Pointer, width: int,
     column: int, offsets: Offsets,
 ) -> Vector:  # fmt: skip
-    """An entry's row of a mode's factor."""
+    """Load the row of a mode's factor that belongs to an entry."""
     row = offsets[mode] + read(indices, entry * (len(offsets) - 1) + mode)
     return load(registers, stack, row * width + column)
 

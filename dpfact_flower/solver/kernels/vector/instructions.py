@@ -1,16 +1,16 @@
 """Vector instructions for kernels whose speed must not depend on auto-vectorisation.
 
-LLVM cannot rule out that arrays overlap, so by itself it keeps sums in memory and uses half the
-width of an AVX-512 register. This module therefore adds the type `Vector` to numba: some registers
-full of values, which hold a row of a factor matrix or a slice of a row. The operations of `Vector`
+LLVM cannot rule out that arrays overlap. By default, it therefore keeps sums in memory and uses
+half the width of an AVX-512 register. This module adds the type `Vector` to numba. A vector is a
+group of registers that holds a row of a factor matrix or a slice of a row. Operations on vectors
 emit LLVM's vector instructions, which LLVM translates for the processor.
 
 The tuple `registers` has one zero for each register of a vector. The length of a tuple is part of
-its type, so numba compiles one kernel per padded rank, with unrolled loops. Memory is a `pointer`
-and an offset in values, without bounds checks. Passing a pointer is free, while numba counts
-references to an array at each call. A pointer does not keep its array alive, so take pointers only
-of a kernel's arguments. A number counts as a vector of equal values. Use everything here inside
-`numba.njit`.
+its type, so numba compiles one kernel per padded rank, with unrolled loops. A place in memory is
+given by a `pointer` and an offset in values, without bounds checks. Passing a pointer takes no
+time, whereas numba counts references to an array at each call. A pointer does not keep its array
+alive, so take pointers only of a kernel's arguments. A number stands for a vector of equal values.
+Use all these functions inside `numba.njit`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from dpfact_flower.machine.compiled import WIDTH
 
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
-"""Multiply and add may become one instruction; NaN and infinity keep their meaning."""
+"""Flags that allow a multiplication and an addition to become one instruction. NaN and infinity
+keep their meaning."""
 
 _LINE = 64  # bytes of a cache line
 
 
 class Vector(types.Type):
-    """numba's type of several registers, each of `WIDTH` float32 or as many float64."""
+    """A numba type for several registers, each of `WIDTH` float32 or float64 values."""
 
     def __init__(self, real: Any, registers: int) -> None:
         self.real, self.registers = real, registers
@@ -53,7 +54,7 @@ def _operation(function: Callable[..., Any]) -> Any:
 
 @_operation
 def pointer(_: Any, array: Any) -> Any:
-    """Address of the first value of a C-contiguous array."""
+    """Return the address of the first value of a C-contiguous array."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -73,7 +74,7 @@ def read(_: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def zeros(_: Any, registers: Any, start: Any) -> Any:
-    """Vector of zeros of the pointer's type."""
+    """Return a vector of zeros of the pointer's type."""
 
     def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
@@ -131,31 +132,31 @@ def prefetch(_: Any, registers: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def mul(_: Any, x: Any, y: Any) -> Any:
-    """``x * y``."""
+    """Return ``x * y``."""
     return _each(lambda builder, x, y: builder.fmul(x, y, flags=_FLAGS), x, y)
 
 
 @_operation
 def add(_: Any, x: Any, y: Any) -> Any:
-    """``x + y``."""
+    """Return ``x + y``."""
     return _each(lambda builder, x, y: builder.fadd(x, y, flags=_FLAGS), x, y)
 
 
 @_operation
 def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x * y + z``, in one instruction if the processor has one."""
+    """Return ``x * y + z``, in one instruction if the processor has one."""
     return _each(_fma, x, y, z)
 
 
 @_operation
 def at_least(_: Any, x: Any, floor: Any) -> Any:
-    """Element-wise maximum; a NaN in `x` stays NaN."""
+    """Return the element-wise maximum. A NaN in `x` stays NaN."""
     return _each(_at_least, x, floor)
 
 
 @_operation
 def total(_: Any, x: Any) -> Any:
-    """Sum of a vector's values."""
+    """Return the sum of a vector's values."""
 
     def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         terms = _registers(builder, arguments[0])
@@ -174,9 +175,10 @@ def total(_: Any, x: Any) -> Any:
 
 @_operation
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
-    """``sums`` plus the outer product of some numbers in memory and a vector.
+    """Return `sums` plus the outer product of some numbers in memory and a vector.
 
-    `sums` holds a vector like `x` for each number, so its size gives the number of numbers.
+    `sums` holds one vector like `x` for each number, so the size of `sums` determines how many
+    numbers are read.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -197,7 +199,10 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
 
 @_operation
 def transpose(_: Any, source: Any, start: Any, step: Any, target: Any, to: Any, by: Any) -> Any:
-    """Transpose a square of `WIDTH` rows; `step` and `by` are the old and new distances of rows."""
+    """Transpose a square of `WIDTH` rows.
+
+    `step` and `by` are the distances between rows in the source and in the target.
+    """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, start, step, target, to, by = arguments
@@ -227,7 +232,7 @@ def transpose(_: Any, source: Any, start: Any, step: Any, target: Any, to: Any, 
 
 
 def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
-    """Signature and emitter of an operation that applies to each register."""
+    """Return the signature and the emitter of an operation that applies to each register."""
     result = next(kind for kind in kinds if isinstance(kind, Vector))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -255,12 +260,12 @@ def _at_least(builder: Any, x: Any, floor: Any) -> Any:
 
 
 def _alignment(kind: Any) -> int:
-    """Bytes of one value of a vector, or of a pointer's target."""
+    """Return the size in bytes of a vector's values, or of the values at a pointer."""
     return int((kind.real if isinstance(kind, Vector) else kind.dtype).bitwidth // 8)
 
 
 def _places(builder: Any, kind: Any, start: Any, offset: Any) -> list[Any]:
-    """Pointers to each register of a vector in memory."""
+    """Return pointers to all registers of a vector in memory."""
     first = builder.bitcast(builder.gep(start, [offset]), kind.element.as_pointer())
     return [builder.gep(first, [ir.Constant(_INT32, number)]) for number in range(kind.count)]
 

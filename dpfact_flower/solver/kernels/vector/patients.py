@@ -1,12 +1,12 @@
 """The exact update of the patients' factor, and its contribution to the next mode, in one pass.
 
-Without an l2,1 weight, patients are independent: their rows of A depend only on their own entries
-and the features. All work on a block of patients is therefore done while the block is in the cache.
-The steps are the MTTKRP, sweeps over the columns, and the block's part of A's Gram matrix and of
-the next mode's MTTKRP. The second MTTKRP reuses the sums over the last mode. With an l2,1 weight,
-whole columns are shortened, and this module is not used.
+Without an l2,1 weight, patients are independent: each patient's row of A depends only on the
+patient's own entries and the feature factors. All work on a block of patients is therefore done
+while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
+part of A's Gram matrix and of the next mode's MTTKRP. The second MTTKRP reuses the sums over the
+last mode. With an l2,1 weight, whole columns are shortened, and this module is not used.
 
-For the sweeps a block is transposed. A column of the block then fills `TILE` registers, and the
+For the sweeps, a block is transposed. A column of the block then fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers during their computation, see `columns`.
 """
 
@@ -40,7 +40,8 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
 STRIP = REGISTERS // 4
-"""Columns whose gradients are computed together: as many as fit into the registers with `TILE`."""
+"""Number of columns whose gradients, of `TILE` registers each, are computed together. They all fit
+into the processor's registers."""
 
 _SUMS = TILE * STRIP  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are summed in float32
@@ -53,9 +54,9 @@ _STRIP = (0,) * (TILE * STRIP)
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
 ) -> tuple[Array, float, Array]:
-    """Sweep over the columns of A, which is updated in place; q is as for `update_patients`.
+    """Sweep over the columns of A, in place; `q` is as for `update_patients`.
 
-    Returns the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last), <X, M> with
+    Return the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last), <X, M> with
     the old rows, and the Gram matrix of the new rows.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
@@ -90,7 +91,7 @@ def update_rows(
 
 
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
-    """Scratch memory for a block of `fibres` fibres.
+    """Allocate scratch memory for a block of `fibres` fibres.
 
     The arrays are, in order: each fibre's sum over the last mode; rows of A and of their MTTKRP;
     columns of A and of their MTTKRP; gradients of a panel; Gram matrix.
@@ -110,9 +111,9 @@ def _update_blocks(
     stack: Array, offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """`update_rows` for some blocks: adds to `out` and `gram`; returns their <X, M> before.
+    """Do `update_rows` for some blocks: add to `out` and `gram`, and return the old <X, M>.
 
-    The lengths of `tile`, `panel` and `outers` are the numbers of registers for a column of a
+    The lengths of `tile`, `panel` and `outers` give the numbers of registers for a column of a
     block, the gradients of a panel, and the sums for a Gram matrix.
     """
     sums, rows, product, columns, target, gradient, squares = rooms
@@ -142,9 +143,9 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Contract a block's fibres with the last factor; copy rows of A, and compute their MTTKRP.
+    """Contract a block's fibres with the last factor, copy rows of A, and compute their MTTKRP.
 
-    Returns the inner product of the rows and their MTTKRP.
+    Return the inner product of the rows and their MTTKRP.
     """
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
@@ -185,7 +186,7 @@ def _sweep(
     tile: Registers, panel: Registers, rank: int, columns: Array, target: Array, pulls: Array,
     steps: Array, floor: Any, gradient: Array,
 ) -> None:  # fmt: skip
-    """Minimise over the columns in turn; padded columns stay zero."""
+    """Minimise over the columns in turn. Padded columns stay zero."""
     width = len(pulls)
     new, aim, pull = pointer(columns), pointer(target), pointer(pulls)
     step, left = pointer(steps), pointer(gradient)
@@ -211,7 +212,10 @@ def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Copy a block's new rows to A; add to `out` their contribution to the MTTKRP of mode 1."""
+    """Copy a block's new rows to A.
+
+    Add the contribution of these rows to the MTTKRP of mode 1, `out`.
+    """
     width, modes = stack.shape[1], len(offsets) - 1
     cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
     factors, kept, results = pointer(stack), pointer(sums), pointer(out)

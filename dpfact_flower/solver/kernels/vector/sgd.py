@@ -1,8 +1,8 @@
 """Stochastic gradient steps in vector instructions.
 
-A row has as many slices as `slices` has elements, each of `registers`, see `instructions`. numba
-compiles one kernel per padded rank, with unrolled loops. These kernels are a fifth faster than
-kernels for any rank.
+A row has as many slices as the tuple `slices` has elements. Each slice fills `registers`, see
+`instructions`. numba compiles one kernel per padded rank, with unrolled loops. These kernels are a
+fifth faster than kernels for any rank.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
 _AHEAD = 8
-"""Visits between prefetching a row and using it, because not all rows are in the cache."""
+"""Number of visits between the prefetch and the use of a row, because not all rows are in the
+cache."""
 
 _TOGETHER = REGISTERS // 8
-"""Most registers in a slice of a row, so that three rows fit."""
+"""Largest number of registers in a slice of a row, so that slices of three rows fit."""
 
 _WHOLE = (0,)  # one slice
 _ZERO = np.float32(0)
@@ -53,10 +54,11 @@ Float = Any  # numba's float32
 class Step:
     """The step that one visit takes in each of its rows.
 
-    `gamma` is the elastic weight: the pull to the anchors applies at entries, not at sampled zero
+    `gamma` is the elastic weight. The pull to the anchors acts at entries, and not at sampled zero
     cells. `clip` bounds the 2-norm of a visit's data gradient for each row, weight included; 0
-    means no bound. `floor` is the least value of a factor, 0 or minus infinity. `patients`
-    multiplies the step of a patient's row, and its square root multiplies the step's bound.
+    means no bound. `floor` is the smallest value allowed in a factor, 0 or minus infinity.
+    `patients` multiplies the step of a patient's row, and the square root of `patients` multiplies
+    the step's bound.
     """
 
     eta: float
@@ -67,18 +69,18 @@ class Step:
     loss: Loss = squared
 
     def numbers(self) -> tuple[np.float32, ...]:
-        """A kernel's arguments: eta, gamma, clip, floor and the patients' factor."""
+        """Return a kernel's arguments: eta, gamma, clip, floor and the patients' factor."""
         given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
         return tuple(map(np.float32, given))
 
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
-    """One stochastic gradient step per visit, in the given order; eqs. (ai), (bj).
+    """Take one stochastic gradient step per visit, in the given order; eqs. (ai), (bj).
 
-    `stack` is updated in place; it is made by `dpfact_flower.tensor.stack.stack_factors`. So is
-    `anchors`, from the global feature factors: its row q belongs to row I_0 + q of `stack`. `rows`
-    are rows of `stack`. `counts` has the counts of entries, whose weight is 1, and the negative
-    weights of sampled zero cells. A count of 0 causes no step.
+    `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
+    factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to row I_0 +
+    q of `stack`. `rows` holds row numbers of `stack`. `counts` holds the counts of entries, whose
+    weight is 1, and the negative weights of sampled zero cells. A count of 0 causes no step.
     """
     whole, numbers = stack.shape[1] // WIDTH, step.numbers()
     three, any_number = _visits(step.loss)
@@ -92,9 +94,9 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 
 
 def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
-    """Squared error over a tensor's entries, and their inner product <X, M> with the model.
+    """Return the squared error over a tensor's entries, and the inner product <X, M>.
 
-    The model's values are computed in float32, the sums in float64.
+    The model's values are computed in float32, and the sums in float64.
     """
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
@@ -120,7 +122,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Kernels with a loss's gradient compiled in: for three modes, and for any number of modes."""
+    """Return kernels with a loss's gradient compiled in: for three modes, and for any number."""
     gradient = inlined(loss.gradient)
 
     @compiled(loss.tag, **FAST)
@@ -128,7 +130,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """`any_number` for three modes; products of rows stay in registers."""
+        """Do the same as `any_number` for three modes. Products of rows stay in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -154,7 +156,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Compute for each mode the product of all other rows, then step along the product."""
+        """Compute the product of all other rows for each mode, then step along the product."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
@@ -186,7 +188,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
 
 @compiled(forceinline=True, **FAST)
 def _inner(registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int) -> Float:
-    """The model's value at the cell of three rows."""
+    """Return the model's value at the cell of three rows."""
     even, odd = zeros(registers, factors), zeros(registers, factors)
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
@@ -203,7 +205,10 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Shorten `step` so that its product with two rows is at most `longest`; 0 means no bound."""
+    """Shorten `step` so that its product with two rows has a norm of at most `longest`.
+
+    If `longest` is 0, there is no bound.
+    """
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
@@ -220,7 +225,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Step three rows, each along the product of the other two before the step."""
+    """Move three rows, each along the product of the two other rows before the step."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
@@ -239,7 +244,7 @@ def _multiply(
     registers: Registers, factors: Pointer, columns: int, rows: Array, s: int, mode: int,
     products: Array,
 ) -> None:  # fmt: skip
-    """Write to row `mode` of `products` the product of visit s's rows of all other modes."""
+    """Write the product of the other modes' rows at visit s to row `mode` of `products`."""
     first = 1 if mode == 0 else 0
     product = load(registers, factors, rows[s, first] * columns)
     for n in range(first + 1, rows.shape[1]):
@@ -250,7 +255,7 @@ def _multiply(
 
 @compiled(forceinline=True, **FAST)
 def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Vector:
-    """Step a row along `along`; `longest` bounds the step's 2-norm unless it is 0."""
+    """Step a row along `along`. `longest` bounds the 2-norm of the step, unless `longest` is 0."""
     if longest > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (longest / norm) if norm > longest else step
