@@ -1,1 +1,1 @@
-"""Files, threads, compiled code, logs: foundations without knowledge of the subject."""
+"""Files, threads, compiled code and logs, without knowledge of tensors or privacy."""

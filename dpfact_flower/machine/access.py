@@ -1,11 +1,12 @@
-"""Permissions: the users who can read or change a file, by owners and modes.
+"""File permissions: the users who can read or change a file, from owners and modes.
 
 At every request, `check_own` and `check_way` refuse files that are unsafe to use. `not_private` and
-`changeable` list faults of other users' files for an administrator. These two also report a parent
-folder with write permission for a group. A process cannot refuse such folders, because many systems
-give each user a private group with write permission.
+`changeable` list faults of other users' files for an administrator. These two functions also report
+a parent folder with write permission for a group. A process cannot refuse such folders, because
+many systems give each user a private group with write permission.
 
-Access control lists need no separate check: the mask of a list appears in the group's mode bits.
+Access control lists need no separate check, because the mask of a list appears in the group's mode
+bits.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
     A user who can change or replace a record of releases can restore a spent budget. A missing path
-    is allowed: its owner alone will have access to it. The result of a check stays valid, because
-    only the owner and root can replace files in a folder that nobody else may write to. With
-    `reading`, the path may belong to another user.
+    is allowed, because only its owner will have access to a new file. The result of a check stays
+    valid, because only the owner and root can replace files in a folder that nobody else may write
+    to. With `reading`, the path may belong to another user.
     """
     try:
         status = path.lstat()
@@ -55,14 +56,14 @@ def check_own(path: Path, *, reading: bool = False) -> None:
 
 
 def check_private(path: Path) -> None:
-    """Refuse a secret in a file that others may write to or read; see `check_own`."""
+    """Refuse a secret file that others may read or write; see `check_own`."""
     check_own(path, reading=True)
     if path.exists() and path.stat().st_mode & _ANY:
         raise StateError(f"{path}: others may read it; chmod 600 {shlex.quote(str(path))}")
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder that anybody could move, or that another user's link leads to."""
+    """Refuse a folder that any user could move, or whose path has another user's link."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         for above in ways:
@@ -89,7 +90,7 @@ def _check_above(above: Path, folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Whether users with one of these mode bits can replace a folder inside this one.
+    """Return whether users with one of these mode bits can replace a folder inside this folder.
 
     With the sticky bit, as in /tmp, users can only move their own files.
     """
@@ -97,7 +98,7 @@ def _lets_move(above: os.stat_result, writers: int) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """A user's name, or the number if no user has it."""
+    """Return a user's name, or the number as text if the number has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -105,7 +106,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int:
-    """The number of a user, given by name or number."""
+    """Return the number of a user, given by name or number."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -113,7 +114,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Faults that give users other than `uid` and root access to a path, with remedies."""
+    """Return the faults, with remedies, that give users besides `uid` and root access to a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     faults = []
     if stat.S_ISLNK(status.st_mode):
@@ -128,12 +129,12 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """Faults that let users other than these and root change a path or a folder above it."""
+    """Return the faults that let users besides `uids` and root change a path or its parents."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 
 def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
-    """`changeable` for a folder and all that is in it."""
+    """Yield the faults of `changeable` for a folder and all its contents."""
     yield from changeable(folder, uids)
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -143,7 +144,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """Faults that let others replace a path: their rights to the folders above it."""
+    """Return the faults that let others replace a path, by rights to the folders above it."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

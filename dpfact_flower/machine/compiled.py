@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from dpfact_flower.errors import SettingsError
 
 VARIABLE = "DPFACT_REGISTER_BITS"
-"""Environment variable for the width of registers: 128, 256 or 512 bits; read on import."""
+"""Environment variable for the width of registers: 128, 256 or 512 bits. It is read on import."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -22,13 +22,14 @@ FAST: dict[str, Any] = {
     "error_model": "numpy",
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
 }
-"""Options that allow sums to be reordered but keep the meaning of NaN and infinity."""
+"""Compiler options that allow sums to be reordered but keep the meaning of NaN and infinity."""
 
 
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
-    """Decorate a kernel, which runs without the GIL; `options` are those of `numba.njit`.
+    """Return a decorator that compiles a kernel, which then runs without the GIL.
 
-    Kernels made from the same function with different functions inlined need different tags.
+    `options` are options of `numba.njit`. Kernels made from the same function with different
+    functions inlined need different tags.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -45,12 +46,12 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
 
 @functools.cache
 def inlined(function: _Function) -> _Function:
-    """Compile a function of numbers into the kernels that call it."""
+    """Mark a function of numbers to be inlined into the kernels that call it."""
     return register_jitable(inline="always")(function)
 
 
 def _has_avx512() -> bool:
-    """Whether numba compiles for a processor with registers of 512 bits."""
+    """Return whether numba compiles for a processor with registers of 512 bits."""
     asked_for = getattr(config, "CPU_FEATURES", None)  # NUMBA_CPU_FEATURES
     if asked_for is not None:
         return "+avx512f" in asked_for.split(",")
@@ -61,10 +62,10 @@ def _has_avx512() -> bool:
 
 
 def _register_bits() -> int:
-    """Bits of a register: from the environment, else the widest that is useful."""
+    """Return the bits of a register, from the environment or else the widest useful number."""
     asked_for, avx512 = os.environ.get(VARIABLE), _has_avx512()
     if asked_for is None:
-        return 512 if avx512 else 256  # two registers as one on processors with 128 bits
+        return 512 if avx512 else 256  # processors with 128 bits combine two registers
     if asked_for not in {"128", "256", "512"}:
         raise SettingsError(f"{VARIABLE}: must be 128, 256 or 512, or not set; got {asked_for!r}")
     if asked_for == "512" and not avx512:
@@ -76,10 +77,11 @@ def _register_bits() -> int:
 
 
 BITS = _register_bits()
-"""Bits of a register. On processors with narrower registers, LLVM uses several for one."""
+"""Number of bits of a register. On processors with narrower registers, LLVM combines several."""
 
 WIDTH = BITS // 32
-"""Float32 values per register; rows of a stack are padded to a multiple."""
+"""Number of float32 values per register. Rows of a stack are padded to a multiple of this
+number."""
 
 REGISTERS = 32 if BITS == 512 else 16
-"""Number of registers: AVX-512 doubled it."""
+"""Number of registers. AVX-512 has twice as many as earlier processors."""

@@ -1,6 +1,6 @@
-"""An authority, a server's certificate and a SuperNode's key, as TLS and Flower read them.
+"""An authority, a server's certificate and a SuperNode's key, in the formats of TLS and Flower.
 
-Certificates pass the strict check that Python makes from 3.13 on.
+The certificates pass the strict checks of Python 3.13 and later.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
 
 
 def new_authority() -> tuple[bytes, bytes]:
-    """Key and certificate, in PEM, of an authority for one centre's certificates."""
+    """Create an authority for one centre's certificates. Return its key and certificate (PEM)."""
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(
         digital_signature=False, content_commitment=False, key_encipherment=False,
@@ -35,9 +35,9 @@ def new_authority() -> tuple[bytes, bytes]:
 
 
 def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
-    """Key and certificate, in PEM, of a server for a DNS name or address, and for 127.0.0.1.
+    """Create a server's key and certificate, in PEM, for a DNS name or address.
 
-    The SuperLink's own helper reaches it by 127.0.0.1.
+    The certificate also covers 127.0.0.1, because the SuperLink's own helper uses this address.
     """
     authority = serialization.load_pem_private_key(authority_key, password=None)
     if not isinstance(authority, ec.EllipticCurvePrivateKey):
@@ -52,7 +52,7 @@ def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
 
 
 def new_node_key(comment: str) -> tuple[bytes, bytes]:
-    """A SuperNode's private key and public line, as ``ssh-keygen -t ecdsa -b 384`` makes them."""
+    """Create a SuperNode's private key and public line, like ``ssh-keygen -t ecdsa -b 384``."""
     key = ec.generate_private_key(ec.SECP384R1())
     form = serialization.PrivateFormat.OpenSSH
     public = key.public_key().public_bytes(
@@ -62,7 +62,10 @@ def new_node_key(comment: str) -> tuple[bytes, bytes]:
 
 
 def read_node_key(line: bytes) -> bytes:
-    """What a fingerprint is taken of, from a public line; a SettingsError if it is no such key."""
+    """Return the bytes of a public line's key, for a fingerprint.
+
+    Raise a SettingsError if the line does not hold a SuperNode's key.
+    """
     try:
         key = serialization.load_ssh_public_key(line)
     except ValueError:
@@ -77,7 +80,10 @@ def read_node_key(line: bytes) -> bytes:
 
 
 def read_certificate(pem: bytes) -> bytes:
-    """What a fingerprint is taken of, from a certificate; a SettingsError if it is none."""
+    """Return the bytes of a certificate, for a fingerprint.
+
+    Raise a SettingsError if `pem` is not a certificate.
+    """
     try:
         return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
     except ValueError:

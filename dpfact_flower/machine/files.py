@@ -1,4 +1,4 @@
-"""Atomic writes of files, and folders, all accessible to their owner alone."""
+"""Files that are written atomically, and folders, all accessible to their owner alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dpfact_flower.machine.access import check_own
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Write a file that replaces `path` when complete; a crash leaves the old or the new file.
+    """Open a file that replaces `path` when complete. A crash leaves the old or the new file.
 
-    An exception leaves the old file and no temporary file. The content is on the disk before the
-    name is, so a power failure loses no charge or release. Only the owner can read the file,
-    because most such files describe patients. Without `durable`, for simulations, writes do not
-    wait for the disk, and a power failure may leave an incomplete file.
+    After an exception, the old file remains, and the temporary file is deleted. The content reaches
+    the disk before the new name does, so a power failure loses no charge or release. Only the owner
+    can read the file, because most such files describe patients. Without `durable`, for
+    simulations, writes do not wait for the disk, and a power failure may leave an incomplete file.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -41,26 +41,29 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Create a complete, durable file for its owner alone, unless the name exists."""
+    """Create a complete, durable file for its owner alone, unless `path` exists."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        # A link, not a rename: another process may have created and written the file meanwhile. It
-        # may also have removed our temporary file as a leftover; then its own file has the name.
+        # A link, not a rename, because another process may have created the file meanwhile. That
+        # process may also have removed our temporary file as leftover. Its file then has that name.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path)
     finally:
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
-    for leftover in path.parent.glob(f".{path.name}.*"):  # of a killed process
+    for leftover in path.parent.glob(f".{path.name}.*"):  # left by a killed process
         leftover.unlink(missing_ok=True)
 
 
 def add_line(path: Path, line: str, *, durable: bool = True) -> int:
-    """Append a line to a file, created for its owner alone; return the file's new size."""
+    """Append a line to a file, and return the file's new size.
+
+    A new file is accessible to its owner alone.
+    """
     with open(path, "ab", opener=for_owner) as file:
         file.write(f"{line}\n".encode())
         if durable:
@@ -70,12 +73,12 @@ def add_line(path: Path, line: str, *, durable: bool = True) -> int:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Opener of a file that only its owner may read; refuses links."""
+    """Open a file that only its owner may read, but no link. Use this function as an `opener`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 class Version(NamedTuple):
-    """Identifies a file and its present content."""
+    """Identity of a file and of its current content."""
 
     path: Path
     inode: int
@@ -84,17 +87,18 @@ class Version(NamedTuple):
 
 
 def version(path: Path) -> Version:
-    """The present version of a file."""
+    """Return the current version of a file."""
     status = path.stat()
     return Version(path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder: no other process reads, charges or writes until the end of the context.
+    """Lock a folder, so that no other process reads, charges or writes in this context.
 
-    Yields whether the process had to wait for another one. The lock ends with the process. Raises
-    StateError if the folder is not this user's alone, or cannot be created or locked.
+    Yield whether this process had to wait for another one. The lock ends with the process. Raise a
+    StateError if the folder belongs to another user, if others may write to it, or if it cannot be
+    created or locked.
     """
     try:
         private_folder(folder)
@@ -116,10 +120,10 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space with a file; call the yielded function just before using the space.
+    """Reserve disk space with a file. Call the yielded function just before using the space.
 
-    Raises OSError before the work begins if the disk or a quota has too little space. macOS and a
-    few file systems cannot reserve space: there only the free space is checked.
+    Raise an OSError before the work begins if the disk or a quota has too little space. macOS and a
+    few file systems cannot reserve space. There, only the free space is checked.
     """
 
     def free() -> None:
@@ -149,7 +153,7 @@ def _fill(handle: int, folder: Path, size: int) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn disk errors into a StateError that names the folder; their messages hold no values."""
+    """Turn disk errors into a StateError with the folder and the reason, but without data."""
     try:
         yield
     except DPFactError:  # some of our own errors are OSErrors too
@@ -161,10 +165,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def private_scratch() -> Iterator[Path]:
-    """A temporary folder for files about patients, accessible to its owner alone.
+    """Yield a temporary folder for files about patients, accessible to its owner alone.
 
-    The folder is in the user's own cache or in TMPDIR, because the system's temporary folder may be
-    on a disk that is not meant for patients.
+    The folder is in TMPDIR or in the user's own cache, because the system's temporary folder may be
+    on a disk that must not hold patients' data.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpfact"
     home = Path(os.environ.get("TMPDIR") or cache)
@@ -193,7 +197,7 @@ def private_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
+    """Write a folder's entries to the disk, so that a rename in it is durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from dpfact_flower.errors import MissingDependencyError
 
 KNOWN = ("1.41", "1.42")
-"""Tested releases, the newest last. A deployment starts with no other."""
+"""Tested releases of Flower, the newest last. A deployment refuses all other releases."""
 RANGE = ">=1.41,<1.43"
 """The tested releases in pip's syntax, as in pyproject.toml."""
 QUIET = {
@@ -19,11 +19,12 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Environment that turns off Flower's and Ray's telemetry; set it before importing Flower."""
+"""Environment variables that turn off telemetry of Flower and Ray. Set them before importing
+Flower."""
 
 
 def version_faults() -> list[str]:
-    """Faults of the installed version of Flower; empty if the version was tested."""
+    """Return the faults of the installed Flower version, or an empty list if it was tested."""
     try:
         installed = version("flwr")
     except PackageNotFoundError:

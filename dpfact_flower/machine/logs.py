@@ -1,6 +1,7 @@
-"""Output during work: log lines and progress.
+"""Log lines and progress during work.
 
-Log lines use Flower's handler if Flower runs this process; libraries configure no handlers.
+In a process that Flower runs, log lines use Flower's handler. As a library, this package configures
+no handlers.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from dpfact_flower.errors import DPFactError
 
 OUR_LOGGER = "dpfact_flower"
 FORMAT = "DPFACT_LOG"
-"""Environment variable: ``json`` for one JSON object per line."""
+"""Environment variable for the log's format. The value ``json`` gives one JSON object per line."""
 
 ProgressCallback = Callable[[str, float], None]
-"""Called with the name of a task and the fraction that is done, from 0 to 1."""
+"""Function that receives the name of a task and the fraction that is done, from 0 to 1."""
 
 
 def no_progress(name: str, share: float) -> None:
-    """Show nothing."""
+    """Ignore progress."""
 
 
 def use_flower_handler() -> None:
-    """Show this package's log at INFO in Flower's own format. Only the two apps call this function.
+    """Show this package's log at INFO in Flower's own format.
 
-    In a file or a journal, every line has its time and no colours. With ``DPFACT_LOG=json``, every
-    line is one JSON object.
+    Only an app or a command may call this function. In a file or a journal, every line has its time
+    and no colours. With ``DPFACT_LOG=json``, every line is one JSON object.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -47,7 +48,7 @@ def use_flower_handler() -> None:
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """Log our own errors in Flower's log as one line without a traceback."""
+    """Reduce this package's own errors in Flower's log to one line without a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, DPFactError):
         record.msg, record.args = f"{record.getMessage()}: {error}", ()
@@ -56,7 +57,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 
 
 def as_json(record: logging.LogRecord) -> str:
-    """A log line for programs: time (UTC), level, logger and text."""
+    """Return a log line for programs: time (UTC), level, logger and text, in JSON."""
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": record.levelname, "logger": record.name,
             "message": record.getMessage().strip()}  # fmt: skip
@@ -65,7 +66,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Hide log lines below WARNING, Flower's and ours, during a run in this process.
+    """Hide log lines of Flower and this package below WARNING, during a run in this process.
 
     Flower's lines about metrics are empty, because measurements stay at the sites.
     """

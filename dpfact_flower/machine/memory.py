@@ -1,4 +1,4 @@
-"""A process's memory limit and use."""
+"""Memory limit and memory use of this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _beside = [0]
 
 
 def memory_limit() -> int | None:
-    """Most bytes that this process may use; None if the system does not report a limit.
+    """Return the memory limit of this process in bytes, or None if the limit is unknown.
 
     The limit is the machine's memory, or less in a control group: the `MemoryMax` of a systemd
     unit, or a container's limit. Memory that other processes use counts as free.
@@ -29,18 +29,18 @@ def memory_limit() -> int | None:
 
 
 def memory_used() -> int:
-    """Peak memory of this process in bytes, plus the bytes given to `hold_beside`."""
+    """Return the peak memory of this process in bytes, plus the bytes given to `hold_beside`."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return _beside[0] + (most if sys.platform == "darwin" else 1024 * most)
 
 
 def hold_beside(held: int) -> None:
-    """Count bytes that another process holds for this one, under the same limit."""
+    """Count bytes that another process holds for this process, under the same limit."""
     _beside[0] = held
 
 
 def give_back() -> None:
-    """Return free memory to the system; glibc otherwise keeps much of it after large arrays."""
+    """Return free memory to the system, because glibc keeps much of it after large arrays."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -58,7 +58,7 @@ def leave_no_dump() -> None:
 
 
 def _group_limits() -> Iterator[int]:
-    """Limits of this process's control group and of all groups above it."""
+    """Yield the limits of this process's control group and of all groups above it."""
     with suppress(OSError):
         for line in _OWN_GROUP.read_text(encoding="utf-8").splitlines():
             number, kinds, group = line.split(":", 2)
@@ -71,6 +71,6 @@ def _group_limits() -> Iterator[int]:
 def _limits(top: Path, group: str, file: str) -> Iterator[int]:
     folder = top / group.strip("/")
     while folder.is_relative_to(top):
-        with suppress(OSError, ValueError):  # no file in the root group; "max" without a limit
+        with suppress(OSError, ValueError):  # the root group has no file; "max" means no limit
             yield int((folder / file).read_text(encoding="ascii"))
         folder = folder.parent

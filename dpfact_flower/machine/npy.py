@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError
 
 _START = np.lib.format.MAGIC_LEN + 2
-"""Bytes before the header: format, version, and the header's length."""
+"""Number of bytes before the header: format, version, and the header's length."""
 _PART = 2**20
 _LEVEL = 2
-"""Compression level: a tensor takes a quarter of the time of zlib's default, and an eighth more
-bytes."""
+"""Compression level. A tensor takes a quarter of the time of zlib's default level, and an eighth
+more bytes."""
 
 
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
     """Read an array that `numpy.save` wrote; raise a DataError for any other content.
 
-    `numpy.load` allocates the size that a header claims. This function allocates only for bytes
-    that are present, so a damaged or hostile file cannot exhaust the memory. The array is writable.
+    `numpy.load` allocates the size that a header claims. This function allocates memory only for
+    bytes that are present, so a damaged or hostile file cannot exhaust the memory. The array is
+    writable.
     """
     try:
         start = file.read(_START)
@@ -46,7 +47,10 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
 
 @lru_cache(maxsize=64)  # a run has few array types and shapes, and NumPy's parser is slow
 def _described(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type from the start of a file, in the version for arrays of numbers."""
+    """Return an array's shape, order and type from the start of a file.
+
+    The file must have version 1.0 of the format, which covers arrays of numbers.
+    """
     file = BytesIO(head)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("version")
@@ -64,7 +68,7 @@ def save_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Read all `names` from an .npz file, in memory bounded by the file's size.
+    """Read all arrays in `names` from an .npz file, in memory bounded by the file's size.
 
     With `others`, the file's other arrays are read too.
     """

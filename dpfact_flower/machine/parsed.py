@@ -1,4 +1,4 @@
-"""JSON from an untrusted file: as plain values, or as a dataclass."""
+"""JSON from an untrusted file, parsed to plain values or to a dataclass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST = 20
-"""Most keys of each kind that one error names."""
+"""Largest number of missing keys, and of wrong values, that one error names."""
 
 
 def from_json(text: str | bytes) -> Any:
@@ -25,16 +25,16 @@ def from_json(text: str | bytes) -> Any:
 
 
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
-    """Make a dataclass, including nested ones, from parsed JSON.
+    """Make a dataclass, and the dataclasses in its fields, from parsed JSON.
 
-    Types are strict: text never becomes a number, nor a number a boolean. Integers are valid
-    floats. Unknown keys are ignored. Errors omit the names in `unnamed`, which are not keys of the
-    file.
+    Types are strict: text never becomes a number, and a number never becomes a boolean. Integers
+    are valid floats. Unknown keys are ignored. Errors omit the names in `unnamed`, which are not
+    keys of the file.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
     try:
-        # Through JSON: only there does strict validation accept a list for a tuple.
+        # Through JSON, because strict validation accepts a list for a tuple in JSON only.
         text = json.dumps(content, allow_nan=False)
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
@@ -44,7 +44,7 @@ def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T
 
 
 def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
-    """The missing keys and the wrong values, at most `_MOST` of each."""
+    """Return the missing keys and the wrong values as one line, at most `_MOST` of each."""
     missing, wrong = [], []
     for fault in error.errors(include_url=False):
         key = ".".join(str(part) for part in fault["loc"] if part not in unnamed)

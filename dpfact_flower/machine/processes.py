@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INTERPRETED = 3
-"""A script's name is among the first words of its command line, after the interpreter."""
+"""Number of first words in a command line that may name a script, after the interpreter."""
 _LISTENS = "0A"
 _TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -19,7 +19,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Process:
-    """A process with its command line; environment and folder are None if not readable."""
+    """A process and its command line. `environment` and `folder` are None if not readable."""
 
     pid: int
     uid: int
@@ -28,11 +28,11 @@ class Process:
     folder: Path | None
 
     def runs(self, *names: str) -> bool:
-        """Whether the process runs one of these commands."""
+        """Return whether the process runs one of these commands."""
         return any(Path(word).name in names for word in self.words[:_INTERPRETED])
 
     def option(self, name: str) -> str | None:
-        """Value of an option on the command line; None without the option."""
+        """Return the value of an option on the command line, or None without the option."""
         for number, word in enumerate(self.words):
             if word == name:
                 return self.words[number + 1] if number + 1 < len(self.words) else None
@@ -41,7 +41,7 @@ class Process:
         return None
 
     def path(self, name: str) -> Path | None:
-        """Value of an option that is a path, resolved in the process's own folder."""
+        """Return the value of an option that is a path, resolved in the process's own folder."""
         text = self.option(name)
         if text is None:
             return None
@@ -49,7 +49,10 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """All processes, except those that end meanwhile or have no command line yet (during exec)."""
+    """Return all processes of the machine.
+
+    Processes that end meanwhile, or have no command line yet (during exec), are left out.
+    """
     running = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended
@@ -70,18 +73,18 @@ def _readable(folder: Path) -> tuple[dict[str, str] | None, Path | None]:
 
 
 class Listener(NamedTuple):
-    """A listening socket: its user, and its unique number."""
+    """A listening socket, described by its user and its unique number."""
 
     uid: int
     inode: int
 
 
 def listeners(host: str, port: int) -> list[Listener] | None:
-    """Sockets that a connection to a port of a loopback address may reach.
+    """Return the sockets that a connection to a port of a loopback address may reach.
 
-    Returns None if the sockets are not visible: on another machine, in another container, or
-    without Linux. Returns an empty list if one of the host's addresses has no listener, because a
-    connection would reach any process that takes this address.
+    Return None if the sockets are not visible: on another machine, in another container, or without
+    Linux. Return an empty list if one of the host's addresses has no listener, because a connection
+    would reach any process that takes this address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -105,7 +108,10 @@ def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener
 
 
 def _address(text: str) -> _Address:
-    """Parse 32-bit words in the machine's byte order, on supported machines little-endian."""
+    """Parse an address that /proc gives as 32-bit words in the machine's byte order.
+
+    All supported machines are little-endian.
+    """
     words = bytes.fromhex(text)
     packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
     address = ipaddress.ip_address(packed)
@@ -113,7 +119,7 @@ def _address(text: str) -> _Address:
 
 
 def _reached(address: _Address, listening: list[tuple[_Address, Listener]]) -> list[Listener]:
-    """The sockets that a connection reaches: Linux prefers the most specific address."""
+    """Return the sockets that a connection reaches. Linux prefers the most specific address."""
     older = [ipaddress.ip_address("0.0.0.0")] if address.version == 4 else []
     for local in (address, *older, ipaddress.ip_address("::")):
         if reached := [listener for place, listener in listening if place == local]:

@@ -11,7 +11,7 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """Values of one metric, each with its labels; `kind` is ``gauge`` or ``counter``."""
+    """The values of one metric, each with its labels. `kind` is ``gauge`` or ``counter``."""
 
     name: str
     help: str
@@ -20,12 +20,12 @@ class Gauge(NamedTuple):
 
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
-    """A gauge with one value."""
+    """Return a gauge with one value."""
     return Gauge(name, text, [(labels, value)])
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
-    """The metrics in Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     lines = []
     for gauge in gauges:
         name = f"dpfact_{gauge.name}"
@@ -37,7 +37,10 @@ def exposition(gauges: Iterable[Gauge]) -> str:
 
 
 def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
-    """Write gauges to a file that everybody may read, because the collector is another user."""
+    """Write gauges to a file that everybody may read.
+
+    The collector, which reads the file, runs as another user.
+    """
     with replacing(path, durable=False) as file:
         file.write(exposition(gauges).encode())
         os.fchmod(file.fileno(), 0o644)

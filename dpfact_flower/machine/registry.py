@@ -1,4 +1,4 @@
-"""Registries for extensions by name: rules, solvers, accountants."""
+"""Registries of extensions by name: rules, solvers and accountants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _Thing = TypeVar("_Thing")
 
 
 class Registry(Generic[_Thing]):
-    """Objects by their names in a config.
+    """A registry of objects by the names that a config uses.
 
-    `find` searches this package's own objects, `known`, whose names are reserved; then the objects
-    that this process registered; then the entry points in `group` of installed packages. A package
-    is imported only when one of its names is needed.
+    `find` searches three places in this order: this package's own objects, `known`, whose names are
+    reserved; the objects that this process registered; and the entry points in `group` of installed
+    packages. A package is imported only when one of its names is needed.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:
@@ -24,7 +24,7 @@ class Registry(Generic[_Thing]):
         self._more: dict[str, _Thing] = {}
 
     def register(self, name: str, thing: _Thing) -> _Thing:
-        """Register an object for this process; replaces an earlier one of that name."""
+        """Register an object for this process. An earlier object with this name is replaced."""
         if name in self._own:
             raise SettingsError(
                 f"{self._what}: {shown(name)} is dpfact-flower's own; choose another"
@@ -33,7 +33,10 @@ class Registry(Generic[_Thing]):
         return thing
 
     def find(self, name: str) -> _Thing:
-        """The object of that name; raises a SettingsError that lists the names if there is none."""
+        """Return the object with a name.
+
+        Raise a SettingsError that lists all names if the name is unknown.
+        """
         for things in (self._own, self._more):
             if name in things:
                 return things[name]
@@ -46,10 +49,13 @@ class Registry(Generic[_Thing]):
         )
 
     def names(self) -> list[str]:
-        """Names that `find` knows, this package's own first."""
+        """Return the names that `find` knows, this package's own names first."""
         return [*self._own, *sorted((self._installed | self._more.keys()) - self._own.keys())]
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Cached: the search takes 10 ms or more, and every charge uses all accountants."""
+        """Names of the installed entry points, cached.
+
+        The search takes 10 ms or more, and every charge uses all accountants.
+        """
         return frozenset(entry_points(group=self._group).names)

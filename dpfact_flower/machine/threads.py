@@ -1,7 +1,7 @@
-"""Threads over independent parts of one computation, with no effect on the result.
+"""Threads for independent parts of one computation, with no effect on the result.
 
 The parts depend on the data, never on the number of threads, and their results are collected in a
-fixed order. Threads therefore only change the duration.
+fixed order. Threads therefore change only the duration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 from threadpoolctl import ThreadpoolController
 
 _BATCHES, _LARGEST_BATCH = 4, 4
-"""Least number of batches per thread, and most parts in a batch."""
+"""Smallest number of batches per thread, and largest number of parts in a batch."""
 
 _here = local()
 _Part = TypeVar("_Part")
@@ -27,10 +27,10 @@ _Result = TypeVar("_Result")
 
 
 def thread_count() -> int:
-    """Threads to use: ``OMP_NUM_THREADS`` if set, else the number of this process's processors.
+    """Return the number of threads to use: ``OMP_NUM_THREADS``, or else this process's processors.
 
-    Ray and batch systems set the variable for processes that share a machine. A thread of
-    `in_order` gets 1, because the processors are in use.
+    Ray and batch systems set the variable for processes that share a machine. In a thread of
+    `in_order`, the number is 1, because the processors are in use.
     """
     if getattr(_here, "is_worker", False):
         return 1
@@ -43,10 +43,11 @@ def thread_count() -> int:
 
 
 class _OneBlasThread(AbstractContextManager[None]):
-    """Limits BLAS to one thread. The setting is global, so the last thread that leaves restores it.
+    """A context in which BLAS uses one thread.
 
-    OpenBLAS may ignore settings from a second thread. Enter this context before starting threads
-    that also enter it, and leave it after they have ended.
+    The setting is global, so the last thread that leaves the context restores it. OpenBLAS may
+    ignore settings from a second thread. Enter this context before starting threads that also enter
+    it, and leave it after they have ended.
     """
 
     def __init__(self) -> None:
@@ -54,8 +55,11 @@ class _OneBlasThread(AbstractContextManager[None]):
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """NumPy's and SciPy's BLAS; the search takes longer than the setting."""
-        import scipy.linalg  # noqa: F401, PLC0415  # a BLAS of its own, which kernels use
+        """Controller of NumPy's and SciPy's BLAS, cached.
+
+        The search for the libraries takes longer than the setting.
+        """
+        import scipy.linalg  # noqa: F401, PLC0415  # has its own BLAS, which kernels use
 
         return ThreadpoolController()
 
@@ -73,15 +77,17 @@ class _OneBlasThread(AbstractContextManager[None]):
 
 
 one_blas_thread = _OneBlasThread()
-"""Context with BLAS on one thread: otherwise the last bits depend on the number of threads."""
+"""Context in which BLAS uses one thread. Otherwise the last bits depend on the number of
+threads."""
 
 
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """``map(function, parts)`` in several threads; few results wait at a time.
+    """Yield ``map(function, parts)``, computed in several threads.
 
-    `function` should release the GIL most of the time, as compiled kernels do.
+    Only a few results wait at a time. `function` should release the GIL most of the time, as
+    compiled kernels do.
     """
     rest = iter(parts)
     first = list(islice(rest, 2))
@@ -105,7 +111,7 @@ def in_order(
 def in_batches(
     function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """`in_order` for parts of a millisecond or less: a thread takes several parts at a time.
+    """Do the same as `in_order` for parts of a millisecond or less, several parts at a time.
 
     Passing one part and its result between threads takes up to a tenth of a millisecond.
     """

@@ -13,22 +13,24 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 Factors = tuple[NDArray[np.float32], ...]
-"""Factor matrices of a CP model, one per mode, (I_n, R) each; patients first, where present."""
+"""Factor matrices of a CP model, one of shape (I_n, R) per mode. The patients' factor, if present,
+comes first."""
 
 Selection = tuple[NDArray[np.int32], ...]
-"""Codes that are kept: ascending positions in the vocabulary, one array per feature mode."""
+"""Selected codes: ascending positions in the vocabulary, one array per feature mode."""
 
 Weights = tuple[NDArray[np.float32], ...]
 """Factors by which the cells of each code are multiplied, one array per feature mode."""
 LEAST_WEIGHT = 2.0**-20
-"""Smallest weight: smaller than any weight from real counts, but far from subnormal numbers."""
+"""Smallest weight. All weights from real counts are larger, and subnormal numbers are far
+smaller."""
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Unique numbers, ascending: `numpy.unique`, by sorting.
+    """Return the unique numbers in ascending order, by sorting.
 
-    NumPy 2.3 and later use a hash table. For millions of numbers that combine a patient and a code,
-    the hash table takes 50 times as long as the sort.
+    `numpy.unique` uses a hash table from NumPy 2.3 on. For millions of numbers that combine a
+    patient and a code, the hash table takes 50 times as long as the sort.
     """
     ordered: NDArray[np.int64] = np.sort(numbers)
     different: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0

@@ -1,7 +1,7 @@
 """CP models: their exact error on a sparse tensor, and the weights of their components.
 
 A model of rank R has one factor matrix per mode. The value of a cell is the sum over r of the
-product of the matching entries. No function here builds a dense tensor: sums over all cells are
+product of the matching entries. No error is computed from a dense tensor. Sums over all cells are
 computed in float64 from the values at the non-zeros and from Gram matrices.
 """
 
@@ -35,10 +35,10 @@ _MANY = 1 << 12  # from this many rows, blocks are multiplied in float32
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CPModel:
-    """A CP model, one factor matrix per mode, two or more; mode 0 is the patients.
+    """A CP model with one factor matrix for each of two or more modes. Mode 0 is the patients.
 
-    Accepts any sequence of matrices that are not empty, finite and of one rank. The matrices are
-    kept as read-only float64.
+    The matrices must be finite, not empty, and of one rank. The model stores them as read-only
+    float64.
     """
 
     factors: Matrices
@@ -51,7 +51,7 @@ class CPModel:
 
     @classmethod
     def of(cls, *factors: ArrayLike) -> CPModel:
-        """Model of factor matrices of any float type, patients first."""
+        """Make a model from factor matrices of any float type, patients first."""
         return cls(tuple(np.asarray(factor, np.float64) for factor in factors))
 
     def __repr__(self) -> str:
@@ -79,16 +79,17 @@ class CPModel:
         return column_weights(self.factors)
 
     def normalized(self) -> tuple[NDArray[np.float64], CPModel]:
-        """Weights, and the model with unit columns, for display and matching only.
+        """Return the weights and a model with unit columns, for display and matching only.
 
-        The product of both is this model. A column of zeros stays zero.
+        The product of the weights and the returned model is this model. A column of zeros stays
+        zero.
         """
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """The same model with unit feature columns; the patients' factor takes the scale.
+        """Return the same model with unit feature columns and the scale in the patients' factor.
 
-        Memberships of models with different feature factors then share one unit.
+        Memberships then have the same unit in models with different feature factors.
         """
         patients, *features = self.factors
         scale = column_weights(tuple(features))
@@ -112,19 +113,19 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """As a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1."""
+        """Return a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1."""
         weights, unit = self.normalized()
         CPTensor = _optional("TensorLy", "tensorly.cp_tensor").CPTensor
         return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
 
     def to_pyttb(self) -> Any:
-        """As a pyttb `ktensor`: the weights, and columns of norm 1."""
+        """Return a pyttb `ktensor`: the weights, and columns of norm 1."""
         weights, unit = self.normalized()
         ktensor = _optional("pyttb", "pyttb.ktensor").ktensor
         return ktensor([np.array(factor) for factor in unit.factors], weights)
 
     def to_dense(self) -> NDArray[np.float64]:
-        """Every cell, for tests and small examples of up to ten million cells."""
+        """Return all cells, for tests and small examples of up to ten million cells."""
         cells = math.prod(self.shape)
         if cells > 10_000_000:
             raise DataError(f"refusing to densify {cells:,} cells (limit 10,000,000)")
@@ -134,31 +135,35 @@ class CPModel:
         return dense
 
     def norm_squared(self) -> float:
-        """Squared Frobenius norm of the model, from the Gram matrices of its factors."""
+        """Return the squared Frobenius norm of the model, from the factors' Gram matrices."""
         return norm_squared(self.factors)
 
     def inner(self, tensor: SparseTensor) -> float:
-        """Inner product <X, M> with a tensor of the same shape."""
+        """Return the inner product <X, M> with a tensor of the same shape."""
         return math.fsum(float(x @ m) for x, m in _at_nonzeros(tensor, self.factors))
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Exact sums of squared errors on a tensor of the same shape; see `squared_error`."""
+        """Return exact sums of squared errors on a tensor of this shape; see `squared_error`."""
         return squared_error(tensor, self.factors)
 
     def rmse(self, tensor: SparseTensor) -> RMSE:
-        """Root mean square errors on one tensor; for several sites add `squared_error` first."""
+        """Return the root mean square errors on one tensor.
+
+        For several sites, add the results of `squared_error` first.
+        """
         return self.squared_error(tensor).rmse
 
     def fit(self, tensor: SparseTensor) -> float:
-        """Fraction of the data explained; see `SquaredError.fit`."""
+        """Return the fraction of the data that the model explains; see `SquaredError.fit`."""
         return self.squared_error(tensor).fit
 
 
 def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
-    """Exact sums of squared errors of a CP model, in float64, a part of the patients at a time.
+    """Return exact sums of squared errors of a CP model, in float64.
 
-    The error over the zero cells is ||M||^2 minus the sum of squares of M at the non-zeros. The
-    total equals ||X||^2 - 2<X,M> + ||M||^2 and suffers less from cancellation.
+    The patients are processed part by part. The error over the zero cells is ||M||^2 minus the sum
+    of squares of M at the non-zeros. The total equals ||X||^2 - 2<X,M> + ||M||^2, but suffers less
+    from cancellation.
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
@@ -177,14 +182,14 @@ def _optional(library: str, module: str) -> Any:
 
 
 def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
-    """Squared Frobenius norm of a CP model of factors of any float type."""
+    """Return the squared Frobenius norm of a CP model with factors of any float type."""
     return float(hadamard([gram(factor) for factor in factors]).sum())
 
 
 def _at_nonzeros(
     tensor: SparseTensor, factors: Sequence[NDArray[Any]]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Values of the tensor and of the model at the non-zeros, a part at a time."""
+    """Yield the values of the tensor and of the model at the non-zeros, part by part."""
     shape = tuple(map(len, factors))
     if tensor.shape != shape:
         raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {shape}")
@@ -198,7 +203,7 @@ def _at_nonzeros(
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Factors as read-only float64, all of one rank."""
+    """Return factors of one rank as read-only float64. Refuse other input."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -219,18 +224,18 @@ def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
 
 
 def column_weights(factors: Matrices) -> Floats:
-    """Product over the modes of the norms of each component's columns."""
+    """Return the product, over the modes, of the norms of each component's columns."""
     return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
 
 
 def unit_columns(factor: Floats) -> Floats:
-    """Scale columns to norm 1; a column of zeros stays zero."""
+    """Scale columns to norm 1. A column of zeros stays zero."""
     norms = np.linalg.norm(factor, axis=0)
     return np.asarray(factor / np.where(norms > 0, norms, 1.0))
 
 
 def gram(factor: Array) -> NDArray[np.float64]:
-    """``factor.T @ factor``, summed in float64.
+    """Return ``factor.T @ factor``, summed in float64.
 
     A factor with many rows is multiplied block by block in its own precision. The relative error
     stays below 1e-6 for float32.
@@ -245,5 +250,5 @@ def gram(factor: Array) -> NDArray[np.float64]:
 
 
 def hadamard(grams: Sequence[Array]) -> NDArray[np.float64]:
-    """Element-wise product of Gram matrices."""
+    """Return the element-wise product of Gram matrices."""
     return np.asarray(math.prod(grams[1:], start=grams[0]))

@@ -1,4 +1,4 @@
-"""The distance of a model from a tensor: sums of squared errors, and measures made of them."""
+"""Errors of a model on a tensor: sums of squared errors, and measures computed from them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ class RMSE:
     """Three root mean square errors that must not be confused."""
 
     all_cells: float
-    """Over every cell, zeros included: ||X - M|| / sqrt(cells)."""
+    """Error over all cells, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
-    """Over the non-zero cells alone; ignores the model's values elsewhere. None: not measured."""
+    """Error over the non-zero cells only, without the model's values elsewhere. None: not
+    measured."""
     authors: float
-    """||X - M|| / sqrt(nnz), as in the authors' published code; not a mean, only for
-    reproduction."""
+    """||X - M|| / sqrt(nnz), as in the authors' published code. This number is not a mean, and
+    serves only to reproduce their results."""
 
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Sums that determine every error measure; add the sums of several sites with ``+``.
+    """The sums that determine every error measure. Add the sums of several sites with ``+``.
 
     `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the part of `all_cells` from the
     non-zero cells, or None if that part was not measured.
@@ -40,7 +41,10 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Errors of a model; `all_cells` is at least `nonzeros`, whatever the rounding."""
+        """Return the errors of a model on a tensor.
+
+        `all_cells` is raised to `nonzeros` if rounding made it smaller.
+        """
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -66,7 +70,7 @@ class SquaredError:
 
     @property
     def fit(self) -> float:
-        """Fraction of the data explained, ``1 - ||X - M||^2 / ||X||^2``; may be negative.
+        """Fraction of the data explained, ``1 - ||X - M||^2 / ||X||^2``, possibly negative.
 
         Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb use the same
         name for ``1 - ||X - M|| / ||X||``, which is smaller.

@@ -12,10 +12,10 @@ from dpfact_flower.tensor.sparse import SparseTensor
 
 
 def as_tensor(value: Any) -> SparseTensor:
-    """Convert another library's tensor of counts; the first mode is the patients.
+    """Convert another library's tensor of counts, whose first mode is the patients.
 
-    Accepts a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array, whose zero
-    cells are dropped.
+    The input is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array. The
+    zero cells of an array are dropped.
     """
     if isinstance(value, SparseTensor):
         return value

@@ -1,4 +1,4 @@
-"""FROSTT text (``.tns``, http://frostt.io): one non-zero per line, its indices, then its value."""
+"""FROSTT text (``.tns``, http://frostt.io): each line has the indices and value of a non-zero."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def read_tns(
 ) -> SparseTensor:
     """Read a tensor of counts from FROSTT text, which may be compressed (.gz).
 
-    Empty lines and lines that begin with ``#`` are skipped. The sizes come from `shape`, else from
-    a line such as ``# shape: 3 4 5`` at the start of the file, else from the largest indices.
-    Indices begin at 1, as in FROSTT, unless a 0 occurs or `one_based` says otherwise.
+    Empty lines and lines that begin with ``#`` are skipped. The sizes come from `shape`, or else
+    from a line such as ``# shape: 3 4 5`` at the start of the file, or else from the largest
+    indices. Without `one_based`, indices begin at 1, as in FROSTT, unless an index is 0.
     """
     try:
         table, declared = _read_table(Path(path))
@@ -53,7 +53,7 @@ def _tensor(table: Floats, shape: Sequence[int] | None, one_based: bool | None) 
 
 
 def _read_table(path: Path) -> tuple[Floats, list[int] | None]:
-    """Numbers of the file, shape (entries, N + 1), and the shape of its ``# shape:`` line."""
+    """Return the numbers of the file, shape (entries, N + 1), and the ``# shape:`` line's shape."""
     try:
         with _open_text(path) as file:
             declared = _declared_shape(file)
@@ -78,7 +78,7 @@ def _table(file: TextIO) -> Floats:
             return np.loadtxt(file, comments="#", ndmin=2)
     except UnicodeDecodeError:
         raise
-    except ValueError:  # NumPy's message quotes the cell, and counts rows from 0 or from 1
+    except ValueError:  # NumPy's message quotes the cell and counts rows from 0 or 1
         file.seek(0)
         raise DataError(_first_bad_line(file)) from None
 
@@ -96,7 +96,7 @@ def _declared_shape(file: TextIO) -> list[int] | None:
 
 
 def _first_bad_line(file: TextIO) -> str:
-    """Describe the first bad line of a table that NumPy refuses, without its content."""
+    """Describe the first bad line of a table that NumPy refuses, without the line's content."""
     columns = 0
     for number, line in enumerate(file, start=1):
         cells = line.partition("#")[0].split()

@@ -21,10 +21,11 @@ from dpfact_flower.tensor.cp import (
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of the components of two models, min(R) pairs.
+    """A one-to-one matching of the components of two models, with min(R) pairs.
 
-    Component ``estimate[p]`` of the first model is matched with ``truth[p]`` of the second, ordered
-    by `truth`. `cosines` are the products over the modes of the matched columns' cosines.
+    Pair p consists of component ``estimate[p]`` of the first model and component ``truth[p]`` of
+    the second. The pairs are ordered by `truth`. `cosines` holds the product, over the modes, of
+    the cosines of the matched columns.
     """
 
     estimate: NDArray[np.intp]
@@ -42,11 +43,13 @@ def match_columns(
 
     The Hungarian method finds the best matching. The greedy scores of pyttb and the Tensor Toolbox
     take the best pair first, which gives the same sum or a smaller one. A column of zeros has
-    cosine 0 with every column. Signs count, as in the paper: a component is unchanged when two of
-    its columns change sign, but a model compared without one of its modes should be non-negative.
+    cosine 0 with every column. Signs count, as in the paper. A component is unchanged when two of
+    its columns change sign, but a model that is compared without one of its modes should be
+    non-negative.
 
-    Both arguments are models, or sequences of factors such as the feature factors alone. Sizes must
-    agree; ranks may differ. `modes` are positions of the factors to compare, all by default.
+    Both arguments are models, or sequences of factors such as the feature factors alone. The sizes
+    must agree, but the ranks may differ. `modes` holds the positions of the factors to compare, by
+    default all positions.
     """
     similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth, modes)))
     # Importing scipy.optimize takes 0.1 s or more, and a site never matches models.
@@ -65,7 +68,7 @@ def factor_match_score(
     modes: Sequence[int] | None = None,
     with_weights: bool | None = None,
 ) -> float:
-    """Factor match score (FMS) of two models: 1 means equal, 0 unrelated.
+    """Return the factor match score (FMS) of two models: 1 means equal, and 0 means unrelated.
 
     The formula is from the paper's section Privacy. After `match_columns`, the score is the mean
     over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
@@ -73,9 +76,8 @@ def factor_match_score(
     ranks differ, the sum over min(R) pairs is divided by max(R), so a missing or spurious component
     counts 0. (pyttb divides by the smaller rank.)
 
-    `with_weights` includes the factor with xi. The default is true for two models. The default is
-    false for tuples of factors, because a component's scale is arbitrary without the patients'
-    factor.
+    `with_weights` includes the factor with xi. By default, it is true for two models. It is false
+    for tuples of factors, because a component's scale is arbitrary without the patients' factor.
     """
     ours, theirs = _comparable(estimate, truth, modes)
     match = match_columns(ours, theirs)
@@ -94,7 +96,7 @@ def factor_match_score(
 def column_cosines(
     estimate: NDArray[np.float64], truth: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Cosine of every column of one (I, R) array with every column of another; (R, R')."""
+    """Return the (R, R') cosines of the columns of an (I, R) array with those of another array."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 

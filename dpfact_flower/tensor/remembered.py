@@ -1,7 +1,7 @@
-"""A cache of values computed from tensors: a site has the same tensor in every round.
+"""A cache for values computed from tensors, because a site has the same tensor in every round.
 
-One process may simulate many sites or large ones, so the cached tensors have a limited total number
-of entries.
+One process may simulate many sites or large ones, so the total number of entries of all cached
+tensors is limited.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TypeVar
 from dpfact_flower.tensor.sparse import SparseTensor
 
 _MOST = 1 << 23
-"""Most entries of all cached tensors; a larger tensor is cached alone."""
+"""Largest total number of entries of all cached tensors. A larger tensor is cached alone."""
 
 _Made = TypeVar("_Made")
 
 
 def remembered(make: Callable[[SparseTensor], _Made]) -> Callable[[SparseTensor], _Made]:
-    """Cache the function's values for the tensors that were used last."""
+    """Cache a function's values for the tensors that were used last."""
     values: OrderedDict[SparseTensor, _Made] = OrderedDict()
     lock = Lock()
 

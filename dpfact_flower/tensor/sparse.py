@@ -1,7 +1,7 @@
 """Sparse count tensors in coordinate form; mode 0 is the patients.
 
-`SparseTensor` is the only tensor type inside the package. Its indices and values are validated
-once, here, so solvers and mechanisms need not check them again.
+`SparseTensor` is the only tensor type inside the package. `from_coo` validates indices and values
+once, so solvers and mechanisms need not check them again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _MAX_MODE = np.iinfo(np.int32).max
 _PATIENT_MODE = 0
 
 _PART = 1 << 20
-"""Entries converted to wider number types at a time."""
+"""Number of entries that are converted to wider types at a time."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class SparseTensor:
     """A validated sparse tensor of counts, of two modes or more.
 
-    Build one with `from_coo`; the constructor itself trusts its arguments. `indices` has one row
-    for each non-zero cell. The rows are C-contiguous, unique and in lexicographic order, patients
-    first. `values` are positive and finite; counts above 2**24 lose their last digits.
+    Use `from_coo` to build a tensor, because the constructor does not check its arguments.
+    `indices` has one row for each non-zero cell. The rows are C-contiguous, unique and in
+    lexicographic order, patients first. `values` are positive and finite. Counts above 2**24 lose
+    their last digits.
     """
 
     indices: NDArray[np.int32]
@@ -40,11 +41,12 @@ class SparseTensor:
 
     @classmethod
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
-        """Validate zero-based coordinates; sum duplicates and drop explicit zeros.
+        """Build a tensor from zero-based coordinates of any type and order.
 
-        Entries of any type and order are converted and sorted part by part, so the peak memory is
-        little more than the input and the tensor. An error names the broken rule and the first
-        position where the rule is broken.
+        Coordinates and values are validated, duplicates are summed, and explicit zeros are dropped.
+        Entries are converted and sorted part by part, so the peak memory is little more than the
+        input and the tensor. An error names the broken rule and the first position where the rule
+        is broken.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -52,14 +54,14 @@ class SparseTensor:
         return cls(*_sorted_and_summed(index, value, size), size)
 
     def __repr__(self) -> str:
-        # Only the shape and the number of non-zeros: logs may hold a repr but no patient's cells.
+        # Only the shape and the number of non-zeros, because logs may hold a repr but no cells.
         return f"SparseTensor(shape={self.shape}, nnz={self.nnz})"
 
     def __len__(self) -> int:
         return self.n_patients
 
     def __getitem__(self, rows: Any) -> SparseTensor:
-        # Indexes patients like the rows of an array, because scikit-learn splits data this way.
+        # Patients are indexed like the rows of an array, because scikit-learn splits data this way.
         return self.select_patients(patient_rows(rows, self.n_patients))
 
     @property
@@ -93,18 +95,18 @@ class SparseTensor:
         return self.nnz / self.cells
 
     def norm_squared(self) -> float:
-        """Squared Frobenius norm, summed in float64."""
-        # Not with BLAS, whose sum depends on its number of threads.
+        """Return the squared Frobenius norm, summed in float64."""
+        # Without BLAS, because a BLAS sum depends on the number of threads.
         return math.fsum(
             float(np.square(self.values[part], dtype=np.float64).sum()) for part in self.parts()
         )
 
     def parts(self) -> Iterator[slice]:
-        """Slices that cover the non-zeros; temporary arrays of one slice stay small."""
+        """Return slices that cover the non-zeros and keep temporary arrays small."""
         return _parts(self.nnz)
 
     def to_dense(self) -> NDArray[np.float64]:
-        """Dense copy, for tests and small examples of up to ten million cells."""
+        """Return a dense copy, for tests and small examples of up to ten million cells."""
         if self.cells > 10_000_000:
             raise DataError(f"refusing to densify {self.cells:,} cells (limit 10,000,000)")
         dense = np.zeros(self.shape)
@@ -149,10 +151,10 @@ class SparseTensor:
         )
 
     def weighted(self, weights: Weights) -> SparseTensor:
-        """Multiply each cell by the weights of its codes; without weights, return this tensor.
+        """Multiply each cell by the weights of its codes. Without weights, return this tensor.
 
-        Weights are above 0. Products are clipped to the range of positive float32 numbers, so the
-        set of non-zero cells does not change.
+        All weights are above 0. Products are clipped to the range of positive float32 numbers, so
+        the set of non-zero cells does not change.
         """
         if not weights:
             return self
@@ -166,10 +168,10 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def scaled_to_unit_patients(self) -> SparseTensor:
-        """Divide each patient's slice by its Frobenius norm; an empty slice stays empty.
+        """Divide each patient's slice by its Frobenius norm. An empty slice stays empty.
 
-        Least squares follows the largest values, and a long stay has far larger counts than a short
-        one. After scaling, every patient has the same influence.
+        Large values dominate least squares, and a long stay has far larger counts than a short
+        stay. After scaling, every patient has the same influence.
         """
         norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
         for part in self.parts():
@@ -181,7 +183,7 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def fingerprint(self) -> str:
-        """SHA-256 over shape, indices and values; identifies this data."""
+        """Return a SHA-256 over shape, indices and values, which identifies this data."""
         digest = hashlib.sha256(repr(self.shape).encode())
         for part in self.parts():
             digest.update(np.ascontiguousarray(self.indices[part], "<i4").data)
@@ -191,7 +193,7 @@ class SparseTensor:
 
 
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
-    """Row numbers of the patients that a NumPy index selects.
+    """Return the row numbers of the patients that a NumPy index selects.
 
     The index is an array of numbers, a mask or a slice, or a tuple of one of these and ``...``.
     """
@@ -225,7 +227,7 @@ def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
 
 
 def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
-    """New number of each row; -1 for rows that are dropped."""
+    """Return the new number of each row, or -1 for rows that are dropped."""
     numbers = np.full(size, -1, np.int32)
     numbers[positions] = np.arange(len(positions), dtype=np.int32)
     return numbers
@@ -236,9 +238,10 @@ def _parts(entries: int) -> Iterator[slice]:
 
 
 def refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
-    """Raise a DataError that says where entries break a rule, without their values.
+    """Raise a DataError if entries break a rule, with their number and the first position.
 
-    `wrong` returns for each entry of a part whether the entry breaks the rule.
+    The error does not show the values. `wrong` returns, for each entry of a part, whether the entry
+    breaks the rule.
     """
     count, position = 0, 0
     for part in _parts(entries):
@@ -334,7 +337,7 @@ def _sorted_and_summed(
 
 
 def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
-    """Whether the entries are already positive, unique and in lexicographic order."""
+    """Return whether the entries are already positive, unique and in lexicographic order."""
     for part in _parts(len(index)):
         if not (_single(value[part]) > 0).all():
             return False
@@ -353,7 +356,8 @@ def _by_patient(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
     """Group positive entries by patient in a stable counting sort.
 
-    Returns the first entry of each patient followed by the number of entries, then the entries.
+    Return the first entry of each patient followed by the number of entries, then the indices and
+    the values.
     """
     patients = shape[_PATIENT_MODE]
     starts = np.zeros(patients + 1, np.int64)
@@ -378,7 +382,7 @@ def _by_patient(
 
 
 def _patient_parts(starts: NDArray[np.int64]) -> Iterator[slice]:
-    """Slices of whole patients; each has at most `_PART` entries, or one patient."""
+    """Yield slices of whole patients. Each slice has at most `_PART` entries, or one patient."""
     first = 0
     while first < starts[-1]:
         next_patient = int(np.searchsorted(starts, first, side="right"))

@@ -1,10 +1,11 @@
 """Factor matrices as one array, the *stack*, and the model's values at given cells.
 
 The *stack* is a two-dimensional array with the rows of all modes, one mode after the other. An
-entry is then N row numbers, and kernels work for any number of modes. Rows are padded with zero
-columns to whole vector registers; a zero column stays zero under every update here.
+entry is then a list of N row numbers, and kernels work for any number of modes. Rows are padded
+with zero columns to whole vector registers. A zero column stays zero under every update in this
+package.
 
-The fast-math flags keep the meaning of NaN and infinity, by which divergence is noticed.
+The fast-math flags keep the meaning of NaN and infinity, because these values reveal divergence.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.tensor.arrays import Array
 
-_MOST = 8  # registers per slice: with their operands, all fit into a processor's sixteen
+_MOST = 8  # registers per slice: slices and operands fit into sixteen registers
 _LINE = 64  # bytes of a cache line
 
 
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Returns one zero for each register of a slice, as
+    Return one zero for each register of a slice, as
     `dpfact_flower.solver.kernels.vector.instructions` expects, and the padded length of a row.
     """
     whole = -(-rank // WIDTH)
@@ -35,7 +36,7 @@ def slices(rank: int) -> tuple[tuple[int, ...], int]:
 
 
 def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
-    """Array of zeros, aligned to a cache line."""
+    """Return an array of zeros that is aligned to a cache line."""
     size = np.dtype(dtype).itemsize * rows * columns
     memory = np.zeros(size + _LINE, np.uint8)
     first = -memory.ctypes.data % _LINE
@@ -44,7 +45,7 @@ def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
-    """Stack the rows of all modes, all of one type, and pad with zero columns; see `slices`."""
+    """Stack factors of one type and pad their rows with zero columns; see `slices`."""
     rank = factors[0].shape[1]
     stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])
@@ -52,18 +53,18 @@ def stack_factors(factors: Sequence[Array]) -> Array:
 
 
 def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
-    """First row of each mode in the stack, then the number of rows."""
+    """Return the first row of each mode in the stack, then the number of rows."""
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
 def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArray[np.float64]:
-    """Value of the CP model at each row of `indices`, in the factors' precision."""
+    """Return the CP model's value at each row of `indices`, in the factors' precision."""
     offsets = row_offsets([len(factor) for factor in factors])
     return stacked_values(indices, stack_factors(factors), offsets)
 
 
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """`model_values` for stacked factors; `offsets` as from `row_offsets`."""
+    """Return `model_values` for stacked factors; `offsets` is the result of `row_offsets`."""
     values = np.empty(len(indices))
     if indices.shape[1] == 3:
         _values_three(indices, stack, offsets, values)

@@ -1,4 +1,4 @@
-"""Symmetric matrices as vectors: the upper triangle, row after row.
+"""Symmetric matrices as vectors that hold the upper triangle, row after row.
 
 A value off the diagonal represents two values of the matrix and is multiplied by sqrt(2), so the
 vector and the matrix have the same norm. *Strict* triangles exclude the diagonal.
@@ -16,29 +16,29 @@ ROOT2 = math.sqrt(2.0)
 
 
 def whole_size(order: int) -> int:
-    """Number of values in the triangle of a matrix with `order` rows, diagonal included."""
+    """Return the size of a triangle of a matrix with `order` rows, diagonal included."""
     return order * (order + 1) // 2
 
 
 def strict_size(order: int) -> int:
-    """Number of values in a strict triangle."""
+    """Return the size of a strict triangle of a matrix with `order` rows."""
     return order * (order - 1) // 2
 
 
 def strict_row(row: int, order: int) -> int:
-    """Offset of a row in a strict triangle; the pair (row, column) is at offset + column."""
+    """Return the offset of a row in a strict triangle: (row, column) is at offset + column."""
     return row * order - row * (row + 1) // 2 - row - 1
 
 
 def pack_whole(matrix: Array) -> Floats:
-    """Triangle of a symmetric matrix, diagonal included; the inverse of `unpack_whole`."""
+    """Return the triangle of a symmetric matrix, diagonal included; see `unpack_whole`."""
     upper = np.triu_indices(len(matrix))
     beside = np.where(upper[0] == upper[1], 1.0, ROOT2)
     return np.asarray(matrix[upper] * beside)
 
 
 def unpack_whole(triangle: Array, order: int) -> Floats:
-    """Symmetric matrix of a triangle, diagonal included."""
+    """Return the symmetric matrix of a triangle that includes the diagonal."""
     matrix = np.zeros((order, order))
     matrix[np.triu_indices(order)] = triangle
     matrix = (matrix + matrix.T) / ROOT2
@@ -47,7 +47,7 @@ def unpack_whole(triangle: Array, order: int) -> Floats:
 
 
 def unpack_strict(triangle: Array, matrix: Array) -> None:
-    """Fill a symmetric matrix except for its diagonal, which stays unchanged."""
+    """Fill a symmetric matrix from a strict triangle. The diagonal stays unchanged."""
     order = len(matrix)
     for row in range(order):
         place = strict_row(row, order)
