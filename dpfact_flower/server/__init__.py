@@ -1,1 +1,1 @@
-"""A server without Flower: rounds, quorum, checkpoints, and what replies do to the model."""
+"""A server without Flower: rounds, quorum, checkpoints, and updates of the model from replies."""

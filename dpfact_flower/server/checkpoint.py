@@ -1,7 +1,7 @@
-"""`checkpoint.npz`: everything that is needed to continue a run, written after each round.
+"""The file `checkpoint.npz`, which is written after each round and lets a run continue.
 
-`received.npz` has the same form. It holds the sites' replies to a round on which later rounds
-depend, until that round is closed.
+The file `received.npz` has the same form. It holds the sites' replies in a round on which later
+rounds depend, until the round is closed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RECEIVED = "received.npz"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A run between two rounds.
+    """The state of a run between two rounds.
 
     Attributes
     ----------
     identity : dict
-        Settings that must be the same to continue the run.
+        Settings that must stay the same for the run to continue.
     rounds : int
         Number of the run's rounds.
     arrays : mapping of str to ndarray
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Read a checkpoint; a `StateError` if it is damaged or not readable."""
+        """Read a checkpoint. Raise a `StateError` if the file is damaged or cannot be read."""
         with disk_errors(path):
             path.open("rb").close()
         try:

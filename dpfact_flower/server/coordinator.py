@@ -1,7 +1,8 @@
-"""The server's part of a run, without Flower: quorum, checkpoints, history.
+"""The server's part of a run, without Flower: quorum, checkpoints and history.
 
-Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send the messages of a
-`Coordinator`, which makes the decisions. Its `ServerRule` updates the global factors.
+The `Coordinator` makes the decisions, and its `ServerRule` updates the global factors. Both
+strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send the coordinator's
+messages.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _COPIES = 4
-"""Most copies of the factors on the disk: two checkpoints, the model and the phenotypes."""
+"""Number of copies of the factors on the disk: two checkpoints, the model and the phenotypes."""
 _ROUND_BYTES, _SITE_BYTES, _MORE_BYTES = 600, 300, 2**20
-"""Bytes of a round's record (in two checkpoints and the history), of a site in it, of the rest."""
+"""Bytes for a round's record (in two checkpoints and the history), per site, and for the rest."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -53,30 +54,33 @@ class CoordinatorOptions(TypedDict, total=False):
 
 
 class Coordinator:
-    """A run, round by round.
+    """The server of a run, which is called round by round.
 
     Parameters
     ----------
     feature_shape : sequence of int
         Number of codes of each feature mode.
     vocabulary : str
-        Digest of the vocabularies; sites with other vocabularies refuse. "" skips this check.
+        Digest of the vocabularies. Sites with other vocabularies refuse the run. "" skips this
+        check.
     run_dir : path, optional
         Folder for `checkpoint.npz` and `history.jsonl`.
     resume : bool
-        Continue from the checkpoint in `run_dir`, under its job name if `run` has none. Without
-        `resume`, an unfinished run there is refused and a finished one is replaced.
+        Continue from the checkpoint in `run_dir`, with the checkpoint's job name if `run` has no
+        job name. Without `resume`, an unfinished run in the folder is refused, and a finished run
+        is replaced.
     durable : bool
-        Whether a checkpoint waits for the disk. Otherwise it survives a killed process but perhaps
-        not a power loss; for simulations, in which no site is charged.
+        Whether a checkpoint waits for the disk. Otherwise the checkpoint survives a killed process
+        but perhaps not a power loss. False is for simulations, in which no site is charged.
     rule : class or function, optional
-        Makes the `ServerRule` from feature shape and settings. Default: the rule that `run` names.
+        Makes the `ServerRule` from feature shape and settings. By default, the rule that `run`
+        names.
     """
 
     aggregation: ClassVar[str] = "sync"
-    """The setting `aggregation` that this class supports."""
+    """The value of the setting `aggregation` that this class supports."""
     _copies_of_each_site: ClassVar[int] = 0
-    """Further copies of the factors on the disk for each site."""
+    """Number of further copies of the factors on the disk for each site."""
 
     def __init__(
         self,
@@ -122,7 +126,7 @@ class Coordinator:
         self.durable = durable
         self.records: list[RoundRecord] = []
         self.resumed = False
-        """Whether the run continues from a checkpoint, even from one before its first round."""
+        """Whether the run continues from a checkpoint, which may be from before its first round."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -146,7 +150,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run again for the connected number of sites, before any release."""
+        """Plan the run again for the number of connected sites, before any release."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are there; secure sums need as many as they began with"
@@ -162,12 +166,12 @@ class Coordinator:
 
     @property
     def factors(self) -> Factors:
-        """The current global factors, one array per feature mode."""
+        """Current global factors, one array per feature mode."""
         return self.rule.factors
 
     @property
     def selection(self) -> Selection:
-        """Positions of the selected codes, one array per feature mode; empty if all are used."""
+        """Positions of the selected codes, one array per feature mode; empty for all codes."""
         return self.rule.selection
 
     @property
@@ -177,30 +181,33 @@ class Coordinator:
 
     @property
     def secure(self) -> Sharing | None:
-        """How sites share the noise; None without secure sums."""
+        """The division of the noise among the sites; None without secure sums."""
         return getattr(self.rule, "sharing", None)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """The chance that each phenotype is missing in other patients; empty if unknown."""
+        """For each phenotype, the chance that it is missing in other patients; empty if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """The release that patient mode plans for a round; None in the last, and in other modes."""
+        """Return patient mode's planned release for a round; None in the last round.
+
+        In other modes the result is None too.
+        """
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Expected shapes of the arrays in a reply."""
+        """Return the expected shapes of the arrays in a reply."""
         return self.rule.reply_shapes(round_number)
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """The charges for answering a round, as far as the server can know them."""
+        """Return the charges for answering a round, as far as the server can know the charges."""
         return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
-        """Start from these global factors instead of those of the public seed."""
+        """Start from the given global factors instead of random factors from the public seed."""
         shapes = [factor.shape for factor in self.factors]
         if [factor.shape for factor in factors] != shapes:
             raise SettingsError(f"initial arrays: need shapes {shapes}")
@@ -209,8 +216,8 @@ class Coordinator:
         self.rule.factors = factors
 
     def request(self, round_number: int) -> RoundRequest:
-        """The request to every site for this round."""
-        if round_number > self.rounds:  # sites plan their budget for the run's rounds
+        """Return the request of a round, which is the same for every site."""
+        if round_number > self.rounds:  # sites have planned their budget for `rounds`
             raise SettingsError(
                 f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
                 "the same number of rounds in Flower and in the run settings"
@@ -235,9 +242,9 @@ class Coordinator:
         )
 
     def begin(self, sites: int) -> None:
-        """Write a checkpoint without rounds if the disk has space for the run of this many sites.
+        """Write a checkpoint before the first round, if the disk has space for the whole run.
 
-        If this process dies in the first round, the resumed run repeats its request under the same
+        If this process dies in the first round, the resumed run repeats its request with the same
         job name, so charged releases are not lost.
         """
         if self.run_dir is None or self.records:
@@ -248,11 +255,11 @@ class Coordinator:
             self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Seconds that the sites have for a round; they are not charged after that.
+        """Return the seconds that sites have for a round. A later answer is not charged.
 
         With `grace`, a round ends that many seconds after the slowest time of the quorum in earlier
-        rounds: the time must be known when the requests are sent. A round on which later rounds
-        depend always gets the whole round-timeout.
+        rounds. The time comes from earlier rounds because it must be known when the requests are
+        sent. A round on which later rounds depend always gets the whole round-timeout.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -261,10 +268,10 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse a first round below the quorum, or with more sites than the rule is stable for.
+        """Refuse a first round below the quorum, or with too many sites for the rule to be stable.
 
-        Later rounds may begin below the quorum. They are recorded as missed, and lost sites may
-        return for the next round.
+        Later rounds may begin below the quorum. These rounds are recorded as missed, and lost sites
+        may return for the next round.
         """
         run = self.run
         if sites < run.min_sites and first:
@@ -290,15 +297,15 @@ class Coordinator:
         quorum_seconds: float = 0.0,
         sums: Sequence[SiteReply] | None = None,
     ) -> RoundRecord:
-        """Update the factors from the replies, record the round, write the checkpoint.
+        """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums the replies are empty, and `sums` has the totals; it is empty if no sum was
-        obtained.
+        With secure sums, the replies are empty, and `sums` has the totals. Without a complete sum,
+        `sums` is empty too.
 
-        Below the quorum the factors stay unchanged, and the record says so. Replies on which later
-        rounds depend are written before the update, which may take minutes, so that after a crash
-        no site is asked again. A `QuorumError` says that the run cannot continue without this
-        round.
+        Below the quorum, the factors stay unchanged, and the record says so. Replies on which later
+        rounds depend are written to the disk before the update, which may take minutes. So after a
+        crash the replies are not requested again. A `QuorumError` says that the run cannot continue
+        without this round.
         """
         by_name = sorted(replies, key=lambda reply: reply.site)
         count = Counter(reply.site for reply in by_name)
@@ -326,7 +333,7 @@ class Coordinator:
             self._keep(record, learned)
             self.rule.update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
-            if self.run_dir is not None:  # for people who look for the cause
+            if self.run_dir is not None:  # helps people to find the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {short}, and later rounds build on this one. "
@@ -340,7 +347,7 @@ class Coordinator:
         return record
 
     def save(self) -> None:
-        """Write checkpoint and history."""
+        """Write the checkpoint and the history."""
         if self.run_dir is None:
             return
         checkpoint = self._checkpoint(self.records, self._state())
@@ -359,7 +366,7 @@ class Coordinator:
     # --- Checkpoints
 
     def _identity(self) -> dict[str, Any]:
-        """Settings that must agree with a checkpoint to continue its run."""
+        """Return the settings that must agree with a checkpoint for its run to continue."""
         return {
             **self.solver.to_config(),
             **self.privacy.to_config(),
@@ -381,10 +388,10 @@ class Coordinator:
         self.rule.restore(arrays)
 
     def _most_bytes(self, sites: int) -> int:
-        """Most bytes on the disk for a run of this many sites."""
+        """Return the largest number of bytes that the run may need on the disk."""
         factors = sum(array.nbytes for array in self._state().values())
         copies = _COPIES + self._copies_of_each_site * sites
-        later = 2 * getattr(self.rule, "later_bytes", 0)  # in two checkpoints
+        later = 2 * getattr(self.rule, "later_bytes", 0)  # both checkpoints have them
         built_on = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
         values = max((sum(map(math.prod, self.reply_shapes(n))) for n in built_on), default=0)
         records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
@@ -405,7 +412,7 @@ class Coordinator:
             received.write(self.run_dir / RECEIVED, durable=self.durable)
 
     def _close_received(self, received: Checkpoint) -> None:
-        """Close the round whose replies had arrived when the run stopped."""
+        """Close a round whose replies had already arrived when the run stopped."""
         if (received.job, received.finished_rounds) != (self.run.job, self.finished_rounds + 1):
             return
         record = received.records[-1]
@@ -457,7 +464,7 @@ class Coordinator:
 
 
 def utc_now() -> str:
-    """The time of a record, in ISO format, to the second."""
+    """Return the current UTC time in ISO format, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,4 +1,4 @@
-"""Modes none and paper at the server: elastic averaging, eq. (global)."""
+"""Modes "none" and "paper" at the server: elastic averaging, eq. (global)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _TINY = 1e-12
 _ROUNDING = 1e-9
-"""Tolerance for a step times the number of sites."""
+"""Rounding tolerance for the step times the number of sites."""
 _LEAST = 1e-6
-"""Factor entry of a code that was not used in the start, in columns of norm 1."""
+"""Factor entry, in columns of norm 1, of a code that the start did not use."""
 
 
 class ElasticRule:
     """Elastic averaging of the sites' factors, eq. (global), after a start.
 
-    The start is random from the public seed, or in mode none made from the sites' co-occurrences.
-    On long code lists, round 1 then asks for counts of codes, and round 2 for the co-occurrences of
-    the most frequent ones (`selection`, which is empty in later rounds). This start shows how much
-    of each phenotype a site has, which is the site's weight in the mean. A subclass with its own
-    `update` always starts at random.
+    The start is random from the public seed or, in mode "none", made from the sites'
+    co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
+    co-occurrences of the most frequent codes (`selection`, which is empty in later rounds). A start
+    from co-occurrences shows each phenotype's usage at each site, which sets the site's weight in
+    the mean. A subclass with its own `update` always starts at random.
     """
 
     name = "elastic"
@@ -56,7 +56,7 @@ class ElasticRule:
         self._paired = paired_codes(self._sizes)
         self._factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
         self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
-        if type(self).update is not ElasticRule.update:  # it expects factors in every round
+        if type(self).update is not ElasticRule.update:  # it needs factors in every round
             if run.start == "cooccurrence":
                 raise SettingsError("start: a rule with its own update method needs start 'random'")
             if run.aggregation == "async" and type(self).arrive is ElasticRule.arrive:
@@ -68,7 +68,7 @@ class ElasticRule:
 
     @property
     def factors(self) -> Factors:
-        """The current global factors; setting them replaces the start."""
+        """Current global factors. Assigning factors replaces the start."""
         return self._factors
 
     @factors.setter
@@ -76,11 +76,11 @@ class ElasticRule:
         self._factors, self._started = factors, True
 
     def anchors(self, round_number: int) -> Factors:
-        """The global factors, once the start is over."""
+        """Return the global factors, which are empty until the start is over."""
         return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Shapes of the global factors; in a start, of the counts of codes or pairs."""
+        """Return the shapes of the global factors or, in a start, of counts of codes or pairs."""
         if self._started:
             return [factor.shape for factor in self._factors]
         if self._counts_codes:
@@ -88,7 +88,7 @@ class ElasticRule:
         return [(strict_size(sum(self._paired or self._sizes)),)]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """One release per factor in paper mode; none in mode none."""
+        """Return one event per factor in mode "paper"; empty in mode "none"."""
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self._factors, start=1)}
@@ -101,15 +101,15 @@ class ElasticRule:
         )
 
     def check_sites(self, sites: int) -> None:
-        """Refuse more sites than the elastic step is stable for."""
+        """Refuse too many sites for the elastic step to be stable."""
         elastic_step(self._solver, self._run.elastic_step, max(sites, 1))
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Only the start's rounds; any other missed round leaves the model unchanged."""
+        """Return True for the rounds of a start. Other missed rounds leave the model unchanged."""
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Make the start from the sites' statistics, or pull the global factors to the sites'."""
+        """Make the start from the sites' statistics, or pull the factors to the sites' factors."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -121,11 +121,11 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Pull the global factors to the sites' latest ones, by one site's part of a round."""
+        """Pull the global factors to the sites' latest factors, by one site's part of a round."""
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
-        """The global factors, the progress of the start, and each site's usage from it."""
+        """Return the global factors, the progress of the start, and each site's usage."""
         return {
             **numbered("factor", self._factors),
             **numbered("kept", self.selection),
@@ -144,8 +144,9 @@ class ElasticRule:
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull to the replies' mean, weighted by `shares`, by one of `parts` parts of a round.
 
-        A round with T sites goes ``T * step`` of the way. Each of its parts goes
-        ``1 - (1 - T * step) ** (1 / parts)`` of the remaining way, which together is the same.
+        A round with T sites moves the factors by ``T * step`` of the distance to the mean. Each
+        part moves the factors by ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance,
+        so all parts together move the factors by ``T * step``.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -157,7 +158,7 @@ class ElasticRule:
                 weights /= weights.sum(axis=0)
             self._factors = weighted_mean(arrays, weights)
             return
-        # Sites may have joined after the first round, so limit the step to what is stable.
+        # Limit the step to a stable value, because sites may have joined after the first round.
         step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
         if parts > 1:
             remaining = 1 - step * len(replies)
@@ -167,7 +168,7 @@ class ElasticRule:
 
     @property
     def _counts_codes(self) -> bool:
-        """Whether the most frequent codes are still unknown."""
+        """Whether the most frequent codes are still unknown and must be counted."""
         return bool(self._paired) and not self.selection
 
     def _begin(self, replies: Sequence[SiteReply]) -> None:
@@ -176,7 +177,7 @@ class ElasticRule:
         released = [reply.arrays[0] for reply in replies]
         start = start_factors(released, sizes, self._solver.rank, 0.0, rng)
         factors, usage = fitted_to_surrogates(start, released, 0.0, rng), start.usage
-        if factors is not start.factors:  # the phenotypes have changed, and their order
+        if factors is not start.factors:  # the phenotypes and their order have changed
             usage = np.array([usage_of(pairs, factors, 0.0)[0] for pairs in released])
         self.factors = self._of_all_codes(factors)
         self.selection = ()
@@ -185,7 +186,7 @@ class ElasticRule:
         }
 
     def _of_all_codes(self, factors: Factors) -> Factors:
-        """Factors of all codes, with tiny entries for codes that were not selected."""
+        """Return factors of all codes, with tiny entries for codes that were not selected."""
         if not self.selection:
             return factors
         wide = []
@@ -196,17 +197,17 @@ class ElasticRule:
         return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
-        """Weight of each site for each phenotype, (T, R); columns add up to 1.
+        """Return the weight of each site for each phenotype, of shape (T, R). Columns add up to 1.
 
-        At site t, a feature's row of phenotype r moves by its gradient divided by
-        ``Q_tr + pull Q_t``, with the curvature Q_tr and its mean Q_t over phenotypes. Weights in
+        At site t, a feature's entry for phenotype r moves by its gradient divided by ``Q_tr + pull
+        Q_t``, where Q_tr is the curvature and Q_t is its mean over phenotypes. Weights in
         proportion to this divisor make the mean a sum of the sites' gradients. So the iteration
-        settles where the pooled error does. The curvature is the phenotype's usage at the site, up
-        to a factor that all sites share.
+        settles at a minimum of the pooled error. The curvature is the phenotype's usage at the
+        site, up to a factor that all sites share.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
-        unknown = np.mean(list(self._usage.values()), axis=0)  # for sites that joined later
+        unknown = np.mean(list(self._usage.values()), axis=0)  # stands for sites that joined later
         usage = np.array([self._usage.get(site, unknown) for site in sites])
         applied = self._solver.relative_elastic * solvers.find(self._solver.solver).pull
         pull = max(applied, _TINY)
@@ -217,7 +218,10 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Whether a run starts from co-occurrences; a SettingsError if it should but cannot."""
+    """Return whether a run starts from co-occurrences.
+
+    Raise a `SettingsError` if the settings require such a start but it is impossible.
+    """
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -236,17 +240,20 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Rounds of a start from co-occurrences; long code lists need another round for counts."""
+    """Return the number of rounds of a start from co-occurrences.
+
+    Long code lists need one more round, for counts of codes.
+    """
     return 2 if paired_codes(feature_shape) else 1
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
-    """Step per site of the elastic pull, for one site or more.
+    """Return the step per site of the elastic pull, for one or more sites.
 
-    This is the run's setting `step`. If `step` is 0 and the solver takes steps and has a gamma, it
-    is eta * gamma, as in eq. (global). Otherwise it is 1 / sites, which makes the global factors
-    the sites' mean. A step is refused if it is 0, or if the steps of all sites add up to more than
-    1, which would overshoot the mean.
+    The result is the run's setting `step`, if it is not 0. Otherwise, if the solver takes steps and
+    has a gamma, the result is eta * gamma, as in eq. (global). In all other cases, the result is 1
+    / sites, which makes the global factors the mean of the sites' factors. A step is refused if it
+    is 0, or if the steps of all sites add up to more than 1, which would overshoot the mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -266,7 +273,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """One elastic pull, ``F^ += step * sum_t (F~_t - F^)``: eq. (global), step = eta * gamma.
+    """Pull once: ``F^ += step * sum_t (F~_t - F^)``. This is eq. (global) for step = eta * gamma.
 
     Sites that did not answer are left out of the sum, without re-weighting. Replies must be sorted
     by site, because floating-point sums depend on the order. With `shares`, the weights are scaled
@@ -284,7 +291,7 @@ def elastic_average(
 
 
 def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
-    """Mean of the sites' factors; columns of the weights (T, R) add up to 1."""
+    """Return the weighted mean of the sites' factors. Columns of the weights (T, R) add up to 1."""
     return tuple(
         sum(factor * weight for factor, weight in zip(factors, weights, strict=True)).astype(
             np.float32

@@ -28,9 +28,9 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply that was used on arrival.
+    """A reply in an asynchronous round, which was used at its arrival.
 
-    `staleness` counts the updates of the model between request and reply.
+    `staleness` counts the updates of the model between the request and the reply.
     """
 
     site: str
@@ -49,15 +49,15 @@ class RoundRecord:
     updated : bool
         False if the quorum was missed and the global factors stayed unchanged.
     bytes_down, bytes_up : int
-        Bytes of the messages as Flower serialises them: server to sites, sites to server.
+        Bytes of the messages to and from the sites, as Flower serialises the messages.
     seconds : float
-        From sending the requests until the last reply is read, without the update.
+        Seconds from sending the requests until the last reply is read, without the update.
     ended : str
-        UTC time in ISO format.
+        End of the round: UTC time in ISO format.
     quorum_seconds : float
-        From sending the requests until the quorum had answered; 0 if it was missed.
+        Seconds from sending the requests until the quorum had answered; 0 if the quorum was missed.
     arrivals : tuple of Arrival
-        Replies that were used on arrival, in their order.
+        Replies of an asynchronous round, in the order of arrival.
     """
 
     round: int
@@ -73,12 +73,12 @@ class RoundRecord:
 
     @cached_property
     def line(self) -> str:
-        """The record as JSON, cached because each checkpoint has the lines of all rounds."""
+        """The record as JSON. It is cached because each checkpoint has the lines of all rounds."""
         return json.dumps(asdict(self))
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """Each site that answered, the round of its answer, and whether the answer was used."""
+        """For each answer, the site, the round, and whether the answer was used."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]
@@ -91,7 +91,7 @@ def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool
 
 
 def read_history(folder: Path) -> list[RoundRecord]:
-    """Read a run's `history.jsonl`; a `DataError` if it is missing or has a damaged line."""
+    """Read a run's `history.jsonl`. Raise a `DataError` if the file is missing or damaged."""
     path = folder / HISTORY
     if not path.exists():
         raise DataError(f"{path}: no such file; is this the folder of a run?")
@@ -104,7 +104,7 @@ def read_history(folder: Path) -> list[RoundRecord]:
 
 
 def read_lines(lines: Sequence[bytes | str]) -> list[RoundRecord]:
-    """Records from their lines; a `DataError` names a damaged line."""
+    """Parse records from their lines. A `DataError` names a damaged line."""
     records = []
     for number, text in enumerate(lines, start=1):
         try:

@@ -1,15 +1,15 @@
-"""Modes none and paper without waiting: every reply updates the model on arrival.
+"""Asynchronous runs of modes "none" and "paper": each reply updates the model at once.
 
-The first round is synchronous, as are all rounds of a start. After that, each reply replaces its
-site's previous one, and the rule updates the model from the latest replies of all sites. So a site
-does not count more if it answers more often. A reply counts fully for two rounds and then less:
-``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+The first round and all rounds of a start are synchronous. After that, each reply replaces the
+previous reply of its site, and the rule updates the model from the latest replies of all sites. So
+a site that answers more often does not count more. A reply counts fully for two rounds and then
+with a falling weight: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
 
 Rounds still have numbers, because budgets are planned over them, and a site answers each number at
 most once. A round is over when the quorum and more than half of the connected sites have answered
-it. A slow site skips to the current round. A fast site waits when it is one round ahead, because
-its further replies would be charged and add little.
+the round. A slow site skips to the current round. A fast site waits when it is one round ahead,
+because its further replies would be charged but add little.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _AHEAD = 1
-"""Most rounds that a site may be ahead of the current round."""
+"""Largest number of rounds by which a site may be ahead of the current round."""
 _FRESH = 2.0
-"""Rounds since the request for which a site's last reply counts fully."""
+"""Largest age, in rounds since the request, at which a site's last reply counts fully."""
 _STATE = "on_arrival"
 
 
@@ -50,7 +50,7 @@ class _Site:
     answered : int
         The last answered round.
     last : tuple of ndarray of float32
-        The last reply; the factors of the start if the site has answered only that.
+        The last reply, or the factors of the start if the site has answered only the start.
     based : int
         Model version on which the last reply is based.
     failed : bool
@@ -67,7 +67,7 @@ class _Site:
 
 
 _NOTED = ("round", "version", "answered", "based", "failed")
-"""Fields of a site that a checkpoint keeps beside its arrays."""
+"""Fields of a site that a checkpoint keeps in addition to the arrays."""
 
 
 @dataclass
@@ -83,14 +83,14 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """A run that uses every reply on arrival; parameters as `Coordinator`.
+    """The server of an asynchronous run, with the parameters of `Coordinator`.
 
-    `close_round` is for the synchronous rounds. Sites are named ``node 7`` until their name is
+    `close_round` is for the synchronous rounds. A site is called ``node 7`` until its name is
     known.
     """
 
     aggregation: ClassVar[str] = "async"
-    _copies_of_each_site: ClassVar[int] = 4  # last reply and question, in two checkpoints
+    _copies_of_each_site: ClassVar[int] = 4  # last reply and request, in two checkpoints
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -105,7 +105,7 @@ class OnArrival(Coordinator):
 
     @property
     def rounds_in_step(self) -> int:
-        """Number of synchronous rounds: the first, and all rounds of a start."""
+        """Number of synchronous rounds: the first round and all rounds of a start."""
         last = 1
         while last < self.rounds and self.rule.needs_quorum(last + 1):
             last += 1
@@ -118,7 +118,7 @@ class OnArrival(Coordinator):
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
-        """Open requests by site, also from before a resume."""
+        """Open requests by site, including requests from before a resume."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
@@ -128,7 +128,7 @@ class OnArrival(Coordinator):
         failures: Sequence[Failure],
         **measured: Any,
     ) -> RoundRecord:
-        """Close a synchronous round, and keep the sites' replies; see `Coordinator`."""
+        """Close a synchronous round, and keep the sites' replies (see `Coordinator`)."""
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, failures, **measured)
         self._version += 1
@@ -141,10 +141,10 @@ class OnArrival(Coordinator):
         return record
 
     def ask(self, name: str) -> RoundRequest | None:
-        """The next request to a connected site; None if the site must answer first or wait.
+        """Return the next request to a connected site; None if the site must answer first or wait.
 
         Save the run before sending the request. Then a resumed run repeats the same request, and
-        gets a lost reply without a second charge.
+        gets a lost reply again without a second charge.
         """
         number = self._next(name)
         if number is None:
@@ -158,7 +158,7 @@ class OnArrival(Coordinator):
         """Update the model from a site's reply to its open request."""
         site = self._sites.pop(name)
         before = self._sites.get(reply.site)
-        if before and before.answered >= site.round:  # answered as another node
+        if before and before.answered >= site.round:  # the site answered this round as another node
             before.asked = None
             return
         self._sites[reply.site] = site
@@ -175,7 +175,7 @@ class OnArrival(Coordinator):
             self._round.updated = True
 
     def fail(self, name: str, reason: str, *, shown: str = "") -> None:
-        """Record that a site gave no usable reply; it gets a request again in the next round."""
+        """Record that a site gave no usable reply. Its next request is for the next round."""
         site = self._sites.setdefault(name, _Site())
         site.asked, site.failed = None, True
         failure = Failure(shown or name, reason)
@@ -188,9 +188,10 @@ class OnArrival(Coordinator):
         self._round.bytes_up += bytes_up
 
     def advance(self, connected: Collection[str], now: float) -> None:
-        """Close the round if most connected sites have answered it, or if no reply can come.
+        """Close the round if most connected sites have answered, or if no further reply can arrive.
 
-        `now` counts the seconds since the last synchronous round, or since the run was resumed.
+        `now` is the number of seconds since the last synchronous round, or since the run was
+        resumed.
         """
         if self.is_over or not self._is_done(connected):
             return
@@ -209,16 +210,16 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Requests of which every site of the run would accept at least one.
+        """Return requests of which each site of the run would accept at least one.
 
-        They reveal, without a charge, which site a node is. A site that has finished all its rounds
-        accepts none.
+        A preflight with these requests reveals, without a charge, the site of a node. A site that
+        has finished all rounds refuses every request.
         """
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 
     def _next(self, name: str) -> int | None:
-        """The next round for a site; None if it must wait or has finished."""
+        """Return the next round for a site; None if the site must wait or has finished."""
         site = self._sites.get(name, _Site())
         number = max(site.round + 1, self.current_round)
         ahead = 0 if site.failed else _AHEAD
@@ -229,7 +230,7 @@ class OnArrival(Coordinator):
 
     def _is_done(self, connected: Collection[str]) -> bool:
         idle = not self.waited_for and all(self._next(name) is None for name in connected)
-        if self.current_round == self.rounds:  # wait, because open requests may be charged
+        if self.current_round == self.rounds:  # wait: open requests may be charged
             return idle
         return idle or self._answered(self.current_round) >= self._enough(len(connected))
 
@@ -240,7 +241,7 @@ class OnArrival(Coordinator):
         return max(self.run.min_sites, sites // 2 + 1)
 
     def _share(self, site: _Site, sites: int) -> float:
-        """Weight of a site's last reply, which falls with the age of its request."""
+        """Return the weight of a site's last reply, which falls with the age of its request."""
         age = (self._version + 1 - site.based) / sites
         return 1 / (1 + max(age - _FRESH, 0.0))
 
@@ -268,7 +269,7 @@ class OnArrival(Coordinator):
         current = saved["open"]
         current["arrivals"] = [Arrival(*fields) for fields in current["arrivals"]]
         current["failures"] = [Failure(**fields) for fields in current["failures"]]
-        current["began"] = 0.0  # this process counts its seconds anew
+        current["began"] = 0.0  # this process counts seconds from 0
         self._version, self._round = saved["version"], _Open(**current)
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")

@@ -1,6 +1,6 @@
 """Patient mode at the server: a start from the sites' co-occurrences, refined mode by mode.
 
-Everything here is post-processing of the sites' releases and costs no privacy.
+This module only post-processes the sites' releases, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Share of `relative_elastic`: the mean of all sites needs a weaker pull than one site."""
+"""Share of `relative_elastic`, because the mean of all sites needs a weaker pull than one site."""
 _HALVES = 1
-"""Seed that separates the random numbers of halves from those of the factors."""
+"""Seed that separates the random numbers of the halves from the random numbers of the factors."""
 
 
 class PatientRule:
-    """Patient mode's `ServerRule`: selection of codes (optional), start, refinement, finish.
+    """Patient mode's `ServerRule`: an optional selection of codes, start, refinement and finish.
 
     Attributes
     ----------
     plan : PatientPlan
-        Made before the run from public facts.
+        The run's plan, made before the run from public facts.
     """
 
     name = "patient"
@@ -67,37 +67,38 @@ class PatientRule:
         shape = privacy.codes_kept or feature_shape
         self.factors: Factors = initial_factors(shape, solver.rank, run.seed)
         self._learned = self.factors
-        """The learned factors: with weights, those of weighted cells."""
+        """The learned factors. With weights, these are factors of the weighted cells."""
         self._weights: Weights = ()
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
         self._run = run
         self._started = False
         self._totals: tuple[Array, ...] = ()
-        """Total of each slot in the start, for the sites' l2,1 weights with secure sums."""
+        """Totals of the start's slots, for the sites' l2,1 weights; empty without secure sums."""
         self._halves: Factors = ()
-        """Models from halves of the start's noise, for the certainty of phenotypes."""
+        """Models of halves of the start with independent noise, for certainty estimates."""
         self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
     @property
     def sharing(self) -> Sharing | None:
-        """How sites share the noise; None without secure sums."""
+        """The division of the noise among the sites; None without secure sums."""
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
-        """The learned factors, once the start is over; in the last round the unweighted ones."""
+        """Return the factors after the start. Before the last round, these are the learned
+        factors."""
         if not self._started:
             return ()
         return self._learned if self.plan.release_of(round_number) else self.factors
 
     def weights(self, round_number: int) -> Weights:
-        """Weights of codes for the rounds that learn phenotypes; empty in others."""
+        """Return weights of codes for the rounds that learn phenotypes; empty in other rounds."""
         needed = "weights" in carried_by(self.plan.release_of(round_number))
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Usage of each phenotype in each slot, for sites without a release of their own."""
+        """Return each phenotype's usage in each slot, if the start was a secure sum."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -105,30 +106,30 @@ class PatientRule:
         return np.array([usage_of(total, self._learned, sigma) for total in self._totals])
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """One vector of the planned length; none in the last round."""
+        """Return the shape of one vector of the planned length; empty in the last round."""
         planned = self.plan.release_of(round_number)
         return [(planned.count,)] if planned else []
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """The planned release; none in the last round."""
+        """Return the planned release; empty in the last round."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
         planned = self.plan.release_of(round_number)
         seeded = self.privacy.noise_seed >= 0
         return (planned.event(modes, seeded=seeded),) if planned else ()
 
     def check_sites(self, sites: int) -> None:
-        """Accept any number; log a warning if the cohort is too small for its rank and epsilon."""
+        """Accept any number of sites. Warn if the cohort is too small for its rank and epsilon."""
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether later rounds depend on this one."""
+        """Return whether later rounds depend on this round."""
         planned = self.plan.release_of(round_number)
         return planned is not None and _STEPS[planned.kind].needs_quorum
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Take the round's step from the sites' releases."""
+        """Update the model from the sites' releases in this round."""
         planned = self.plan.release_of(round_number)
         if planned is not None:
             _STEPS[planned.kind].update(self, planned, replies)
@@ -143,18 +144,18 @@ class PatientRule:
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         released, sizes = _released(replies), [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
-        give_back()  # memory of simulated sites, and of unpacked replies
+        give_back()  # memory of simulated sites and of unpacked replies
         sigma = planned.seen_sigma
         start = start_factors(released, sizes, self._solver.rank, sigma, rng)
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
-        if self._weights:  # surrogates have cells of 1, so they do not fit weighted cells
+        if self._weights:  # all cells of surrogates are 1, which does not fit weighted cells
             self._learn(start.factors)
         else:
             self._learn(fitted_to_surrogates(start, released, sigma, rng))
             self._fit_halves(released, sizes, sigma)
 
     def _fit_halves(self, released: Sequence[Array], sizes: Sequence[int], sigma: float) -> None:
-        """Fit the models of halves, for the certainty of phenotypes; they do not change factors."""
+        """Fit the models of halves, which give the certainty of phenotypes. No factors change."""
         rank = self._solver.rank
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
         counts = typical_counts(released, sizes, CROSS)
@@ -164,12 +165,12 @@ class PatientRule:
 
     @property
     def later_bytes(self) -> int:
-        """Bytes that the state gains after the start: the models of halves."""
+        """Number of bytes by which the state grows after the start: the models of halves."""
         return 2 * SPLITS * sum(factor.nbytes for factor in self.factors)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """The chance that each phenotype is missing in other patients; empty if unknown."""
+        """For each phenotype, the chance that it is missing in other patients; empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)
@@ -191,7 +192,7 @@ class PatientRule:
         self.factors = unweighted(factors, self._weights) if self._weights else factors
 
     def state(self) -> dict[str, Array]:
-        """Factors, selection, weights, and averages of refinements."""
+        """Return the factors, the selection, the weights and the averages of refinements."""
         return {
             **numbered("factor", self._learned),
             **numbered("kept", self.selection),
@@ -216,7 +217,7 @@ class PatientRule:
 
 
 class _Step(NamedTuple):
-    """The server's update for a kind of release, and whether later rounds depend on it."""
+    """The server's update for a kind of release, and whether later rounds depend on the update."""
 
     update: Callable[[PatientRule, PlannedRelease, Sequence[SiteReply]], None]
     needs_quorum: bool

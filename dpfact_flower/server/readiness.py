@@ -1,9 +1,9 @@
 """Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
 
 The SuperLink registers each hospital's key with the hospital's name. A node that answers under
-another name is refused, because the named hospital's own replies could then not be used although
-they are charged. If a key was registered without a name, the first name that the node gives counts
-until this process ends.
+another name is refused. Otherwise the named hospital's own replies could not be used, although they
+are charged. If a key was registered without a name, the first name that the node gives counts until
+this process ends.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dpfact_flower.machine.parsed import from_json
 _logger = logging.getLogger(__name__)
 READINESS = "preflight.json"
 _SLOW_SECONDS = 30.0
-"""After this time, Flower takes a process for dead and starts another one."""
+"""Time after which Flower considers a process dead and starts another process."""
 _CLOCK_SECONDS = 2.0
-"""Flower ends a SuperNode whose clock is 5 s ahead."""
+"""Accepted difference between the clocks; Flower refuses a clock that is 5 s ahead."""
 _REGISTER = "register each key with its hospital's name: flwr supernode register --name"
 _MEANING = {
     "privacy-refused": "it does not allow this mode or rule, or has too little budget or too few "
@@ -38,26 +38,26 @@ _MEANING = {
 
 
 def called(node: int, site: str) -> str:
-    """A node's text in messages: its site's name, if known, and its number."""
+    """Return a node's name in messages: the site's name, if known, and the node's number."""
     return f"{site} (node {node})" if site else f"node {node}"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or its absence; unknown texts are empty.
+    """A site's answer to the preflight, or the absence of an answer. Unknown texts are empty.
 
     Attributes
     ----------
     node : int
         Flower's number of its SuperNode.
     fault : str
-        Why the site would not answer a round; empty if it would.
+        Why the site would not answer a round; empty if the site would answer.
     version : str
         Version of this package at the site.
     seconds : float
-        From the request to the answer.
+        Seconds from the request to the answer.
     clock : float
-        Least seconds by which the site's clock is ahead; negative if it is behind.
+        Smallest number of seconds by which the site's clock can be ahead; negative if it is behind.
     """
 
     node: int
@@ -73,14 +73,14 @@ class Readiness:
 
     @property
     def message(self) -> str:
-        """The fault and its meaning; empty without a fault."""
+        """The fault with its meaning; empty without a fault."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
         name = called(self.node, self.site)
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self, version: str) -> list[str]:
-        """Problems that do not stop the run now but may stop it later."""
+        """Return the problems that do not stop the run now but may stop the run later."""
         warnings, name = [], called(self.node, self.site)
         if self.version and self.version != version:
             warnings.append(
@@ -101,10 +101,10 @@ class Readiness:
 def judge(
     sites: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
 ) -> frozenset[int]:
-    """Decide whether a run may begin; return the nodes to leave out.
+    """Decide whether a run may begin, and return the nodes to leave out.
 
-    `version` is the server's version of this package. A `QuorumError` names every fault and the way
-    out, unless `leave_out` is set and the quorum is ready.
+    `version` is the server's version of this package. A `QuorumError` names every fault and its
+    remedy, unless `leave_out` is set and enough sites for the quorum are ready.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings(version)):
         _logger.warning("preflight: %s", warning)
@@ -131,7 +131,7 @@ def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """Read `write_readiness`; empty if there is no file, a `DataError` if it is damaged."""
+    """Read the file of `write_readiness`; empty without a file, a `DataError` if it is damaged."""
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]
@@ -142,18 +142,18 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes: `registered` names, which the caller updates, or names they gave."""
+    """Names of a run's nodes: `registered` names, which the caller updates, or names in answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
         self._said: dict[int, str] = {}
 
     def of(self, node: int) -> str:
-        """The name of a node's site; empty if unknown."""
+        """Return the name of a node's site; empty if unknown."""
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Why a node may not use a name; if it may, remember the name and return an empty text."""
+        """Return why a node may not use a name, or remember the name and return an empty text."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}
@@ -161,9 +161,9 @@ class SiteNames:
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
-        """Add a fault to the answers of sites whose names conflict.
+        """Return the answers, with a fault for each site whose name conflicts.
 
-        Set `warn` to False in a simulation, where no name is registered.
+        Set `warn` to False in a simulation, because no name is registered there.
         """
         claims = {readiness.node: readiness.site for readiness in sites if readiness.site}
         named = []

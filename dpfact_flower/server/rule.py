@@ -1,7 +1,7 @@
 """The interface of server rules, which update the global factors from the sites' replies.
 
-A rule has the content of requests, the shapes of replies and the update. The `Coordinator` has the
-quorum and the files.
+A rule determines the content of requests, the shapes of replies and the update. The `Coordinator`
+is responsible for the quorum and the files.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ServerRule(Protocol):
     Attributes
     ----------
     name : str
-        The site half has the same name (`dpfact_flower.site.rules`).
+        The rule's name, which is also the name of the site's half (`dpfact_flower.site.rules`).
     privacy : PrivacySettings
         The settings in requests, with all planned values.
     factors : tuple of ndarray of float32
         The current global factors.
     selection : tuple of ndarray of int32
-        Positions of the selected codes, one array per feature mode; empty if all are used.
+        Positions of the selected codes, one array per feature mode; empty if all codes are used.
 
     A rule that weights codes also has a method ``weights(round_number)``, for
     `RoundRequest.weights`.
@@ -44,40 +44,40 @@ class ServerRule(Protocol):
     selection: Selection
 
     def anchors(self, round_number: int) -> Factors:
-        """Global factors of a round's request."""
+        """Return the global factors for a round's request."""
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Expected shapes of the arrays in a reply."""
+        """Return the expected shapes of the arrays in a reply."""
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """A site's charges for answering a round."""
+        """Return a site's charges for answering a round."""
 
     def check_sites(self, sites: int) -> None:
-        """Refuse a number of sites for which the rule is not stable, before any charge."""
+        """Refuse, before any charge, a number of sites for which the rule is not stable."""
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Whether the run needs this round to continue."""
+        """Return whether later rounds depend on this round."""
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Update the factors from the replies, which are sorted by site and have one shape."""
+        """Update the factors from the replies, which are sorted by site and have equal shapes."""
 
     def state(self) -> dict[str, Array]:
-        """Arrays for a checkpoint."""
+        """Return the arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore `state` in a run with the same settings."""
 
 
 class ArrivalRule(ServerRule, Protocol):
-    """A rule that can also use each reply on arrival."""
+    """A rule that can also be used in asynchronous rounds."""
 
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Update the factors from the latest replies of all sites, one of which is new.
+        """Update the factors from the latest replies of all sites, of which one is new.
 
-        A reply's share is 1 unless it is stale. One arrival from each site together move the
-        factors as far as one `update`, and settle at the same point.
+        A reply's share is 1 unless the reply is stale. One call for each site together moves the
+        factors as far as one `update`, and both methods settle at the same point.
         """
 
 
@@ -87,15 +87,16 @@ def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
 
 
 def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
-    """The arrays of `numbered`, in their order."""
+    """Return the arrays of `numbered`, in the same order."""
     names = takewhile(arrays.__contains__, (f"{name}_{number}" for number in count(1)))
     return tuple(arrays[name] for name in names)
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
-    """Global feature factors before round 1: uniform on (0, 1), columns of unit norm.
+    """Return the global feature factors before round 1: uniform on (0, 1), columns of unit norm.
 
-    They depend only on public numbers. The scale of the data is in the sites' patient factors.
+    The factors depend only on public numbers. The scale of the data is in the sites' patient
+    factors.
     """
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)

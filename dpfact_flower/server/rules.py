@@ -1,4 +1,4 @@
-"""The server halves of rules by name; `dpfact_flower.site.rules` has the site halves."""
+"""Registry of the server's half of each rule; `dpfact_flower.site.rules` has the other halves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.solvers import solvers
 
 MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings], ServerRule]
-"""Makes the rule of a run from its feature shape and settings; usually the rule's class."""
+"""A function that makes a run's rule from feature shape and settings; usually the rule's class."""
 server_rules: Registry[MakeRule] = Registry(
     "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
 )
@@ -27,7 +27,7 @@ def rule_for(
     run: RunSettings,
     make: MakeRule | None = None,
 ) -> ServerRule:
-    """The rule of a run: from `make`, by the name in `run`, or by the privacy mode."""
+    """Return the rule of a run: from `make`, by the name in `run`, or by the privacy mode."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.resolved(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":

@@ -1,8 +1,9 @@
-"""The server's half of secure sums, without messages: the stages of a round, and the total.
+"""The server's half of secure sums, without messages: the stages of a round and the total.
 
 A round begins with an attempt to add up all sites. If a site is lost before its vector arrives,
-another attempt adds up the sites that answered: at least all but `Sharing.dropouts`. Then every
-site opens the last attempt. Without dropouts there is one attempt, and no opening.
+another attempt adds up the sites that answered, as long as at most `Sharing.dropouts` sites are
+missing. Then every site opens the last attempt. If no dropouts are allowed, there is only one
+attempt and no opening.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 _ROUNDING_BITS = 16
-"""Bits to round off, so that a sum keeps the same precision as a release of one site."""
+"""Number of bits to round off, so that a sum has the same precision as a release of one site."""
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum: its sites, and whether some of them may have opened it."""
+    """An attempt at a round's sum: its sites, and whether a site may have opened the attempt."""
 
     round: int
     number: int
@@ -37,15 +38,15 @@ class Attempt(NamedTuple):
 
 
 class SecureSums:
-    """A run's secure sums.
+    """The secure sums of a run.
 
     Attributes
     ----------
     members : tuple of MemberKey
-        All sites with their keys of the job, sorted; empty until the exchange of keys is complete.
+        All sites with their keys for the job, sorted; empty until the exchange of keys is complete.
     last : Attempt
         The newest attempt. After a crash, the server repeats this attempt if it was opened or if no
-        site may be lost. Otherwise it begins again with all sites.
+        dropouts are allowed. Otherwise the server begins again with all sites.
     """
 
     def __init__(self, sharing: Sharing) -> None:
@@ -53,14 +54,14 @@ class SecureSums:
         self.members: tuple[MemberKey, ...] = ()
         self.last = Attempt(0, 0, ())
 
-    # --- Keys, once a job
+    # --- Keys, once per job
 
     def ask_keys(self, names: Sequence[str]) -> SecureStage:
-        """Request the keys of these sites; the plan fixes their number."""
+        """Return the request for the keys of the sites. The plan fixes the number of sites."""
         return SecureStage("keys", asked=tuple(sorted(names)))
 
     def take_keys(self, replies: Mapping[str, Sequence[bytes]]) -> None:
-        """Take every site's key and signature; the sites verify the signatures."""
+        """Keep every site's key and signature. The sites verify the signatures."""
         self.members = tuple(
             MemberKey(site, key, signature) for site, (key, signature) in sorted(replies.items())
         )
@@ -68,13 +69,13 @@ class SecureSums:
     # --- The sum of a round
 
     def begin(self, request: RoundRequest, planned: PlannedRelease) -> SecureSum:
-        """Begin a round's sum, before its first attempt."""
+        """Return a new sum for a round, before its first attempt."""
         terms = self.sharing.terms(request.job, request.terms, [m.site for m in self.members])
         return SecureSum(self, terms, request, planned)
 
 
 class SecureSum:
-    """One round's sum: attempts, openings, total."""
+    """The sum of one round: attempts, openings and total."""
 
     def __init__(
         self, run: SecureSums, terms: keys.Terms, request: RoundRequest, planned: PlannedRelease
@@ -84,17 +85,17 @@ class SecureSum:
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
         self.paid: set[str] = set()
-        """Sites that answered an attempt and so were charged."""
+        """Sites that answered an attempt and were therefore charged."""
 
     @property
     def names(self) -> list[str]:
-        """Sites in the last attempt."""
+        """Names of the sites in the last attempt."""
         assert self._question is not None
         return self._question.sites
 
     @property
     def needed(self) -> int:
-        """Least number of sites for a sum."""
+        """Smallest number of sites for a sum."""
         return self._run.sharing.sites - self._run.sharing.dropouts
 
     @property
@@ -116,12 +117,12 @@ class SecureSum:
 
     @property
     def closed(self) -> list[str]:
-        """Sites whose masks are still unknown."""
+        """Names of the sites whose masks are still unknown."""
         assert self._question is not None
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """The next attempt: with all sites, or with those that answered the previous one."""
+        """Begin an attempt with all sites or, later, with the sites that answered the last one."""
         last, number = self._run.last, self._request.round
         names = last.asked
         if not self._is_last:
@@ -136,7 +137,7 @@ class SecureSum:
         return SecureStage("sum", last.number, self._run.members, names)
 
     def take_vector(self, site: str, parts: Sequence[bytes]) -> None:
-        """Take a site's masked vector."""
+        """Check and keep a site's masked vector."""
         context, words, sealed = parts
         assert self._question is not None
         if site not in self.names:
@@ -150,7 +151,7 @@ class SecureSum:
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
-        """Requests to open the last attempt, for each site that has not opened it."""
+        """Return the requests to open the last attempt, for the sites that have not opened it."""
         assert self._question is not None
         self._run.last = self._run.last._replace(opened=True)
         return {
@@ -162,19 +163,19 @@ class SecureSum:
         }  # fmt: skip
 
     def take_opening(self, site: str, parts: Sequence[bytes]) -> None:
-        """Take a site's opening."""
+        """Check and keep a site's opening."""
         seed, shares = parts
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 
     def slots(self) -> list[SiteReply]:
-        """The total of each slot, in the form of a site's reply."""
+        """Return the total of each slot, in the form of a site's reply."""
         assert self._question is not None
         total = rules.summed(self._terms, self._question, self._masked, self._openings)
         return slot_totals(total, self._planned)
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert a sum from grid units to values by slot, rounded like a site's own release."""
+    """Convert a sum from grid units to each slot's values, rounded like a site's own release."""
     fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
     unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
     values = (fine * unit).astype(np.float32).reshape(-1, planned.count)

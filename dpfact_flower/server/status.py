@@ -1,7 +1,7 @@
-"""The status of a run from its folder: its rounds, and the sites by name with their charges.
+"""The status of a run, read from its folder: the rounds, and each site with its charges.
 
-The server counts only the replies that arrived. A reply that was charged and then lost is only in
-the site's own ledger.
+The server counts only replies that have arrived. If a reply was charged and then lost, its charge
+appears only in the site's own ledger.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SiteStatus:
 
     `last_seen` is the end (UTC, in ISO format) of the latest round with a usable reply. `unused`
     counts good replies in rounds that missed the quorum, and `failed` rounds without a usable
-    reply. An epsilon is None if there is no bound. `reason` is that of the latest failure, or of a
-    fault in the preflight.
+    reply. An epsilon is None if there is no bound. `reason` is the reason for the latest failure,
+    or the fault in the preflight.
     """
 
     name: str
@@ -48,8 +48,8 @@ class SiteStatus:
 class RunStatus:
     """The status of a run.
 
-    `last` is when the last finished round ended. `missed` are rounds with answers but without a
-    quorum. `delta` is that of every epsilon.
+    `last` is the time at which the last finished round ended. `missed` lists the rounds with
+    answers but without a quorum. `delta` belongs to every epsilon.
     """
 
     job: str
@@ -68,7 +68,7 @@ class RunStatus:
 
 
 def run_status(folder: Path) -> RunStatus:
-    """Read a run's status; a `StateError` if none was begun, or its checkpoint is damaged."""
+    """Read a run's status. Raise a `StateError` if the checkpoint is missing or damaged."""
     path, ready = folder / CHECKPOINT, read_readiness(folder)
     if not path.exists():
         faults = "; ".join(site.message for site in ready if site.fault)
@@ -93,10 +93,10 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def _cost(identity: Mapping[str, Any]) -> Cost:
-    """A function for the cost to a site of answering several rounds."""
+    """Return a function for a site's cost of answering several rounds."""
     privacy, solver = PrivacySettings.from_config(identity), SolverSettings.from_config(identity)
     run, rule = RunSettings.from_config(identity), None
-    with suppress(DPFactError):  # a rule that is not registered in this process
+    with suppress(DPFactError):  # the rule may not be registered in this process
         rule = rule_for(identity["shape"], solver, privacy, run)
 
     def epsilon(rounds: Sequence[int]) -> float | None:
@@ -111,7 +111,7 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
 
 
 def _name(label: str) -> str:
-    """The site's name in ``north (node 12)``; a text without a name is unchanged."""
+    """Return the name in a text like ``north (node 12)``. A text without a name is unchanged."""
     return label.partition(" (node ")[0]
 
 

@@ -1,8 +1,7 @@
-"""The start's factors fitted to surrogate patients, from several initial factors.
+"""Fit of the start's factors to surrogate patients, from several initial factors.
 
-From the start's factors alone, the fit may end in a poor local optimum, so random initial factors
-are tried too. Surrogates contain no patient, so this is post-processing
-(docs/explanation/start.md).
+A fit from the start's factors alone may end in a poor local optimum, so random initial factors are
+tried too. Surrogates contain no patient, so this is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from dpfact_flower.tensor import Factors, SparseTensor
 
 _logger = logging.getLogger(__name__)
 _RANDOM = 16
-"""Number of random initial factors, beside the start's own."""
+"""Number of random initial factors, in addition to the start's factors."""
 _FEW, _MANY = 40_000, 60_000
-"""Number of surrogates for comparing initial factors, and for the last fit from the best."""
+"""Number of surrogates for comparing initial factors, and for the last fit."""
 _PASSES, _HALF_PASSES = 40, 30
-"""Passes of the solver, for the comparison and the last fit; and for one half of a split."""
+"""Passes of the solver for the comparison and the last fit, and for one half of a split."""
 _LEAST = 1e-6
-"""Added to every entry, so that no column is empty."""
+"""Value that is added to every entry, so that no column is empty."""
 
 
 def fitted_to_surrogates(
@@ -40,10 +39,10 @@ def fitted_to_surrogates(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Factors that explain surrogates best; the start's own if no surrogates can be made.
+    """Return the factors that explain surrogates best, or `start` if no surrogates can be made.
 
-    `releases` are the source of `start`, one per site, with noise of standard deviation `sigma` on
-    each value. Factors are positive, and their columns have norm 1.
+    `releases` are the source of `start`, one release per site, with noise of standard deviation
+    `sigma` on each value. Factors are positive, and their columns have norm 1.
     """
     surrogates = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)
     if surrogates is None:
@@ -52,7 +51,7 @@ def fitted_to_surrogates(
     beginnings = [start.factors] + [_random(start.factors, rng) for _ in range(_RANDOM)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
     fits = list(in_order(lambda initial: _fit(few, *initial), seeded, threads=thread_count()))
-    best, explained = max(fits, key=lambda fitted: fitted[1])  # the first of equals
+    best, explained = max(fits, key=lambda fitted: fitted[1])  # the first, if several are equal
     _logger.info(
         "start: fitted to surrogate patients; explains %.4g of them, other attempts %s",
         explained, ", ".join(f"{other:.4g}" for factors, other in fits if factors is not best),
@@ -68,10 +67,10 @@ def fitted_to_halves(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Models of halves of the releases' noise, each from one random beginning.
+    """Fit models to halves of the releases with independent noise, from random initial factors.
 
-    A factor for each mode, of shape (fits, codes, R). `counts` are the `typical_counts`; the others
-    are as for `fitted_to_surrogates`.
+    The result has one array per mode, of shape (fits, codes, R). `counts` are the `typical_counts`.
+    The other parameters are described under `fitted_to_surrogates`.
     """
 
     def fitted(seeded: tuple[Half, np.random.Generator]) -> Factors:
@@ -89,7 +88,7 @@ def fitted_to_halves(
 
 
 def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
-    """The first `number` surrogates with cells, each scaled to norm 1."""
+    """Return the first `number` surrogates that have cells, each scaled to norm 1."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     return surrogates.select_patients(alive).scaled_to_unit_patients()
 
@@ -101,7 +100,7 @@ def _random(like: Factors, rng: np.random.Generator) -> Factors:
 def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, passes: int = _PASSES
 ) -> tuple[Factors, float]:
-    """Fit feature factors from these; return them and the share of the tensor they explain."""
+    """Fit feature factors. Return the factors and the share of the tensor that they explain."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     settings = SolverSettings(rank=rank, tau=passes, gamma=0.0)

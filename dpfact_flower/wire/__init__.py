@@ -1,1 +1,1 @@
-"""The messages between server and sites: content, packed values, Flower's records."""
+"""The messages between server and sites: content, packed values and Flower's records."""

@@ -1,9 +1,10 @@
-"""Compressed released values, as integer multiples of a grid's step.
+"""Compression of released values, which are integer multiples of a grid's step.
 
-A noisy value is rounded to a small part of its noise's standard deviation before its release
-(`dpfact_flower.privacy.patient`). The resulting small integers are written without a sign bit
-(zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...), in planes: the first byte of every value, then
-the second, and so on. The upper planes are mostly 0. Unpacking restores the float32 values exactly.
+Before its release, a noisy value is rounded to a multiple of a small fraction of the noise's
+standard deviation (`dpfact_flower.privacy.patient`). The resulting small integers are written
+without a sign bit (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...) and in planes: the first byte
+of every value, then the second byte, and so on. The upper planes are mostly 0. Unpacking restores
+the float32 values exactly.
 
 Layout: the step (float64, little-endian), then a zlib stream of as many planes as the largest value
 has bytes, the lowest bytes first.
@@ -22,19 +23,19 @@ from dpfact_flower.errors import MessageError
 Bytes = NDArray[np.uint8]
 _HEAD = 8
 _FARTHEST = 2**61
-"""Bound on the integers, so that none overflows."""
+"""Bound on the integers, which prevents overflow."""
 _LEVEL = 1
-"""Level of zlib; higher levels do not compress noise better."""
+"""Compression level of zlib. Higher levels do not compress noise better."""
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Values of a grid as bytes; None if they are not on the grid, or would not get smaller.
+    """Pack values into bytes. Return None if they are not on the grid or would not get smaller.
 
     Each value must be the float32 nearest to an integer multiple of `step`.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
-    if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # NaN is not below anything
+    if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN
         return None
     whole = steps.astype(np.int64)
     if not np.array_equal(_values(whole, step).view(np.int32), values.view(np.int32)):
@@ -48,9 +49,9 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
-    """Values from the bytes of `pack`, which may come from an attacker.
+    """Unpack values from the bytes of `pack`, which may come from an attacker.
 
-    Never allocates more than `count` values; `where` names the sender in errors.
+    At most `count` values are allocated. In errors, `where` names the sender.
     """
     if len(packed) < _HEAD:
         raise MessageError(f"{where}: {len(packed)} bytes are too few for packed values")
@@ -69,7 +70,7 @@ def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
     columns = np.zeros((count, 8), np.uint8)
     columns[:, :planes] = np.frombuffer(body, np.uint8).reshape(planes, count).T
     signless = columns.view("<u8").ravel()
-    below = -(signless & np.uint64(1)).astype(np.int64)  # all bits 1 for negative values
+    below = -(signless & np.uint64(1)).astype(np.int64)  # all bits are 1 for negative values
     return _values((signless >> np.uint64(1)).astype(np.int64) ^ below, step)
 
 

@@ -1,8 +1,9 @@
 """Requests and replies, and their checks at both ends.
 
-A round is one request (global feature factors and settings) and one reply (a release and the
-site's public name). Both travel as a list of arrays and a flat config of scalars, the common form
-of `NumPyClient` and both generations of Flower strategies. Nothing else is ever sent.
+A round has one request (global feature factors and settings) and one reply (a release and the
+site's public name) for each site. Each message is a list of arrays and a flat config of scalars,
+which is the common form of `NumPyClient` and both generations of Flower strategies. Nothing else is
+ever sent.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from dpfact_flower.wire.secure import SecureStage
 
 PROTOCOL_VERSION = 4
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
-"""Advice in errors about other messages."""
+"""Advice in errors about unknown messages."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
-"""Represents an empty list, which Flower's layout would turn into an unreadable array."""
+"""Stand-in for an empty list, which Flower's layout would turn into an unreadable array."""
 MAX_FACTOR = 1e6
-"""Largest entry of a feature factor on the wire. Larger entries could make the success of a solver
-depend on single cells."""
+"""Largest entry of a feature factor in a message. With larger entries, a single cell could decide
+whether a solver succeeds."""
 MAX_STATISTIC = 1e15
-"""Largest value of a released statistic: far beyond any sum over patients, and safe in float32."""
+"""Largest value of a released statistic: larger than any sum over patients, and safe in float32."""
 ROUND_TIMEOUT = "round-timeout"
-"""Key in a preflight's config: the seconds of the round to come."""
+"""Key in a preflight's config: the seconds of the next round."""
 _ANSWERED = "answered"
 _USAGES = "usages"
 _SECURE = "secure"
@@ -53,28 +54,29 @@ class RoundRequest:
     Attributes
     ----------
     job : str
-        The run's name, which becomes a folder at the site.
+        The run's name, which becomes the name of a folder at the site.
     seed : int
         Public seed of the site's start and visiting order, never of its noise.
     vocabulary : str
-        Digest of the feature vocabularies, one per mode joined by commas; "" if not known.
+        Digests of the feature vocabularies, one per mode, joined by commas; "" if not known.
     anchors : tuple of ndarray of float32
-        Global feature factors, shape (I_n, R) each; empty before the start. In mode none, a request
-        without factors means the site's co-occurrences, or on long code lists first its counts of
-        codes.
+        Global feature factors, each of shape (I_n, R); empty before the start. In mode "none", a
+        request without factors is for the site's co-occurrences or, with long code lists, first for
+        its counts of codes.
     selection : tuple of ndarray of int32
-        Positions of the selected codes, one array per feature mode; empty if all are used.
+        Positions of the selected codes, one array per feature mode; empty if all codes are used.
     weights : tuple of ndarray of float32
-        Factor for the cells of each selected code; empty for equal weights.
+        Multiplier for the cells of each selected code; empty for equal weights.
     rule : str
         Name of the run's rule; "" for the privacy mode's own rule.
     usages : ndarray of float64, shape (slots, 2, R), or None
-        With secure sums, how much of its slot each phenotype explains, and the noise of this value.
+        With secure sums, each phenotype's usage in each slot, and the standard deviation of its
+        noise.
     answered : mapping
-        For each site, the last round before this one whose answer the server has; not in `digest`
-        and `terms`.
+        For each site, the last earlier round whose answer the server has. This field is not part of
+        `digest` and `terms`.
     secure : SecureStage or None
-        Requested stage of a secure sum; not in `digest` and `terms`.
+        Requested stage of a secure sum. This field is not part of `digest` and `terms`.
     """
 
     job: str
@@ -93,7 +95,10 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Arrays and config of a message, without empty texts, whose size Flower cannot measure."""
+        """Return arrays and config of the message, without empty texts.
+
+        Flower cannot measure the size of an empty text.
+        """
         config = {
             "protocol": PROTOCOL_VERSION,
             "job": self.job,
@@ -113,7 +118,7 @@ class RoundRequest:
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
-        """Check a received request; a MessageError names the fault."""
+        """Check a received request. A `MessageError` names the fault."""
         version = config.get("protocol")
         if type(version) is not int or version != PROTOCOL_VERSION:
             raise MessageError(
@@ -128,11 +133,11 @@ class RoundRequest:
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         rounds = _field(config, "rounds", int, low=1)
-        # A round after the planned rounds has no budget.
+        # There is no budget for a round after the planned rounds.
         number = _field(config, "round", int, low=1, high=rounds)
         present = _present(arrays)
         anchors, selection, weights = _split(present)
-        # In mode none, the start's requests have no arrays, and then only a selection.
+        # In mode none, the first request of a start has no arrays, and the second only a selection.
         starts = (number == 1 and not present) or (
             number == 2 and 0 < len(present) == len(selection)
         )
@@ -158,28 +163,28 @@ class RoundRequest:
 
     @property
     def rule_name(self) -> str:
-        """Name of the rule, by default the privacy mode's own."""
+        """Name of the rule, by default the privacy mode's own rule."""
         return self.rule or self.privacy.default_rule
 
     @cached_property
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state has factors without noise, so noise for the settings of one round must not
-        protect factors made with others.
+        A site's state has factors without noise. Noise that is planned for one round's settings
+        must not protect factors that were made with other settings.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
 
     @cached_property
     def selection_digest(self) -> str:
-        """SHA-256 of the selected codes; "" if all are used."""
+        """SHA-256 of the selected codes; "" if all codes are used."""
         positions = repr([codes.tolist() for codes in self.selection])
         return hashlib.sha256(positions.encode()).hexdigest() if self.selection else ""
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the whole request, which tells a repeated request from a different one."""
+        """SHA-256 of the whole request, which distinguishes a repeated request from a new one."""
         digest = hashlib.sha256(repr(self._config).encode())
         for array in (*self.anchors, *self.selection, *self.weights):
             digest.update(repr((array.shape, str(array.dtype))).encode())
@@ -197,7 +202,7 @@ class RoundRequest:
 class SiteReply:
     """A reply from one site: its public name and the arrays it released.
 
-    At the site, the values of a vector are integer multiples of `step`, which is 0 otherwise.
+    At the site, the values of a vector are integer multiples of `step`. Elsewhere `step` is 0.
     """
 
     site: str
@@ -205,7 +210,7 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Arrays and config of a message, with vectors on a grid as bytes, see `packing`."""
+        """Return the arrays (vectors on a grid as bytes, see `packing`) and the config."""
         arrays: list[NDArray[Any]] = list(self.arrays)
         for place, array in enumerate(self.arrays if self.step else ()):
             packed = pack(array, self.step) if array.ndim == 1 else None
@@ -219,12 +224,12 @@ class SiteReply:
         config: Mapping[str, object],
         shapes: Sequence[tuple[int, ...]],
     ) -> Self:
-        """Check a received reply; `shapes` are the expected ones."""
+        """Check a received reply; `shapes` are the expected shapes of its arrays."""
         site = _name(config, "site")
         sender = f"reply of site {site!r}"
         received = _present(arrays)
         for place, (array, shape) in enumerate(zip(received, shapes, strict=False)):
-            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # a vector as bytes
+            if array.dtype == np.uint8 and array.ndim == len(shape) == 1:  # vector as bytes
                 received[place] = unpack(array, shape[0], f"{sender}, array {place + 1}")
         shapes_got = [array.shape for array in received]
         if shapes_got != list(shapes):
@@ -237,16 +242,16 @@ class SiteReply:
 
 @cache
 def _always_said() -> tuple[str, ...]:
-    """Settings that every request must have, because the server's defaults may differ.
+    """Return the settings that each request must have, because the server's defaults may differ.
 
-    Empty texts are left out, because they are not sent.
+    Settings with an empty text are left out, because empty texts are not sent.
     """
     settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
     return tuple(key for key, default in settings.items() if default != "")
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Seconds of the round to come, from a preflight's config."""
+    """Return the seconds of the next round, from a preflight's config."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
@@ -254,7 +259,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Arrays of a message; empty for the array that represents an empty list."""
+    """Return a message's arrays; empty for the array that stands for an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")
@@ -262,7 +267,7 @@ def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:
-    """Check feature factors of a message; return them C-contiguous."""
+    """Check the feature factors of a message, and return C-contiguous factors."""
     if not arrays:
         raise MessageError(f"{who}: holds no arrays; need one per feature mode")
     for mode, array in enumerate(arrays, start=1):
@@ -274,9 +279,9 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check positions of selected codes, one array per mode: not negative, ascending.
+    """Check the positions of selected codes, one array per mode: not negative and ascending.
 
-    `dpfact_flower.site.round.check_modes` compares them with the vocabulary.
+    `dpfact_flower.site.round.check_modes` compares the positions with the vocabulary.
     """
     for mode, positions in enumerate(arrays, start=1):
         if (
@@ -290,7 +295,7 @@ def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
 
 def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
-    """Check weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
+    """Check the weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
     for mode, weights in enumerate(arrays, start=1):
         if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
             raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")
@@ -300,7 +305,7 @@ def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
 def _split(
     arrays: Sequence[NDArray[Any]],
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
-    """Factors, selection and weights of a request, by their types and dimensions."""
+    """Split a request's arrays into factors, selection and weights, by types and dimensions."""
     selection = [array for array in arrays if array.dtype == np.int32]
     floats = [array for array in arrays if array.dtype != np.int32]
     weights = [a for a in floats if selection and a.dtype == np.float32 and a.ndim == 1]
@@ -316,7 +321,7 @@ def _split(
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
     if array.dtype != np.float32:
         raise MessageError(f"{where}: need float32, got {str(array.dtype)[:80]}")
-    if not array.size or np.abs(array).max() <= limit:  # False for NaN
+    if not array.size or np.abs(array).max() <= limit:  # false for NaN
         return
     if not np.isfinite(array).all():
         raise MessageError(f"{where}: has values that are not finite")
@@ -324,7 +329,7 @@ def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
 
 
 def _answered(config: Mapping[str, object]) -> dict[str, int]:
-    """The request's `answered`."""
+    """Return the request's `answered`."""
     try:
         rounds = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
         return {str(site): int(number) for site, number in rounds.items()}
@@ -337,7 +342,7 @@ def _secure(config: Mapping[str, object]) -> SecureStage | None:
 
 
 def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
-    """The request's `usages`, which must be finite and not below 0."""
+    """Return the request's `usages`, which must be finite and not negative."""
     if _USAGES not in config:
         return None
     try:

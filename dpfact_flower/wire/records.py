@@ -1,8 +1,8 @@
 """The layout of requests and replies in Flower's records.
 
 Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
-`fitres`, because a `NumPyClient` in a ``ClientApp(client_fn=...)`` understands no other. Its names
-are copied here, because Flower's module with these names has moved between versions.
+`fitres`, because a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The layout's
+names are copied here, because Flower's module with these names has moved between versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
 CLIENT_APP_RAISED = 2
-"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for every reply that is only a code."""
+"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for each reply that is only a code."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
 _NUMPY = "numpy.ndarray"
@@ -30,21 +30,21 @@ _NUMPY = "numpy.ndarray"
 
 
 class Payload(NamedTuple):
-    """Arrays and config of a message."""
+    """The arrays and the config of a message."""
 
     arrays: list[NDArray[Any]]
     config: Mapping[str, Any]
 
 
 def ask(arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> RecordDict:
-    """Content of a request."""
+    """Return the content of a request."""
     return _content(_ASK, arrays, config)
 
 
 def answer(
     arrays: Sequence[NDArray[Any]], examples: int, config: Mapping[str, Scalar]
 ) -> RecordDict:
-    """Content of a reply."""
+    """Return the content of a reply."""
     content = _content(_ANSWER, arrays, config)
     content["fitres.num_examples"] = MetricRecord({"num_examples": examples})
     content["fitres.status"] = ConfigRecord({"code": 0, "message": "Success"})
@@ -52,7 +52,7 @@ def answer(
 
 
 def read_request(message: Message) -> Payload:
-    """Arrays and config of a request; a MessageError if they are missing or damaged."""
+    """Read a request. Raise a `MessageError` if arrays or config are missing or damaged."""
     try:
         return _read(message, *_ASK)
     except MessageError as error:
@@ -60,12 +60,12 @@ def read_request(message: Message) -> Payload:
 
 
 def read_reply(message: Message) -> Payload:
-    """Arrays and config of a reply; a MessageError if they are missing or damaged."""
+    """Read a reply. Raise a `MessageError` if arrays or config are missing or damaged."""
     return _read(message, *_ANSWER)
 
 
 def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Pack arrays for Flower, each in C order."""
+    """Pack arrays in C order for Flower."""
     return ArrayRecord([np.asarray(array, order="C") for array in arrays])
 
 
@@ -82,21 +82,21 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
         raise MessageError(f"message: need the records {arrays_name!r} and {config_name!r}")
     try:
         return Payload([_received(array) for array in arrays.values()], config)
-    except Exception as error:  # NumPy, zlib and Flower each raise their own on damaged bytes
+    except Exception as error:  # NumPy, zlib and Flower have different errors
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
 
 
 def _received(array: Array) -> NDArray[Any]:
     """Read an array safely; `Array.numpy` would allocate any size that its header claims."""
     if array.stype != _NUMPY:
-        raise TypeError("stype")  # as Flower does
+        raise TypeError("stype")  # as in Flower
     return read_npy(BytesIO(array.data))
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Bytes of messages and all their objects as Flower sends them.
+    """Return the bytes of messages and all their objects, as Flower sends them.
 
-    Content that several messages share is measured once and counted for each.
+    Content that several messages share is measured once and counted for each message.
     """
     # To serialise an object, Flower names its children by their hashes, and recomputes each hash
     # at every level. This context manager of Flower computes each hash once.

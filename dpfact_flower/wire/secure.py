@@ -1,8 +1,8 @@
 """The stages of secure sums in a round's request.
 
-There are three stages: `keys`, once a job; `sum`, for each release; and `open`, if sites may be
-lost. A stage travels as JSON text in the request's config. It does not change what the request asks
-for, so it is not part of the request's digest.
+There are three stages: `keys`, once per job; `sum`, for each release; and `open`, if sites may be
+lost. A stage is sent as JSON text in the request's config. The stage does not change the requested
+release, so it is not part of the request's digest.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ class SecureStage:
     Attributes
     ----------
     attempt : int
-        Number of the attempt at a sum; if a site is lost, another one follows with fewer sites.
+        Number of the attempt at a sum. If a site is lost, another attempt follows with fewer sites.
     members : tuple of MemberKey
         All sites that gave keys, sorted by name; empty in the stage `keys`.
     asked : tuple of str
-        Names of the sites in this attempt, or of those whose keys are requested.
+        Names of the sites in this attempt, or of the sites whose keys are requested.
     sealed : mapping of str to bytes
-        In the stage `open`: for each sender, the share of its seed that is sealed for this site.
+        In the stage `open`: for each sender, the share of the sender's seed that is sealed for this
+        site.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -61,7 +62,7 @@ class SecureStage:
         return tuple(member.site for member in self.members) or self.asked
 
     def to_text(self) -> str:
-        """JSON text for the request's config."""
+        """Return JSON text for the request's config."""
         return json.dumps({
             "stage": self.stage, "attempt": self.attempt,
             "members": [[m.site, _text(m.key), _text(m.signature)] for m in self.members],
@@ -71,7 +72,7 @@ class SecureStage:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Check a received stage; a MessageError names the fault."""
+        """Check a received stage. A `MessageError` names the fault."""
         try:
             content = from_json(text)
             members = tuple(
@@ -97,14 +98,14 @@ class SecureStage:
 
 
 def packed_bytes(content: bytes) -> NDArray[np.uint8]:
-    """Bytes as an array for a reply."""
+    """Return bytes as an array for a reply."""
     return np.frombuffer(content, np.uint8)
 
 
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """A site's name and the parts of its reply; a MessageError if their number is wrong."""
+    """Return the site's name and the parts of a reply, if their number is as expected."""
     site = config.get("site")
     try:
         name = _site(site)
@@ -116,12 +117,12 @@ def read_parts(
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
-    """Sealed shares, by receiver, as bytes for a reply."""
+    """Return sealed shares, by receiver, as bytes for a reply."""
     return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
 
 
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """Shares from `sealed_text`, only for these sites."""
+    """Read the shares of `sealed_text` for the named sites only."""
     try:
         sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:
