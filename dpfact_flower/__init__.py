@@ -1,7 +1,7 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-The public names; each is imported when it is first used, so that a site's process, which Flower
-starts anew for every message, pays only for what it needs.
+Each public name is imported at its first use. This keeps a site's process fast, which Flower starts
+anew for every message.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _HOMES = {
 }
 
 _THERE = {"read_events": "read"}
-"""What a name is called in its home, where that is another."""
+"""Public names that have another name in their own module."""
 
 __all__ = [
     "CPModel",

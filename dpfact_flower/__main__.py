@@ -1,4 +1,4 @@
-"""``python -m dpfact_flower``: the `dpfact` command, where its script is not on the path."""
+"""``python -m dpfact_flower``: the `dpfact` command, for use when its script is not on the path."""
 
 from dpfact_flower.cli.main import main
 

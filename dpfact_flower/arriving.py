@@ -1,8 +1,8 @@
-"""The messages of a run that uses replies on arrival.
+"""The messages of an asynchronous run.
 
-`dpfact_flower.server.on_arrival.OnArrival` makes the decisions; this module sends requests and
-takes replies. As in synchronous rounds, lost sites get the same request again, and the checkpoint
-is written before a request is sent.
+`dpfact_flower.server.on_arrival.OnArrival` makes the decisions, and this module sends requests and
+receives replies. As in synchronous rounds, lost sites get the same request again, and the
+checkpoint is written before a request is sent.
 """
 
 from __future__ import annotations
@@ -33,22 +33,23 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 
 class AsyncDispatcher:
-    """Sends requests to sites and takes replies, step by step.
+    """The sender of requests and receiver of replies, called step by step.
 
     Parameters
     ----------
     coordinator : OnArrival
-        After its synchronous rounds.
+        The run, after its synchronous rounds.
     names : SiteNames
-        Updated by `read`.
+        Names of the nodes' sites. `read` adds names.
     left_out : frozenset of int
         Nodes that never get a request.
     read : callable
-        Reads a node's reply of the given shapes; returns text if the reply cannot be used, for
-        example because one of the given nodes has the same name.
+        Reads a node's reply of the given shapes. The result is a text if the reply cannot be used,
+        for example because one of the given nodes has the same name.
     wait : callable
-        Waits some time for the quorum, and returns the connected nodes without those left out. With
-        True, it waits for the expected number of sites, and ends the run below the quorum.
+        Waits some time for the quorum, and returns the connected nodes that are not left out. With
+        True, the function waits for the expected number of sites, and ends the run below the
+        quorum.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class AsyncDispatcher:
         self._began = time.monotonic()
 
     def resume(self) -> None:
-        """Find out the nodes' names, then repeat the requests that were open before a resume."""
+        """Find out the nodes' names, and repeat the requests that were open before a resume."""
         nodes = self._wait(True)
         self._ask_names(nodes)
         waited_for = self._coordinator.waited_for
@@ -82,7 +83,7 @@ class AsyncDispatcher:
         self._send(nodes)
 
     def step(self) -> None:
-        """Take replies, send requests, and sleep if there was nothing to do."""
+        """Receive replies, send requests, and sleep if there is nothing to do."""
         coordinator = self._coordinator
         connected = self._here()
         received = self._take(connected)
@@ -104,17 +105,17 @@ class AsyncDispatcher:
             time.sleep(POLL_SECONDS)
 
     def _here(self) -> list[int]:
-        """Connected nodes; waits for the quorum only if no request is open."""
+        """Return the connected nodes. Wait for the quorum only if no request is open."""
         nodes = sorted(set(self._grid.get_node_ids()) - self._left_out)
         if not self._flights and len(nodes) < self._coordinator.run.min_sites:
             nodes = self._wait(False)
         return nodes
 
     def _take(self, connected: Collection[int]) -> bool:
-        """Take the replies that have arrived, in the order of the sites' names."""
+        """Receive the replies that have arrived, in the order of the sites' names."""
         replies = self._exchange.pull()
         for node in sorted(replies, key=self._who):
-            if node in self._flights:  # unless the site has just answered as another node
+            if node in self._flights:  # false if the site just answered as another node
                 self._take_one(node, replies[node], connected)
         return bool(replies)
 
@@ -131,12 +132,12 @@ class AsyncDispatcher:
             self._fail(node, flight, outcome)
             return
         coordinator.take(flight.who, outcome)
-        # The site may have another open request under its number before a restart.
+        # The site may have another open request, with its node number from before a restart.
         for other in [n for n, flight in self._flights.items() if flight.who == outcome.site]:
             del self._flights[other]
 
     def _give_up(self) -> bool:
-        """Drop the requests whose deadline is over."""
+        """Drop the requests whose deadline has passed, and return whether there were any."""
         now = time.monotonic()
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:
@@ -153,7 +154,7 @@ class AsyncDispatcher:
         self._coordinator.fail(flight.who, reason, shown=called(node, site))
 
     def _ask(self, connected: Collection[int]) -> bool:
-        """Make requests for sites that have none; return whether there are any."""
+        """Make requests for sites without an open request, and return whether any were made."""
         added = False
         for node in connected:
             if node not in self._flights and (request := self._coordinator.ask(self._who(node))):
@@ -167,7 +168,7 @@ class AsyncDispatcher:
         return InFlight(content, str(request.round), now, now + self._timeout, self._who(node))
 
     def _send(self, connected: Collection[int]) -> bool:
-        """Send new and lost requests to the connected nodes; return whether there were any."""
+        """Send new and lost requests to the connected nodes, and return whether any were sent."""
         due = self._exchange.due() & set(connected)
         self._exchange.send(due)
         return bool(due)
@@ -176,7 +177,7 @@ class AsyncDispatcher:
         self._coordinator.count(bytes_down=records.serialised_bytes(message))
 
     def _ask_names(self, nodes: Sequence[int]) -> None:
-        """Find out the nodes' site names, without a charge."""
+        """Find out the names of the nodes' sites, without a charge."""
         patience = min(self._timeout, self._coordinator.run.wait_timeout)
         for request in self._coordinator.questions():
             unknown = [node for node in nodes if not self._names.of(node)]

@@ -1,4 +1,4 @@
-"""`DPFactClient`, a Flower NumPyClient: the door to a `Site`. It unpacks, calls and packs."""
+"""`DPFactClient`, a Flower NumPyClient that unpacks requests for a `Site` and packs its replies."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
-"""Sent with every reply in place of the number of patients, which is private."""
+"""Number that each reply has in place of the number of patients, which is private."""
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """A round that failed, as the server may know it: the text is a code."""
+    """The error for a round that failed. The text is only a code, so the server may see it."""
 
     code = "refused"
 
@@ -45,14 +45,15 @@ class DPFactClient(NumPyClient):
     Parameters
     ----------
     source : SiteSource
-        The site's `SiteData`, or its file by `dpfact_flower.data.site_data.open_site`.
+        The site's `SiteData`, or the data's file, opened by
+        `dpfact_flower.data.site_data.open_site`.
     settings : SiteSettings
         `state_dir` and `allow_privacy` must be given.
     simulation, beside
         As for `dpfact_flower.site.admission.Hospital`.
     came_in, time_left : float
-        Of the first request, as for `dpfact_flower.site.reply_timing.ReplyDelay`. A deployed site
-        has a client for each message. A simulation has no deadline.
+        Times of the first request, as for `dpfact_flower.site.reply_timing.ReplyDelay`. A deployed
+        site makes a client for each message. A simulation has no deadline.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class DPFactClient(NumPyClient):
         return f"DPFactClient({self.site.name!r})"
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Answer one round: global feature factors in, released feature factors out.
+        """Answer one round: take global feature factors and return released feature factors.
 
         Raises
         ------
         RoundRefusedError
-            For any failure; its text holds a code and nothing else.
+            For any failure. The text has only a code.
         """
         delay = self._delay()
         answer, reason = None, ""
@@ -88,20 +89,20 @@ class DPFactClient(NumPyClient):
             answer = self._packed(release)
         except Exception as error:  # nothing an error says may reach the server
             reason = self._refused(error)
-        with suppress(Exception):  # the answer stands, or the refusal
+        with suppress(Exception):  # an error here changes no reply
             delay.wait()
-        if self._reply_after:  # for the site alone: the time depends on its patients
+        if self._reply_after:  # for the site alone, as the time depends on patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
-        if delay.late:  # a charged answer is kept, and sent again at no cost
+        if delay.late:  # a charged answer is kept and sent again at no cost
             reason = self._refused(overrun())
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Refuse now what `fit` would refuse before it reads a patient; nothing is charged.
+        """Refuse a round that `fit` would refuse before it reads a patient. Nothing is charged.
 
-        Takes the request of `fit`, and under `ROUND_TIMEOUT` how long the server will wait.
+        The arguments are the request of `fit`, with the server's waiting time as `ROUND_TIMEOUT`.
         """
         delay, reason = self._delay(), ""
         try:
@@ -109,7 +110,7 @@ class DPFactClient(NumPyClient):
             self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
             ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
         except Exception as error:  # nothing an error says may reach the server
-            reason = log_privately(self.site.name, error)  # not counted: it keeps nothing
+            reason = log_privately(self.site.name, error)  # a preflight is not counted
         delay.wait()
         if reason:
             raise RoundRefusedError(reason) from None
@@ -117,34 +118,34 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Refuse: the start comes from the server's public seed, not from a site."""
+        """Refuse, because the start comes from the server's public seed, not from a site."""
         self._delay().wait()
         raise RoundRefusedError(public_reason(MessageError()))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Refuse: a loss is a function of the patients; a site keeps it (`history.jsonl`)."""
+        """Refuse, because a loss depends on the patients. The site keeps it in `history.jsonl`."""
         self._delay().wait()
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
 
     def _packed(self, release: Release) -> Answer:
-        """A release as Flower takes it."""
+        """Pack a release for Flower."""
         try:
             arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
-        except Exception as error:  # such as too little memory, which depends on the patients
+        except Exception as error:  # for example too little memory, which depends on the patients
             log_privately(self.site.name, error)
             raise RoundFailedError("the release was charged, and could not be packed") from None
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def _refused(self, error: Exception) -> str:
-        """The text that may leave of an error, which is logged and counted."""
+        """Log and count an error, and return the text that may leave the site."""
         reason = log_privately(self.site.name, error)
         self.site.note_refusal(reason)
         return reason
 
     def _delay(self) -> ReplyDelay:
-        """Of the reply to the request that has just come in."""
+        """Return the delay of the reply to the request that has just arrived."""
         came_in, self._came_in = self._came_in, None
         time_left, self._time_left = self._time_left, math.inf
         return ReplyDelay(self._reply_after, came_in, time_left)

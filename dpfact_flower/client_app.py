@@ -1,10 +1,10 @@
 """Flower's entry point at a site: the ClientApp.
 
-One app serves both generations of strategies. In a deployment the site's node config says who it
-is and what it allows (`SiteSettings`). In simulation, which Flower marks by giving a node
-`partition-id` and `num-partitions`, the partition picks a site of the run config's data.
+The same app serves both generations of strategies. In a deployment, the site's node config has the
+site's name and permissions (`SiteSettings`). In a simulation, the node config has Flower's
+`partition-id` and `num-partitions`, which select a site from the run config's data.
 
-For an app with mods: ``app = ClientApp(mods=[...])``, then ``app.train()(train)`` and
+To make an app with mods, write ``app = ClientApp(mods=[...])``, then ``app.train()(train)`` and
 ``app.query()(query)``.
 """
 
@@ -42,13 +42,13 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one round, or say with a code that it failed."""
+    """Answer one round, or reply with a code if the round failed."""
     return _answered(message, context, DPFactClient.fit)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Say whether this site would refuse a round; no patient is read, nothing is charged."""
+    """Answer whether this site would refuse a round. No patient is read, and nothing is charged."""
     return _answered(message, context, DPFactClient.preflight)
 
 
@@ -57,7 +57,7 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
         client = client_for(context, came_in=came_in, time_left=seconds)
-    except RoundRefusedError as error:  # its reply is due already
+    except RoundRefusedError as error:  # the reply is already due
         return _error(message, str(error))
     return answered(message, client, lambda error: _refusal(context, error, came_in), ask)
 
@@ -68,10 +68,10 @@ def answered(
     refusal: Callable[[Exception], str],
     ask: Callable[..., Any] = DPFactClient.fit,
 ) -> Message:
-    """A client's reply to the request for a round; it never raises.
+    """Return a client's reply to the request for a round, without raising an error.
 
-    `ask` is the client's method that answers, `DPFactClient.fit` or `preflight`. `refusal` gives,
-    when the reply is due, what may leave about a message that is no request.
+    `ask` is the client's method that answers: `DPFactClient.fit` or `preflight`. If the message is
+    not a request, `refusal` waits until the reply is due, and returns the text that may leave.
     """
     try:
         request = records.read_request(message)
@@ -79,9 +79,9 @@ def answered(
         return _error(message, refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
-    except RoundRefusedError as error:  # its reply is due, too
+    except RoundRefusedError as error:  # the reply is due, too
         return _error(message, str(error))
-    except Exception as error:  # such as too little memory, which depends on patients
+    except Exception as error:  # for example too little memory, which depends on patients
         log_privately(client.site.name, error)
         return _error(message, public_reason(RoundFailedError()))
     return Message(content, reply_to=message)
@@ -89,7 +89,7 @@ def answered(
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Refuse: a loss is a function of the patients."""
+    """Refuse, because a loss depends on the patients."""
     came_in = time.monotonic()
     _wait(context, came_in)
     return _error(message, public_reason(PrivacyRefusedError()))
@@ -100,14 +100,14 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
-    """What may be said of an error without a client, when it may be said."""
+    """Log an error without a client, wait until the reply is due, and return the public text."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
     _wait(context, came_in)
     return reason
 
 
 def _wait(context: Context, came_in: float) -> None:
-    """Wait until the hospital's `reply-after` has passed; not at all if it is invalid."""
+    """Wait until the hospital's `reply-after` has passed. Do not wait if the setting is invalid."""
     with suppress(SettingsError):
         if not context.node_config.keys() >= _SIMULATION_KEYS:
             ReplyDelay(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
@@ -116,13 +116,14 @@ def _wait(context: Context, came_in: float) -> None:
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """The client of this node, for a request that has just come in; parameters as `ReplyDelay`.
+    """Return the node's client for a newly arrived request; the times are as for `ReplyDelay`.
 
     Raises
     ------
     RoundRefusedError
-        If the node config or the site's data cannot be used. Its text is a code, since Flower
-        sends what a `client_fn` raises to the server; what is wrong stands in the site's own log.
+        If the node config or the site's data cannot be used. The error's text is only a code,
+        because Flower sends the errors of a `client_fn` to the server. The site's own log has the
+        cause.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:
@@ -134,7 +135,7 @@ def client_for(
 def _client(context: Context, came_in: float, time_left: float) -> DPFactClient:
     keys = context.node_config.keys() - _SIMULATION_KEYS
     if context.node_config.keys() >= _SIMULATION_KEYS:
-        if keys:  # a hospital's settings must not be ignored because of two stray keys
+        if keys:  # two stray keys must not override a hospital's settings
             raise SettingsError(
                 f"node config: {', '.join(sorted(_SIMULATION_KEYS))} mark a simulated site, which "
                 f"has no settings of its own; got {', '.join(sorted(keys))} too"

@@ -1,10 +1,10 @@
-"""Sending a round's messages, waiting for replies, and repeating lost requests.
+"""Sending of a round's messages, waiting for replies, and repetition of lost requests.
 
-Flower's own `send_and_receive` asks each node once. But a site's process may end after the charge
-and before the reply. Then a repeated request gets the bytes from the ledger without a second
-charge. So the server asks lost sites again until the round ends. Half-way through, it asks every
-silent site once more, because Flower's SuperNode loses a message silently if the SuperLink fails,
-or the connection breaks, while it fetches the message.
+Flower's own `send_and_receive` sends each request once. But a site's process may end after the
+charge and before the reply. Then a repeated request gets the bytes from the ledger without a second
+charge. So the server repeats the requests to lost sites until the round ends. Half-way through the
+round, the server repeats the request to every silent site once. This is needed because Flower's
+SuperNode loses a message silently if the SuperLink fails or the connection breaks during the fetch.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
-"""Flower's codes for a lost message or reply, a lost node and a killed ClientApp. In these cases it
-is unknown whether the site was charged."""
+"""Flower's codes for a lost message or reply, a lost node and a killed ClientApp. In these cases,
+the server cannot know whether the site was charged."""
 _MEANING = {
     3: "no answer in time",
     4: "its answer was lost on the way",
@@ -36,35 +36,36 @@ _MEANING = {
     7: "its SuperNode refuses the app that Flower sends with a run, see --trusted-entities",
     8: "the process that answered there has died",
 }
-"""Meaning of Flower's codes, shorter than Flower's own texts."""
+"""Meanings of Flower's codes, shorter than Flower's own texts."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
-"""Most times that a request is sent to a node."""
+"""Largest number of times that a request is sent to a node."""
 RETURN_SECONDS = 120.0
-"""Time for a SuperNode to return: the SuperLink readmits a key within a minute of its loss."""
+"""Time for a SuperNode to return. The SuperLink readmits a lost key within a minute."""
 LEAST_SECONDS = 10.0
-"""Least time for a repeated request: a process must start and send the kept bytes."""
+"""Shortest time for a repeated request, in which a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
 """Extra share of a round's time, if later rounds depend on it and a connected site is missing."""
 
 
 class RoundPolicy(NamedTuple):
-    """How a round treats missing replies.
+    """The treatment of missing replies in a round.
 
     Attributes
     ----------
     charged : bool
-        Whether sites are charged; if so, the round waits some time for lost sites to return.
+        Whether sites are charged. If so, the round waits some time for lost sites to return.
     required : bool
-        Whether later rounds depend on this one; if so, late sites get the request too, and silent
-        connected sites get it once more at the end.
+        Whether later rounds depend on this round. If so, sites that connect late get the request
+        too. At the end of the round, connected sites without a reply get the request once more,
+        with extra time.
     left_out : frozenset of int
         Nodes that never get a request.
     quorum : int
         Number of replies that are needed.
     grace : float
-        More seconds for missing sites, if a shortened round ends without a quorum.
+        Extra seconds for missing sites, if a shortened round ends without a quorum.
     """
 
     charged: bool = False
@@ -76,7 +77,7 @@ class RoundPolicy(NamedTuple):
 
 @dataclass
 class InFlight:
-    """A request to a node, and its replies.
+    """A request to a node, and the replies to it.
 
     Attributes
     ----------
@@ -87,7 +88,7 @@ class InFlight:
     who : str
         The caller's name for the site.
     times : int
-        How often the request was sent.
+        Number of times that the request was sent.
     waiting : set of str
         Messages that may still get a reply.
     reply : Message or None
@@ -110,8 +111,8 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request is new, or a repetition may get a reply.
 
-        A site answers `RoundFailedError` also if its reply was not ready in time. By now, the reply
-        may be ready.
+        A site also answers with `RoundFailedError` if its reply was not ready in time. The reply
+        may be ready by now.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -125,14 +126,14 @@ class InFlight:
 
 
 class Exchange:
-    """Requests to nodes, and their replies; `sent` is called for every message."""
+    """Requests to nodes, and the replies. `sent` is called for every message."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
         self.flights: dict[int, InFlight] = {}
 
     def due(self) -> set[int]:
-        """Nodes to which a request may be sent, for the first time or again."""
+        """Return the nodes to which a request may be sent, for the first time or again."""
         latest = time.monotonic() + LEAST_SECONDS
         return {
             node
@@ -141,7 +142,7 @@ class Exchange:
         }
 
     def send(self, nodes: Iterable[int]) -> None:
-        """Send these nodes their requests."""
+        """Send requests to the given nodes."""
         now, messages = time.monotonic(), []
         for node in sorted(nodes):
             flight = self.flights[node]
@@ -154,7 +155,7 @@ class Exchange:
             self._sent(message)
 
     def push(self, messages: list[Message]) -> None:
-        """Send messages with the nodes' requests."""
+        """Send messages, and note them in the nodes' requests."""
         if not messages:
             return
         for message, number in zip(messages, self._grid.push_messages(messages), strict=False):
@@ -164,7 +165,7 @@ class Exchange:
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """New replies by node; a node gives no more after one without an error."""
+        """Return new replies by node. A reply without an error is a node's last reply."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
@@ -181,18 +182,18 @@ class Exchange:
 
 
 class RetryingGrid(Grid):
-    """A Grid that repeats requests to lost sites, and calls to a busy SuperLink.
+    """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
     Flower answers 500 if its database is busy for longer than five seconds, for example with two
-    runs on a slow machine. Flower's own Grid ends the run then. `sent` is called for every message
-    beyond the round's first ones.
+    runs on a slow machine. Flower's own Grid then ends the run. `sent` is called for every message
+    after the first messages of the round.
 
     Attributes
     ----------
     policy : RoundPolicy
         Policy of the next round.
     seconds : dict of int to float
-        For each node that answered the last round, the time until its reply.
+        For each node that answered in the last round, the time until its reply.
     registered : dict of int to str
         Registered names of all nodes that have ever been connected.
     """
@@ -237,7 +238,7 @@ class RetryingGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send one message to each node; return the last reply of each node that answered."""
+        """Send one message to each node, and return the last reply of each node that answered."""
         messages = list(messages)
         if not messages:
             return []
@@ -270,7 +271,7 @@ class RetryingGrid(Grid):
         return [flight.reply for flight in flights.values() if flight.reply is not None]
 
     def _collect(self, exchange: Exchange, end: float) -> None:
-        """Take replies and repeat requests until all replies have arrived or the time is over."""
+        """Receive replies and repeat requests until all replies have arrived or time is over."""
         patience, flights = 0.0, exchange.flights
         while True:
             if any(map(is_lost, exchange.pull().values())) and self.policy.charged:
@@ -292,7 +293,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink, and repeat the call for half a minute while it answers 500."""
+    """Call the SuperLink. While it answers 500, repeat the call for up to half a minute."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -305,21 +306,22 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """The history's text for an error in place of a reply."""
+    """Return the text in the history for an error in place of a reply."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
 
 
 def is_lost(reply: Message) -> bool:
-    """Whether Flower reports that a message, its node or its reply was lost."""
+    """Return whether Flower reports that a message, its node or its reply was lost."""
     return reply.has_error() and reply.error.code in LOST
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Whether a site is silent or lost, or refuses without a charge because it would be late.
+    """Return whether a site was silent, its message was lost, or its reply would have been late.
 
-    Some of a round's time is reserved for sending, so this refusal may arrive before the end.
+    A site that would be late refuses without a charge. Such a refusal may arrive before the round's
+    end, because some of a round's time is reserved for sending.
     """
     return reply is None or is_lost(reply) or _says(reply, LateError)
 

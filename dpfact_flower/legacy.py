@@ -1,6 +1,7 @@
 """DPFact for deployments that still use `flwr.server.strategy` and ServerAppComponents.
 
-The same `Coordinator` and the same ClientApp as `dpfact_flower.DPFact`; only the adapter differs.
+The `Coordinator` and the ClientApp are the same as for `dpfact_flower.DPFact`; only the adapter
+differs.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class DPFact(Strategy):
-    """DPFact's server as a legacy Flower strategy; parameters as `dpfact_flower.DPFact`.
+    """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
 
-    Give Flower's ``ServerConfig`` the planned number of rounds, ``coordinator.rounds``, because the
-    privacy budget is planned over these. After a resume, give it the remaining ones. Set
-    ``round_timeout`` in ``ServerConfig`` too: in this API Flower enforces the deadline. Bytes are
-    those of the serialised arrays.
+    Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, because the
+    privacy budget is planned for this number. After a resume, set it to the number of remaining
+    rounds. Also set ``round_timeout`` in ``ServerConfig``, because in this API Flower enforces the
+    deadline. The bytes of a round count the serialised arrays.
 
     Examples
     --------
@@ -72,20 +73,20 @@ class DPFact(Strategy):
         return f"DPFact({self.coordinator})"
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
-        """Global factors from the public seed; no client is asked."""
+        """Return the global factors from the public seed, without a request to a client."""
         return ndarrays_to_parameters(list(self.coordinator.factors))
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """The round's request, for every connected client."""
+        """Return the round's request, for every connected client."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
         client_manager.wait_for(expected, timeout=math.ceil(run.wait_timeout))
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
         number = self._resumed + server_round
-        if not clients:  # Flower then asks nobody to aggregate
+        if not clients:  # Flower then calls no `aggregate_fit`
             self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
             return []
         self.coordinator.begin(len(clients))
@@ -102,7 +103,7 @@ class DPFact(Strategy):
         results: list[tuple[ClientProxy, FitRes]],
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
-        """Check every reply and update the global factors; None if the quorum was missed."""
+        """Check the replies and update the global factors. Return None if the quorum was missed."""
         shapes = self.coordinator.reply_shapes(self._resumed + server_round)
         usable: list[SiteReply] = []
         failed = [Failure("a client", _reason(failure)) for failure in failures]
@@ -131,7 +132,7 @@ class DPFact(Strategy):
     def configure_evaluate(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """No request: a site measures itself while it trains, and keeps the result."""
+        """Return no request, because a site measures itself in training and keeps the result."""
         return []
 
     def aggregate_evaluate(
@@ -140,13 +141,13 @@ class DPFact(Strategy):
         results: list[tuple[ClientProxy, EvaluateRes]],
         failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Nothing to aggregate, see `configure_evaluate`."""
+        """Return nothing (see `configure_evaluate`)."""
         return None, {}
 
     def evaluate(
         self, server_round: int, parameters: Parameters
     ) -> tuple[float, dict[str, Scalar]] | None:
-        """Nothing to evaluate: the server holds no data."""
+        """Return nothing, because the server holds no data."""
         return None
 
 

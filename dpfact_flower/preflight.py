@@ -1,7 +1,8 @@
 """The preflight: ask every site, before any charge, whether it would answer the next round.
 
-This is a Flower query with the round's own request. A site answers from its settings and its record
-of releases. No patient is read, and the answer reveals no more than a refusal would.
+The preflight is a Flower query with the round's own request. A site answers from its settings and
+its record of releases. No patient is read, and the answer reveals no more than a refusal of the
+round would reveal.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, SiteReply
 
 _UNKNOWN = ("No query function registered", "Invalid message type: query")
-"""Replies of ClientApps without this package's `query`, which have no preflight."""
+"""Replies of ClientApps that have no preflight, because they lack this package's `query`."""
 
 
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask every node whether it would answer a round of `timeout` seconds; wait for `patience`."""
+    """Ask each node whether it would answer a round of `timeout` seconds. Wait for `patience`."""
     arrays, config = request.to_wire()
     content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
     sent = [

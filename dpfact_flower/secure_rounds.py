@@ -1,7 +1,7 @@
-"""Secure sums over Flower: the exchange of keys once a run, and the messages of each round.
+"""Secure sums over Flower: the exchange of keys once per run, and the messages of each round.
 
-`dpfact_flower.server.secure` makes the requests and interprets replies; this module sends them to
-nodes and reads the replies.
+`dpfact_flower.server.secure` makes the requests and interprets the replies. This module sends the
+requests to nodes and reads the replies.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""Sends each node its request and returns the replies; with True, it waits for lost sites."""
+"""A function that sends each node its request and returns the replies.
+
+With True, the function waits for lost sites.
+"""
 
 
 class SecureRounds:
-    """A run's secure sums over Flower's nodes."""
+    """The secure sums of a run with Flower's nodes."""
 
     def __init__(self, coordinator: Coordinator, names: SiteNames, ask: Ask) -> None:
         self._coordinator, self._names, self._ask = coordinator, names, ask
@@ -45,7 +48,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Get every site's key, and plan the run for the sites that gave one.
+        """Get every site's key, and plan the run for the sites that have sent a key.
 
         A resumed run reads the keys from its folder.
         """
@@ -82,7 +85,7 @@ class SecureRounds:
         return SecureSums(self._coordinator.secure)
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Requests to nodes at the beginning of a round; nodes without a key get none."""
+        """Return the requests at the beginning of a round. Nodes without a key get no request."""
         coordinator = self._coordinator
         self._sum, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -110,9 +113,10 @@ class SecureRounds:
     def finish(
         self, number: int, replies: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
-        """Finish the sum from the replies to the first attempt: sites, failures, totals of slots.
+        """Finish the sum from the first attempt's replies; return sites, failures and slot totals.
 
-        Without a sum, there are no totals, the failures say why, and the sites are those charged.
+        Without a sum, the totals are empty, the failures give the reasons, and the sites are the
+        charged sites.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)
@@ -157,7 +161,7 @@ class SecureRounds:
     def _replies(
         self, asked: Collection[str], replies: Mapping[int, Message], number: int
     ) -> dict[str, list[bytes]]:
-        """Parts of each site's reply; the reasons of unusable replies go to `_failed`."""
+        """Return the parts of each site's reply. Reasons for unusable replies go to `_failed`."""
         parts_of: dict[str, list[bytes]] = {}
         sites = {node: site for site, node in self._nodes.items()}
         for node, reply in replies.items():
@@ -187,7 +191,7 @@ def _why(failed: Mapping[str, str]) -> str:
 
 
 def _write(coordinator: Coordinator, sums: SecureSums) -> None:
-    """Write the sites' public keys and the newest attempt to a run's folder."""
+    """Write the sites' public keys and the newest attempt to the run's folder."""
     if (folder := coordinator.run_dir) is not None:
         members = [
             [member.site, member.key.hex(), member.signature.hex()] for member in sums.members
@@ -197,7 +201,7 @@ def _write(coordinator: Coordinator, sums: SecureSums) -> None:
 
 
 def _read(folder: Path | None, sums: SecureSums) -> bool:
-    """Restore `_write`; False if there is nothing to restore."""
+    """Read the file of `_write`. Return False if there is no file."""
     path = (folder or Path()) / SECURE
     if folder is None or not path.exists():
         return False

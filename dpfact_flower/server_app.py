@@ -15,5 +15,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run DPFact with the run config's settings and leave a run folder."""
+    """Run DPFact with the run config's settings, and write a run folder."""
     serve(grid, RunConfig.read(context.run_config))

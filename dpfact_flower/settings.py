@@ -1,9 +1,9 @@
-"""Every setting: its type, default, allowed range and one line of help, in one place.
+"""All settings, each with its type, default, allowed range and one line of help.
 
-A settings class is a frozen dataclass. Each field has its own range. `from_config` builds it once,
-where settings enter: Flower's run config and node config, a message, the command line. After that
-it is passed on as an object. Configs and the command line use hyphens, as Flower does:
-``round_timeout`` is ``round-timeout``.
+A settings class is a frozen dataclass. Each field has its own range. Where settings enter (Flower's
+run config and node config, a message, the command line), `from_config` builds an object, which is
+passed on from there. Configs and the command line use hyphens, as Flower does: ``round_timeout`` is
+``round-timeout``.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from dpfact_flower.errors import DataError, SettingsError, shown
 
 Scalar = bool | int | float | str
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Form of a name that appears in files, messages and logs: of a job, a site, a vocabulary."""
+"""Form of the names of jobs, sites and vocabularies, which appear in files, messages and logs."""
 LARGEST = 2**63 - 1
-"""Of whole numbers, in messages and in ledgers."""
+"""Largest whole number in messages and in ledgers."""
 MOST_REFINEMENTS = 100
-"""Rounds of refinement of a run of patient mode."""
+"""Largest number of rounds of refinement in a run of patient mode."""
 MOST_SLOTS = 4
-"""Groups of sites in secure sums: a site reserves its disk for so many, whatever is asked."""
+"""Largest number of slots in secure sums; a site always reserves disk space for this number."""
 _INFINITY = math.inf
 _LOSS = "squared"
 _STEP = 0.3
 _PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
-"""The paper's elastic weight, among the {2, 5, 8, 10} that it tried."""
+"""The paper's elastic weight, chosen from the tried values {2, 5, 8, 10}."""
 
 
 def setting(
@@ -60,7 +60,7 @@ def setting(
     open_high: bool = False,
     pattern: str = "",
 ) -> Any:
-    """Declare one field: its default, its help, and the range or pattern of allowed values."""
+    """Declare a field with its default, its help, and the range or pattern of allowed values."""
     return dataclasses.field(
         default=default,
         metadata={
@@ -72,10 +72,10 @@ def setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of all settings classes: checks types and ranges on construction."""
+    """Base of all settings classes, which checks types and ranges on construction."""
 
     hints: ClassVar[dict[str, Any]]
-    """Types of the fields: found once per class, since every message makes settings."""
+    """Types of the fields, found once per class, because every message makes settings."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -88,42 +88,42 @@ class Settings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse combinations that cannot work; each class says which."""
+        """Refuse combinations of values that cannot work. Subclasses define the combinations."""
 
     @classmethod
     def names(cls) -> list[str]:
-        """Config keys of this class, with hyphens."""
+        """Return the config keys of this class, with hyphens."""
         return list(cls._keys())
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Self:
-        """Build from a config with hyphenated keys; keys of other classes are left alone."""
+        """Build settings from a config with hyphenated keys. Keys of other classes are ignored."""
         values = {name: config[key] for key, name in cls._keys().items() if key in config}
         try:
             return cls._made(**values)
-        except TypeError:  # a value that cannot be hashed is no scalar, as the class will say
+        except TypeError:  # an unhashable value is no scalar, and the class refuses it
             return cls(**cast(Any, values))
 
     def to_config(self) -> dict[str, Scalar]:
-        """Scalars under hyphenated keys, as `from_config` reads them."""
+        """Return a config with hyphenated keys, which `from_config` can read."""
         return {key: getattr(self, name) for key, name in self._keys().items()}
 
     @classmethod
     @cache
     def _keys(cls) -> dict[str, str]:
-        """Names of the fields by their config keys."""
+        """Return the names of the fields by config key."""
         return {_key(field.name): field.name for field in dataclasses.fields(cls)}
 
     @classmethod
-    @lru_cache(maxsize=32, typed=True)  # 1, 1.0 and True are equal, but not the same setting
+    @lru_cache(maxsize=32, typed=True)  # 1, 1.0 and True are equal, but different settings
     def _made(cls, **given: Any) -> Self:
-        """An instance; message after message asks for the same, and instances are immutable."""
+        """Return a cached instance, which can be shared because instances are immutable."""
         return cls(**given)
 
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """What a site computes on its own data; symbols as in the paper."""
+    """Settings of a site's computation on its own data. The symbols are those of the paper."""
 
     rank: int = setting(12, "number of phenotypes R", low=1, high=1000)
     solver: str = setting(
@@ -174,20 +174,20 @@ class SolverSettings(Settings):
 
     @property
     def is_relative(self) -> bool:
-        """Whether the elastic weight is in units of what the model explains."""
+        """Whether the elastic weight is relative to the curvature of the site's error."""
         return self.gamma < 0
 
     def _check_together(self) -> None:
-        if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it beside the gradients
+        if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it with the gradients
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
 
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """How releases protect patients.
+    """Settings of the protection of patients in releases.
 
-    The default, "patient", has a proof, and each site enforces it. Only "none" lets data leave a
-    site unprotected.
+    The guarantee of the default mode, "patient", is proved, and each site enforces it. Only mode
+    "none" lets data leave a site unprotected.
     """
 
     privacy: Literal["patient", "paper", "none"] = setting(
@@ -257,13 +257,13 @@ class PrivacySettings(Settings):
     )  # fmt: skip
 
     def check_solver(self, solver: SolverSettings) -> None:
-        """Refuse a solver that this mode has no sensitivity for.
+        """Refuse a solver whose sensitivity is unknown in this mode.
 
         Raises
         ------
         SettingsError
-            If the mode is "paper" and gradients are not clipped, or "patient" and the model is not
-            one of non-negative factors of patients scaled to norm 1.
+            If the mode is "paper" and gradients are not clipped, or if the mode is "patient" and
+            the model does not have non-negative factors and patients scaled to norm 1.
         """
         if self.privacy == "paper" and solver.clip == 0:
             raise SettingsError(
@@ -282,10 +282,11 @@ class PrivacySettings(Settings):
             )
 
     def resolved(self, solver: SolverSettings) -> SolverSettings:
-        """The solver's settings in this privacy mode.
+        """Return the solver's settings in this privacy mode.
 
-        Paper mode takes the paper's elastic weight, because its claim has no place for a weight
-        that depends on the patients. It also shortens the default step, which is too long for it.
+        Paper mode takes the paper's elastic weight, because the paper's claim does not allow a
+        weight that depends on the patients. Paper mode also shortens the default step, which is too
+        long for this mode.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -294,12 +295,12 @@ class PrivacySettings(Settings):
 
     @property
     def default_rule(self) -> str:
-        """Name of the mode's own rule, for runs that name none."""
+        """Name of the mode's own rule, for runs that name no rule."""
         return "patient" if self.privacy == "patient" else "elastic"
 
     @property
     def codes_kept(self) -> tuple[int, ...]:
-        """Codes to keep of each mode; empty where the vocabularies stay as they are."""
+        """Number of codes to keep of each mode; empty if all codes are kept."""
         return tuple(int(size) for size in self.codes.split("x")) if self.codes else ()
 
     def _check_together(self) -> None:
@@ -331,7 +332,7 @@ class PrivacySettings(Settings):
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """What the server decides about one federated run."""
+    """The server's settings of a federated run."""
 
     rounds: int = setting(
         40, "federated rounds; patient mode plans its own number", low=1, high=100_000
@@ -399,7 +400,7 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True)
 class AppSettings(Settings):
-    """Where a run of the Flower App finds its data and leaves its results."""
+    """Settings of the Flower App: where a run reads its data and writes its results."""
 
     data: str = setting(
         "synthetic:demo",
@@ -414,26 +415,26 @@ class AppSettings(Settings):
 
     @property
     def run_folder(self) -> Path:
-        """The run's folder, absolute."""
+        """Absolute path of the run's folder."""
         return Path(self.out).expanduser().resolve()
 
     @property
     def sites_folder(self) -> Path:
-        """In simulation, where the sites keep what is theirs; never inside the run's folder."""
+        """In a simulation, the folder of the sites' own files, always outside the run's folder."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")
 
     @property
     def cohort_folder(self) -> Path:
-        """In simulation, the folder of the sites' data; for synthetic data, where it is made."""
+        """In a simulation, the folder of the sites' data, to which synthetic data is written."""
         if self.synthetic_preset:
             return self.sites_folder / f"data-{self.synthetic_preset}"
         return Path(self.data).expanduser().resolve()
 
     @property
     def synthetic_preset(self) -> str:
-        """PRESET of synthetic:PRESET, or "" for other data."""
+        """PRESET in synthetic:PRESET, or "" for other data."""
         kind, _, preset = self.data.partition(":")
         return (preset or "demo") if kind == "synthetic" else ""
 
@@ -450,7 +451,7 @@ class AppSettings(Settings):
 
 @dataclass(frozen=True)
 class SiteSettings(Settings):
-    """What a hospital decides for itself, in its SuperNode's node config."""
+    """A hospital's own settings, in the SuperNode's node config."""
 
     site: str = setting(
         "", "this site's public name (default: the name in its data file)",
@@ -519,7 +520,7 @@ class SiteSettings(Settings):
 
 
 class Described(NamedTuple):
-    """One setting as a person reads it."""
+    """The description of a setting for a reader."""
 
     key: str
     default: Scalar
@@ -528,7 +529,7 @@ class Described(NamedTuple):
 
 
 def describe(kind: type[Settings]) -> list[Described]:
-    """Every setting of a class: key, default, allowed values, meaning."""
+    """Describe every setting of a class: key, default, allowed values and meaning."""
     return [
         Described(
             _key(field.name), cast(Scalar, field.default), _allowed(field, kind.hints[field.name]),
@@ -539,7 +540,7 @@ def describe(kind: type[Settings]) -> list[Described]:
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Config from ``key=value`` texts; values as in TOML, bare words being strings."""
+    """Parse ``key=value`` texts into a config; values as in TOML, but bare words are strings."""
     config: dict[str, Scalar] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -553,7 +554,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
 
 
 def _scalar(text: str) -> object:
-    """What a text means in TOML; a bare word, a path or a date is itself."""
+    """Parse a text as a TOML value. Bare words, paths and dates stay texts."""
     if "#" in text and not text.startswith(('"', "'")):
         return text
     try:
@@ -564,7 +565,7 @@ def _scalar(text: str) -> object:
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
-    """Refuse keys that no class knows: a misspelt key would silently keep its default."""
+    """Refuse keys that no class has. Otherwise a misspelt key would silently keep its default."""
     names = [name for settings in classes for name in settings.names()]
     for key in config:
         if key not in names:
@@ -606,12 +607,12 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
                 f"{name}: must be one of {', '.join(get_args(hint))}; got {shown(value)}"
             )
         return cast(Scalar, value)
-    if not isinstance(value, bool):  # NumPy's scalars are welcome
+    if not isinstance(value, bool):  # NumPy's scalars are allowed
         if hint is float and isinstance(value, Real):
             try:
-                value = float(value) + 0.0  # -0.0 equals 0.0, but is not written like it
+                value = float(value) + 0.0  # -0.0 equals 0.0, but is written differently
             except OverflowError:
-                value = math.inf  # outside every range
+                value = math.inf  # outside of every range
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
@@ -632,7 +633,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
 
 
 def check_name(what: str, name: object) -> None:
-    """Refuse a name that could not be used in a file name, a message or a log."""
+    """Refuse a name that cannot be used in a file name, a message or a log."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__
         raise DataError(f"{what}: must match {NAME}; got {got}")

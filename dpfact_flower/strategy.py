@@ -28,23 +28,23 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
-"""Flower ends a run whose server was killed within a minute; an executor that waits for the parts
-of its message gives up after another."""
+"""Time for sites to recover after the server was killed. Flower ends the killed run within a
+minute, and an executor that waits for the parts of a message gives up after another minute."""
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation: measurements on patients stay at their site."""
+    """A strategy without evaluation, because measurements on patients stay at their site."""
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """No messages: a site measures itself while it trains, and keeps the result."""
+        """Return no messages, because a site measures itself in training and keeps the result."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Nothing to aggregate, see `configure_evaluate`."""
+        """Return nothing (see `configure_evaluate`)."""
         return None
 
 
@@ -56,8 +56,8 @@ class DPFact(TrainOnlyStrategy):
     feature_shape : sequence of int
         Number of codes of each feature mode, as `SparseTensor.feature_shape`.
     **options
-        `solver`, `privacy`, `run`, `vocabulary`, `run_dir`, `resume`, `durable` and `rule`, each as
-        for `dpfact_flower.server.coordinator.Coordinator`.
+        `solver`, `privacy`, `run`, `vocabulary`, `run_dir`, `resume`, `durable` and `rule`, as for
+        `dpfact_flower.server.coordinator.Coordinator`.
 
     Examples
     --------
@@ -102,19 +102,19 @@ class DPFact(TrainOnlyStrategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds that are left; see `flwr.serverapp.strategy.Strategy.start`.
+        """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        Every argument but `grid` may be omitted: rounds and timeout come from the run settings,
-        and the start from the public seed. After a resume, rounds keep their own numbers in the
-        history; in Flower's `Result` they count from 1.
+        All arguments except `grid` are optional. By default, rounds and timeout come from the run
+        settings, and the start comes from the public seed. After a resume, rounds keep their
+        numbers in the history, but are counted from 1 in Flower's `Result`.
 
         Raises
         ------
         SettingsError
             If `num_rounds` exceeds the run's rounds, for which the budget is planned, or if a
-            config is given: sites take settings from the run's own request alone.
+            config is given. Sites take settings only from the run's own request.
         QuorumError
-            If too few sites connect in time, or no round at all met the quorum.
+            If too few sites connect in time, or if no round met the quorum.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -150,7 +150,7 @@ class DPFact(TrainOnlyStrategy):
         rounds: int,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> None:
-        """Use replies on arrival until so many rounds are over."""
+        """Run asynchronous rounds until `rounds` rounds are over."""
         dispatcher = AsyncDispatcher(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
             read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
@@ -165,11 +165,11 @@ class DPFact(TrainOnlyStrategy):
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The current global feature factors."""
+        """Current global feature factors."""
         return records.array_record(self.coordinator.factors)
 
     def summary(self) -> None:
-        """Log the run's settings, as a tree."""
+        """Log the run's settings as a tree."""
         coordinator = self.coordinator
         solver, run = coordinator.solver, coordinator.run
         for line in (
@@ -185,7 +185,7 @@ class DPFact(TrainOnlyStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """One request for every connected site, alive for the round's timeout."""
+        """Return one request for each connected site, valid for the round's timeout."""
         coordinator, number = self.coordinator, self._resumed + server_round
         self._left_out = frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
@@ -215,7 +215,7 @@ class DPFact(TrainOnlyStrategy):
         return list(self._sent)
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
-        """Requests to nodes; equal ones are packed once."""
+        """Pack requests to nodes. Equal requests are packed once."""
         contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
         return [
             Message(
@@ -226,7 +226,7 @@ class DPFact(TrainOnlyStrategy):
         ]  # fmt: skip
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
-        """Ask nodes a further question within a round, and give the reply of each."""
+        """Send nodes a further request within a round, and return their replies."""
         if isinstance(self._asking, RetryingGrid):
             self._asking.policy = RoundPolicy(charged=charged)
         messages = self._messages(requests)
@@ -241,8 +241,8 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the global factors and log failures.
 
-        The arrays are None if the quorum was missed. Metrics count sites, failures and bytes;
-        nothing in them comes from a patient.
+        The arrays are None if the quorum was missed. The metrics count sites, failures and bytes,
+        and do not depend on patients.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
         self._came += came.values()
@@ -278,7 +278,7 @@ class DPFact(TrainOnlyStrategy):
     def _usable(
         self, number: int, came: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        """The releases of sites, and why other replies cannot be used."""
+        """Return the sites' releases, and the reasons why other replies cannot be used."""
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
         nodes = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)
@@ -293,7 +293,7 @@ class DPFact(TrainOnlyStrategy):
         for message in self._sent:
             if (node := message.metadata.dst_node_id) not in came:
                 failed[node] = f"no reply within {self._seconds:g} s"
-        back = {reply.site for reply in usable}  # under another number than the one that was lost
+        back = {reply.site for reply in usable}  # a site may return with a new node number
         return usable, [
             Failure(called(node, self._names.of(node)), reason)
             for node, reason in failed.items()
@@ -301,10 +301,10 @@ class DPFact(TrainOnlyStrategy):
         ]
 
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Replies of this round, by the node that was asked.
+        """Return the replies of this round, by the node that got the request.
 
-        An error that Flower makes for a lost node carries the SuperLink's node id, so a reply is
-        identified by the message it replies to.
+        Flower's error for a lost node has the SuperLink's node id, so a reply is identified by the
+        message that it answers.
         """
         sent = {message.metadata.message_id: message for message in self._sent}
         came: dict[int, Message] = {}
@@ -315,7 +315,7 @@ class DPFact(TrainOnlyStrategy):
         return came
 
     def _quorum_seconds(self) -> float:
-        """Seconds until a quorum of nodes had answered; 0 if it has not."""
+        """Return the seconds until a quorum of nodes had answered; 0 if the quorum was missed."""
         came = sorted(self._grid.seconds.values()) if self._grid else []
         return came[quorum - 1] if len(came) >= (quorum := self.coordinator.run.min_sites) else 0.0
 
@@ -326,7 +326,10 @@ class DPFact(TrainOnlyStrategy):
         shapes: Sequence[tuple[int, ...]],
         connected: Collection[int],
     ) -> SiteReply | str:
-        """A site's release, or why it cannot be used; no other node may have its name."""
+        """Return a site's release, or the reason why the reply cannot be used.
+
+        Another connected node with the same name is such a reason.
+        """
         if reply.has_error():
             return format_error(reply.error)
         try:
@@ -337,7 +340,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Nodes that say before any charge that they would not answer; none in a simulation."""
+        """Return the nodes that would refuse a round, before any charge; empty in a simulation."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -351,7 +354,7 @@ class DPFact(TrainOnlyStrategy):
                 patience)  # fmt: skip
         sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(sites, warn=judged)
-        if not judged:  # secure sums need to know who is there
+        if not judged:  # secure sums need only the names
             return frozenset()
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, sites)
@@ -363,7 +366,7 @@ class DPFact(TrainOnlyStrategy):
         )
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Connected nodes, once there are enough; at first, once the expected number is there."""
+        """Wait for enough nodes, at first for all expected sites, and return the nodes."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

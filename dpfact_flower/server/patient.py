@@ -86,8 +86,7 @@ class PatientRule:
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the factors after the start. Before the last round, these are the learned
-        factors."""
+        """Return the factors after the start: learned factors, except in the last round."""
         if not self._started:
             return ()
         return self._learned if self.plan.release_of(round_number) else self.factors
