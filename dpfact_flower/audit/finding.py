@@ -1,4 +1,4 @@
-"""Findings of audits: one measured number each, and its allowed range."""
+"""Findings of audits, each with one measured number and its allowed range."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 ShareDone = Callable[[float], None]
-"""Called by an audit with the fraction of its work that is done."""
+"""Function that an audit calls with the fraction of its work that is done."""
 
 ALPHA = 1e-6
 """Probability that a statistical check fails by chance."""
 Z_LIMIT = 5.0
-"""Allowed error of an estimate, in standard errors; more has a probability below `ALPHA`."""
+"""Allowed error of an estimate, in standard errors. A larger error has a probability below
+`ALPHA`."""
 
 
 @dataclass(frozen=True)
 class Finding:
     """One number that an audit measured.
 
-    `measured` is NaN, which fails, if the audit could not be completed. `allowed` is the lowest and
-    the highest correct value, both included. `detail` explains the finding to the reader.
+    `measured` is NaN if the audit could not be completed, and the finding then fails. `allowed` is
+    the lowest and the highest correct value, both included. `detail` explains the finding to the
+    reader.
     """
 
     name: str
@@ -47,12 +49,12 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Finding that counts a forbidden event."""
+    """Return a finding that counts a forbidden event."""
     return Finding(name, float(number), (0.0, 0.0), detail)
 
 
 def failed(name: str, detail: str) -> Finding:
-    """Finding that an audit could not be completed."""
+    """Return a finding for an audit that could not be completed."""
     return Finding(name, math.nan, (0.0, 0.0), detail)
 
 

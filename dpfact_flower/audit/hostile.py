@@ -16,11 +16,12 @@ from dpfact_flower.privacy import Release, replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Cells of a dense patient, enough to expose a bound that grows with the number of cells."""
+"""Number of cells of a dense patient, enough to expose a bound that grows with the number of
+cells."""
 
 
 class Patient(NamedTuple):
-    """Cells of one patient: positions in the feature modes, and values."""
+    """The cells of one patient: positions in the feature modes, and values."""
 
     cells: NDArray[np.int64]
     values: NDArray[np.float64]
@@ -30,7 +31,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """A site with these patients, at least one."""
+    """Return a site with these patients, of whom at least one is needed."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(
@@ -40,24 +41,24 @@ def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Pa
 
 
 def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
-    """The site with these patients and no others."""
+    """Return the site with these patients and no others."""
     return site_of(site.name, site.vocabularies, patients)
 
 
 def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
-    """The site with more patients, inserted at row `at`; at the end by default."""
+    """Return the site with more patients, inserted at row `at`, by default at the end."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     at = len(own) if at is None else at
     return alone(site, [*own[:at], *patients, *own[at:]])
 
 
 def nobody(site: SiteData) -> SiteData:
-    """The site with a single patient, who has no cells."""
+    """Return the site with a single patient, who has no cells."""
     return alone(site, [_empty(site.tensor.feature_shape)])
 
 
 def patient_of(site: SiteData, row: int) -> Patient:
-    """A patient of the site."""
+    """Return a patient of the site."""
     mine = site.tensor.indices[:, 0] == row
     return Patient(
         site.tensor.indices[mine, 1:].astype(np.int64), site.tensor.values[mine].astype(np.float64)
@@ -67,7 +68,7 @@ def patient_of(site: SiteData, row: int) -> Patient:
 def random_patients(
     sizes: Sequence[int], number: int, rng: np.random.Generator
 ) -> tuple[Patient, ...]:
-    """Patients with a few cells of small counts."""
+    """Return random patients with a few cells of small counts."""
     return tuple(_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number))
 
 
@@ -84,14 +85,14 @@ def _empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """One cell, at the largest code of each mode of one phenotype."""
+    """Return a patient with one cell, at the largest code of each mode of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """A patient equal to a phenotype, on its largest codes."""
+    """Return a patient whose cells equal a phenotype on its largest codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -120,7 +121,7 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """The largest and smallest values of float32, in one patient."""
+    """Return a patient with the largest and the smallest values of float32."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -135,11 +136,11 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: _empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Added patients, by name; those that reach a bound come first."""
+"""Functions that return a patient to add, by name. The patients that reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Positions among all codes, from positions among the selected codes."""
+    """Convert positions among the selected codes to positions among all codes."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -170,7 +171,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Global factors that a server might send, by name."""
+"""Functions that return global factors that a server might send, by name."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -179,14 +180,15 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Values that a site might have released at its start, by name."""
+"""Functions that return values that a site might have released at its start, by name."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Factors, selection and released start of a trial; successive trials cover all kinds.
+    """Return a transcript with the factors, the selection and the released start of a trial.
 
-    Every second trial has a ridge (the settings' own `relative_l21`, or 1 without one), because a
-    server may ask for a ridge under any settings.
+    Successive trials cover all kinds of factors and starts. Every second trial has a ridge (the
+    settings' own `relative_l21`, or 1 without one), because a server may ask for a ridge under any
+    settings.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
@@ -201,5 +203,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Values in the form that a site reads from its ledger."""
+    """Return values in the form that a site reads from its ledger."""
     return replay([values.astype(np.float32)], [])

@@ -3,14 +3,15 @@
 The adversary knows everything except whether a group of patients is present.
 
 A tiny site, with and without the group, answers the same run repeatedly, each time with an empty
-ledger. The adversary computes the log likelihood ratio from the bytes of the replies, which is the
+ledger. The adversary computes the log likelihood ratio from the bytes of the replies. This is the
 most powerful test (Neyman & Pearson). Under a Gaussian mechanism, the ratio is normal, and its two
 means differ by mu standard deviations. The estimate of mu and its standard error are compared with
 the mu of the ledger's events.
 
-The canaries are equal patients. The number of canaries makes the estimate's error small relative to
-mu: a group of k is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), exactly for
-Gaussian noise. The audit checks that each canary reaches the bound in every release.
+The canaries are equal patients. There are enough canaries to make the error of the estimate small
+relative to mu. A group of k patients is protected by k times mu (Dong, Roth & Su 2022, Theorem
+2.14), and for Gaussian noise this is exact. The audit checks that each canary reaches the bound in
+every release.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Standard deviations between the two means for the group of canaries, if the ledger is right."""
+"""Distance of the two means for the group of canaries, in standard deviations, if the ledger is
+right."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -57,7 +59,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """Two data sets to distinguish, the canaries alone, and the adversary's other knowledge."""
+    """The two data sets to distinguish, the canaries alone, and the adversary's other knowledge."""
 
     target: AuditTarget
     transcript: Transcript
@@ -73,8 +75,8 @@ def audit_likelihood(
     """Distinguish two neighbouring sites by their replies with the most powerful test.
 
     A made-up tiny site has the target's epsilon, delta and bound. The findings are the differences
-    between the estimated mu and the ledger's, in standard errors, for a run and for each release.
-    One more finding is the fraction of the bound that the canaries reach.
+    between the estimated mu and the ledger's mu, in standard errors, for a run and for each
+    release. Another finding is the fraction of the bound that the canaries reach.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -123,7 +125,10 @@ def audit_likelihood(
 
 
 def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
-    """Distance of two samples of log likelihood ratios in their common standard deviation."""
+    """Estimate the distance of two samples of log likelihood ratios.
+
+    The unit is the common standard deviation of the samples.
+    """
     spread = math.sqrt((without.var(ddof=1) + with_group.var(ddof=1)) / 2)
     mu = float(with_group.mean() - without.mean()) / spread
     runs = len(without)
@@ -131,9 +136,10 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """A site of a few made-up patients under the settings' own epsilon, delta and bound.
+    """Return a game at a site of a few made-up patients.
 
-    Every release costs the same, so a ledger that omits any release has a large error.
+    The settings' own epsilon, delta and bound apply. Every release costs the same, so a ledger that
+    omits any release has a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
@@ -158,7 +164,10 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Phenotype 1 has the canaries' two codes, phenotype 2 all others."""
+    """Return a transcript with two phenotypes.
+
+    Phenotype 1 has the canaries' two codes, and phenotype 2 has all other codes.
+    """
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -168,7 +177,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """Replies of a site with an empty ledger in a whole run, by round."""
+    """Return the replies, by round, of a site with an empty ledger in a whole run."""
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
@@ -178,10 +187,12 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Log likelihood ratios of a run's replies, with the group over without; and the share reached.
+    """Return the log likelihood ratios of a run's replies, with the group over without.
 
-    Each ratio is conditional on earlier releases: un-noised sums are computed from the site's own
-    earlier replies. The log ratio of the whole run is therefore the sum of the log ratios.
+    Each ratio is conditional on earlier releases, because un-noised sums are computed from the
+    site's own earlier replies. The log ratio of the whole run is therefore the sum of the log
+    ratios. The second result is the smallest fraction of the sensitivity that the group reached in
+    a release.
     """
     heard = replace(
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}
@@ -201,7 +212,7 @@ def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[l
 def _ledger_mu(
     folder: Path, releases: Sequence[PlannedRelease]
 ) -> tuple[NDArray[np.float64], float]:
-    """Mu of each release in a site's ledger, and mu of all of them, as Gaussian DP."""
+    """Return the mu of each release in a site's ledger, and the mu of the whole ledger."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

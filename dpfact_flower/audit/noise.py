@@ -1,10 +1,10 @@
 """Noise: it has the planned standard deviation and a Gaussian's shape, and never repeats.
 
-Noise is a release of a site's round minus its un-noised sum. The scale is tested at the settings'
-bound and at 0.1 and 1, because a variance used as a standard deviation is not noticed at 1. Noise
-is compared between rounds, jobs and sites, and within one release. A request is also repeated to a
-site that has lost its state. All comparisons use every offset, so that restarted random numbers are
-found anywhere.
+The noise of a site's round is the release minus the un-noised sum. The scale is tested at the
+settings' bound, at bound 0.1 and at bound 1. At bound 1 alone, a variance used as a standard
+deviation would not be noticed. Noise is compared between rounds, jobs and sites, and within one
+release. A request is also repeated to a site that has lost its state. All comparisons use every
+offset, so that a restarted random number generator is found anywhere.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from dpfact_flower.tensor import Factors, Floats
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
-"""Pairs of values below which a correlation is not tested."""
+"""Number of pairs of values below which a correlation is not tested."""
 _MOST_VALUES = 20_000
-"""Values of a release used for correlations: enough to find any reuse, and fast at any size."""
+"""Largest number of a release's values in a correlation: enough to find any reuse, and fast for any
+size."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Noise of one planned release, standardised: (jobs, count) for each of `_STREAMS`."""
+    """Standardised noise of one planned release: shape (jobs, count) for each of `_STREAMS`."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
 
     def values(self) -> Floats:
-        """All values, in one vector."""
+        """Return all values in one vector."""
         return np.concatenate([stream.ravel() for stream in self.streams.values()])
 
 
@@ -56,11 +57,11 @@ def audit_noise(
     seeded: bool = False,
     done: ShareDone = silent,
 ) -> tuple[Finding, ...]:
-    """Measure the noise of every release of the plan, over at least `values` values of each.
+    """Measure the noise of every release of the plan, over at least `values` values per release.
 
-    `rng` chooses transcripts. `seeded` says that the settings have a noise seed, so the noise is
-    predictable. The findings are each release's standard deviation as a fraction of the planned
-    one; then mean, shape, and the largest correlation of each kind.
+    `rng` chooses transcripts. `seeded` is true if the settings have a noise seed, which makes the
+    noise predictable. The findings are each release's standard deviation as a fraction of the
+    planned value, and then the mean, the shape, and the largest correlation of each kind.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -81,7 +82,7 @@ def audit_noise(
 
 
 def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
-    """The same run planned with another bound."""
+    """Return the same run, planned with another bound."""
     if bound == target.privacy.bound:
         return target
     return AuditTarget.of(target.site, target.solver, replace(target.privacy, bound=bound))
@@ -90,7 +91,10 @@ def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Play one round in enough jobs for `values` values; all jobs have the same transcript."""
+    """Play one round in enough jobs for `values` values.
+
+    All jobs have the same transcript.
+    """
     start = target.plan.start
     told = {} if planned == start else {start.round: np.full(start.count, 100 * start.sigma)}
     transcript = target.transcript(
@@ -111,7 +115,7 @@ def _sample(
 
 
 def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
-    """Factors that an honest server might send: non-negative columns of norm 1."""
+    """Return factors that an honest server might send: non-negative columns of norm 1."""
     made = (rng.gamma(0.3, 1.0, (size, target.solver.rank)) + 1e-3 for size in target.sizes)
     return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
 
@@ -120,7 +124,10 @@ def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
 
 
 def _scale(target: AuditTarget, sample: _Sample, where: str) -> Finding:
-    """Chi-square: n times the mean square of standard normal values, two-sided."""
+    """Test the standard deviation of the noise, two-sided.
+
+    The test is chi-square: n times the mean square of standard normal values.
+    """
     values = sample.values()
     n = len(values)
     low, high = (math.sqrt(stats.chi2.ppf(p, n) / n) for p in (ALPHA / 2, 1 - ALPHA / 2))
@@ -165,7 +172,7 @@ def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
 
 
 def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
-    """Largest correlation of each kind, at any offset."""
+    """Return the largest correlation of each kind, at any offset."""
     cut = [
         {name: _standardised(stream[:, :_MOST_VALUES]) for name, stream in sample.streams.items()}
         for sample in samples
@@ -182,7 +189,10 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Finding:
-    """Largest |z| of the correlations of paired rows, over all pairs and offsets (Fisher's z)."""
+    """Return the largest |z| of the correlations of paired rows.
+
+    The largest value is over all pairs and offsets (Fisher's z).
+    """
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = len(one) if two is None else min(len(one), len(two))
@@ -207,7 +217,10 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Fi
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Sums of products of paired rows at every offset, and the number of overlapping values."""
+    """Return sums of products of paired rows at every offset.
+
+    The second result is the number of overlapping values.
+    """
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
@@ -216,10 +229,10 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Rows divided by their own standard deviation, because another audit tests the scale."""
+    """Divide rows by their own standard deviation, because another audit tests the scale."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 
 def _limit(tests: int) -> float:
-    """Bound of the largest of `tests` normal values, in standard errors (Bonferroni)."""
+    """Return a bound for the largest of `tests` normal values, in standard errors (Bonferroni)."""
     return float(stats.norm.isf(ALPHA / 2 / tests))

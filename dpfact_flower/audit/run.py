@@ -24,7 +24,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
 
 _PATIENTS = 200
-"""Patients of a site that take part; the code is the same for every patient."""
+"""Largest number of a site's patients that take part. The code is the same for every patient."""
 
 
 def audit(
@@ -40,10 +40,10 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    At most 200 patients of one site take part; of a cohort, `site` names the site, by default the
-    first. The settings' noise seed is not used but reported. Without the site's `state_dir`, its
-    ledger is not checked. `seed` determines the auditor's choices; the noise has no seed. An audit
-    that fails with an error is also a failed finding.
+    At most 200 patients of one site take part. `site` names a site of a cohort, by default the
+    first site. The settings' noise seed is not used but reported. Without the site's `state_dir`,
+    its ledger is not checked. `seed` determines the auditor's choices, but the noise has no seed.
+    An audit that stops with an error gives a failed finding.
     """
     chosen, sites = _site_of(data, site)
     rng = np.random.default_rng(seed)
@@ -87,7 +87,7 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
 
 @contextmanager
 def _new_ledgers_expected() -> Iterator[None]:
-    """Silence the sites' warnings of new ledgers, because each audited run has its own ledger.
+    """Silence the sites' warnings about new ledgers, because each audited run has its own ledger.
 
     A site's staff must stop when they see this warning, so it must not appear without need.
     """
@@ -102,17 +102,17 @@ def _new_ledgers_expected() -> Iterator[None]:
 def guarded(
     name: str, work: Callable[[ShareDone], tuple[Finding, ...]], watch: ProgressCallback | None
 ) -> tuple[Finding, ...]:
-    """The findings of an audit, or a single finding about its error."""
+    """Return the findings of an audit, or a single finding about its error."""
     try:
         return work(lambda share: watch(name, share) if watch else None)
     except DPFactError as error:  # our own messages contain no patient data
         return (failed(f"{name}: broke off", f"{type(error).__name__}: {error}"),)
-    except Exception as error:  # of other errors, only the type
+    except Exception as error:  # only the type of other errors
         return (failed(f"{name}: broke off", type(error).__name__),)
 
 
 def _site_of(data: SiteData | Cohort, name: str) -> tuple[SiteData, int]:
-    """The site to audit, and the number of sites."""
+    """Return the site to audit, and the number of sites."""
     sites = (data,) if isinstance(data, SiteData) else data.sites
     for site in sites:
         if name in ("", site.name):

@@ -1,10 +1,10 @@
 """Sensitivity: adding one patient changes a release only by the patient's own bounded part.
 
-A site without and a site with one more patient receive the same transcript, and each keeps its own
-state between rounds. The sites' un-noised sums are exact integers and may differ by at most the
-sensitivity. The difference must equal the patient's own contribution; then no other patient's part
-has changed. The patients are chosen to reach the bound. The audit fails if none does, because it
-then has no power.
+Two sites, of which one has one more patient, receive the same transcript, and each site keeps its
+own state between rounds. The sites' un-noised sums are exact integers and may differ by at most the
+sensitivity. The difference must equal the patient's own contribution, which shows that no other
+patient's part has changed. The patients are chosen to reach the bound. The audit fails if no
+patient reaches the bound, because the audit then has no power.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from dpfact_flower.privacy.patient.kinds import PlannedRelease
 
 _PATIENTS = 6
 _REACHED = 0.99
-"""Fraction of the sensitivity that some patient must reach, or the audit has no power."""
+"""Fraction of the sensitivity that at least one patient must reach. Otherwise, the audit has no
+power."""
 _CANARIES_A_TRIAL = 2
 
 
 def audit_sensitivity(
     target: AuditTarget, rng: np.random.Generator, *, trials: int = 24, done: ShareDone = silent
 ) -> tuple[Finding, ...]:
-    """Fuzz the sensitivity of every release of the plan.
+    """Test the sensitivity of every release of the plan with random and hostile input.
 
-    Each trial has a small site (some of the target's patients, or made-up ones), a transcript and
-    two patients to add. The findings for each release are the largest distance as a fraction of the
-    sensitivity (0.99 to 1) and the number of changes in other patients' parts (0).
+    Each trial has a small site (some of the target's patients, or made-up patients), a transcript
+    and two patients to add. The findings for each release are the largest distance as a fraction of
+    the sensitivity (0.99 to 1) and the number of changes in other patients' parts (0).
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -84,7 +85,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """A few of the site's patients, or made-up ones; sometimes none."""
+    """Return a site with a few of the target's patients, made-up patients, or an empty patient."""
     if trial % 8 == 3:
         return nobody(target.site)
     if trial % 4 < 2:
@@ -95,13 +96,13 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Un-noised sums of a site's rounds, in order."""
+    """Return the un-noised sums of a site's rounds, played in order."""
     world = SimulatedSite(target, transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 
 
 def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Fraction:
-    """Squared distance over squared sensitivity, exactly."""
+    """Return the squared distance divided by the squared sensitivity, exactly."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

@@ -1,7 +1,7 @@
 """The audited site and run, and a simulation of the site with its own code and other data.
 
 The auditor chooses the `Transcript`, which may be as hostile as a server can be. A `SimulatedSite`
-plays one data set through `PatientRound`, the code that a site runs.
+runs `PatientRound`, a real site's code, on one data set.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
-"""Standard deviation of the noise in grid units, by the design. Not imported, because the audited
-code must not supply its own reference."""
+"""Standard deviation of the noise in grid units, according to the design. The number is not
+imported, because the audited code must not supply its own reference."""
 JOB = "audit"
 
 
 @dataclass(frozen=True)
 class AuditTarget:
-    """A site with all its codes, and the settings and plan of a run; made by `of`."""
+    """A site with all its codes, and the settings and plan of a run; `of` creates an instance."""
 
     site: SiteData
     solver: SolverSettings
@@ -57,15 +57,18 @@ class AuditTarget:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Codes of each mode after the selection, if any."""
+        """Number of codes in each mode, after the selection if there is a selection."""
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
-        """A release's name in findings."""
+        """Return a release's name in findings."""
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
-        """L2 distance by which one patient may move a release: by the design, not the plan."""
+        """Return the L2 distance by which one patient may move a release.
+
+        The distance comes from the design, not from the plan.
+        """
         return KINDS[planned.kind].sensitivity(self.privacy.bound)
 
     def transcript(
@@ -76,9 +79,9 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> Transcript:
-        """The requests of a server that sends these factors in every round with factors.
+        """Return the requests of a server that sends these factors in every round with factors.
 
-        `relative_l21` replaces the settings' own.
+        `relative_l21` replaces the value in the settings.
         """
         solver = self.solver
         if relative_l21 is not None:
@@ -105,7 +108,7 @@ class AuditTarget:
         return Transcript(anchors, selection, requests, releases or {})
 
     def _weights(self, selection: Selection) -> Weights:
-        """Weights as unequal as a site accepts, if the settings have weights."""
+        """Return weights as unequal as a site accepts, if the settings have weights."""
         if self.privacy.weighting == "none":
             return ()
         return tuple(
@@ -113,7 +116,10 @@ class AuditTarget:
         )
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
-        """A real site, which checks, charges and stores; its budget allows the audited run."""
+        """Return a real site, which checks, charges and stores.
+
+        The site's budget allows the audited run.
+        """
         settings = SiteSettings(
             site=self.site.name,
             state_dir=str(state_dir),
@@ -130,8 +136,8 @@ class AuditTarget:
 class Transcript:
     """A server's input to a site in a run, made by `AuditTarget.transcript`.
 
-    `selection` holds the selected codes. `releases` replaces the site's own earlier releases;
-    rounds that are not in `releases` use the site's real ones.
+    `selection` holds the selected codes. `releases` replaces the site's own earlier releases.
+    Rounds that are not in `releases` use the site's real releases.
     """
 
     anchors: Factors
@@ -141,7 +147,7 @@ class Transcript:
 
 
 class SimulatedSite:
-    """One data set, played through a run with its own state between rounds."""
+    """A site with one data set, which answers a run and keeps its own state between rounds."""
 
     def __init__(
         self,
@@ -159,19 +165,19 @@ class SimulatedSite:
         self._released = dict(transcript.releases)
 
     def state(self) -> SiteState | None:
-        """State after the last round; patient mode should leave none."""
+        """Return the state after the last round. Patient mode should leave no state."""
         return self._state
 
     def release(self, round_number: int) -> Release | None:
-        """A round's release: the transcript's, otherwise the site's own."""
+        """Return a round's release, from the transcript or else from the site."""
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
-        """The exact un-noised sum of a planned release, in grid units."""
+        """Return the exact un-noised sum of a planned release, in grid units."""
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """Run a round as the site does; return the un-noised sum and the release."""
+        """Run a round as the site does. Return the un-noised sum and the release."""
         work = self._work(planned)
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)
@@ -190,18 +196,21 @@ class SimulatedSite:
 def noise_of(
     planned: PlannedRelease, total: Integers, values: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Noise of released values, in units of its planned standard deviation."""
+    """Return the noise of released values, in units of its planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """The site with a random sample of its patients, without data beyond their tensor."""
+    """Return the site with a random sample of its patients.
+
+    The result has no data except the tensor.
+    """
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 
 
 def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
-    """Codes that a server might select; empty if the run keeps all."""
+    """Return codes that a server might select, or nothing if the run keeps all codes."""
     if not target.privacy.codes_kept:
         return ()
     return tuple(
@@ -211,9 +220,10 @@ def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
-    """A folder for the audit's own state-dirs, in memory if possible; deleted afterwards.
+    """Return a folder for the audit's own state-dirs, in memory if possible.
 
-    A real site waits for its disk at every charge; thousands of audited runs need not.
+    The folder is deleted afterwards. A real site waits for its disk at every charge, but thousands
+    of audited runs need not wait.
     """
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return TemporaryDirectory(prefix="dpfact-audit-", dir=place)

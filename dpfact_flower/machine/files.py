@@ -49,7 +49,7 @@ def create_once(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # A link, not a rename, because another process may have created the file meanwhile. That
-        # process may also have removed our temporary file as leftover. Its file then has that name.
+        # process may also have removed our temporary file as a leftover; its file then is `path`.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path)
     finally:

@@ -1,1 +1,1 @@
-"""Whole runs: their config, and Flower run in one process, simulated or deployed."""
+"""Whole runs: their config, and Flower in one process, in simulation or in deployment."""

@@ -1,8 +1,9 @@
-"""Answers one message with the installed app, in a process that the executor starts.
+"""A program that answers one message with the installed app. The executor starts it.
 
-`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. It writes one
-line with the question's arrival time by `time.monotonic`, one line with the reply's size, and the
-reply. This process has the patients, and no connection to the SuperNode.
+`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. The program
+writes the question's arrival time (`time.monotonic`) on one line, the reply's size on the next
+line, and then the reply. This process can read the patients' data, and has no connection to the
+SuperNode.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 
 def answer(question: Question, came_in: float) -> Message:
-    """Answer one message, using only the hospital's own settings."""
+    """Answer one message with the hospital's own settings only."""
     settings = SiteSettings.from_config(question.settings)
     try:
         return app(question.message, question.context())
     except Exception as error:  # no text of an error may reach the server
         reason = log_privately(settings.site, error)
-        # The app's own functions delay their replies; this message reached none of them.
+        # The app's own functions delay their replies, but this message reached no such function.
         ReplyDelay(settings.reply_after, came_in).wait()
         return Message(Error(CLIENT_APP_RAISED, reason), reply_to=question.message)
 

@@ -1,4 +1,4 @@
-"""A run's config and its data, read once for every kind of run."""
+"""The config and the data of a run, read once for every kind of run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
-        """Check a run config; missing keys keep their defaults."""
+        """Check a run config. Missing keys keep their defaults."""
         refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
         checked = cls(
             AppSettings.from_config(config),
@@ -50,12 +50,15 @@ class RunConfig(NamedTuple):
         return checked
 
     def write(self) -> dict[str, Scalar]:
-        """Every key with its value, in the form that `read` takes."""
+        """Return every key with its value, in the form that `read` takes."""
         return {key: value for part in self for key, value in part.to_config().items()}
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Files of the simulated sites, generated first if synthetic; none in a deployment."""
+    """Return the files of the simulated sites, after generating synthetic data if needed.
+
+    In a deployment, the list is empty.
+    """
     if not app.data:
         return []
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
@@ -67,7 +70,7 @@ def prepare_data(app: AppSettings) -> list[Path]:
 
 
 def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
-    """The public code lists that the config of a deployed run names."""
+    """Load the public code lists that the config of a deployed run names."""
     paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
     if not paths:
         raise SettingsError(

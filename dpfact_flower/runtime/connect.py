@@ -1,15 +1,17 @@
-"""`dpfact site connect`: a hospital's SuperNode that exits when it has given up.
+"""`dpfact site connect`: a hospital's SuperNode that exits when it gives up.
 
-systemd, for example, then restarts it. This command repairs four faults of Flower's SuperNode:
+systemd, for example, can then restart the process. This command works around four faults of
+Flower's SuperNode:
 
 - The SuperNode has several threads. When its connection to the SuperLink fails unexpectedly, for
   example after the centre hung for half a minute, one thread ends. The other threads keep the
-  process running, offline.
-- A SuperLink whose database is locked for long answers 500. Flower's SuperNode then gives up, or
-  forgets the message that it was fetching or sending. This SuperNode retries, as it does for a busy
-  SuperLink. The retries are limited, because a restored database may fail at one message each time.
-- The SuperNode waits for ever for the parts of a reply, which never come if the executor was
-  killed.
+  process running without a connection.
+- A SuperLink whose database stays locked for long answers with status 500. Flower's SuperNode then
+  gives up, or forgets the message that it was fetching or sending. This SuperNode retries, as it
+  does for a busy SuperLink. The time for retries is limited, because a restored database may fail
+  at the same message each time.
+- The SuperNode waits for ever for the parts of a reply. If the executor was killed, the parts never
+  arrive.
 - The SuperNode sends a reply only after it has received another message.
 """
 
@@ -33,16 +35,17 @@ if TYPE_CHECKING:
 _PULL = "_pull_and_store_message"
 _PUSH = "push_object_contents_from_iterable"
 _GAVE_UP = 1
-"""Exit code if the SuperNode ends unasked, even where Flower's code is 0."""
+"""Exit code if the SuperNode ends without a request, even if Flower's code is 0."""
 _FAILING_SECONDS = 120.0
-"""Time limit for retries of a request at which the SuperLink fails."""
+"""Time limit for retries of a request that the SuperLink answers with status 500."""
 _PART_SECONDS = 60.0
-"""Time limit for a part of a reply. Parts come from this machine, so the executor has ended."""
+"""Time limit for a part of a reply. Parts come from this machine, so after this time the executor
+must have ended."""
 _logger = logging.getLogger(__name__)
 
 
 def connect(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode with options of `flower-supernode`, until it is ended or gives up."""
+    """Run a SuperNode with options of `flower-supernode` until it is stopped or gives up."""
     refuse_unknown_version()
     os.environ.update(QUIET)  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -60,7 +63,7 @@ def connect(options: Sequence[str]) -> NoReturn:
     setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
     code: int | str | None = _GAVE_UP
     try:
-        flower_supernode()  # returns when it has given up
+        flower_supernode()  # returns when the SuperNode gives up
         _logger.error("the SuperNode no longer tries to reach the SuperLink (the reason is above)")
     except SystemExit as end:
         code = end.code
@@ -71,7 +74,7 @@ def connect(options: Sequence[str]) -> NoReturn:
 
 
 def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
-    """`send` with status busy (503) in place of failed (500), so that Flower retries."""
+    """Wrap `send` to return busy (503) in place of failed (500), so that Flower retries."""
     since: dict[str, float] = {}
 
     def sent(client: Any, context: Any) -> httpx.Response:
@@ -81,7 +84,7 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
             since.pop(path, None)
             return response
         if time.monotonic() - since.setdefault(path, time.monotonic()) >= _FAILING_SECONDS:
-            since.pop(path)  # a second end would stop it before it can sign off
+            since.pop(path)  # a second signal would prevent the SuperNode's sign-off
             _end(f"the SuperLink has failed inside (500) at {path} for {_FAILING_SECONDS:g} s")
         response.status_code = HTTPStatus.SERVICE_UNAVAILABLE
         return response
@@ -90,7 +93,10 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """`pull`, which asks for a message; if none waits, waiting replies are sent."""
+    """Wrap `pull`, which asks for a message, to send replies that wait.
+
+    If no message waits, the wrapper returns the run of a waiting reply.
+    """
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
@@ -104,7 +110,7 @@ def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Parts of a reply; ends the SuperNode if a part is late."""
+    """Yield the parts of a reply, and end the SuperNode if a part is late."""
     rest = iter(parts)
     why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
     while True:
@@ -126,4 +132,4 @@ def _end_with(failed: threading.ExceptHookArgs) -> None:
 
 def _end(why: str) -> None:
     _logger.error("%s: the SuperNode ends, so that it is started again", why)
-    os.kill(os.getpid(), signal.SIGTERM)  # as Flower ends: the SuperLink learns that it leaves
+    os.kill(os.getpid(), signal.SIGTERM)  # ends as Flower does: the SuperNode signs off

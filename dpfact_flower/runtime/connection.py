@@ -1,8 +1,8 @@
 """Submit a run to a SuperLink in Flower's configuration, follow the run, and get its outcome.
 
 `flwr run` exits with 0 even if the run fails. Its log stream ends when the ServerApp is killed, a
-minute before the SuperLink knows. This module therefore asks for a run's outcome until the
-SuperLink reports one.
+minute before the SuperLink notices the failure. This module therefore asks for the outcome of a run
+until the SuperLink reports the outcome.
 """
 
 from __future__ import annotations
@@ -28,42 +28,47 @@ from dpfact_flower.settings import Scalar
 COMPLETED = "finished:completed"
 _COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 _FINISHED = "finished"
-"""Prefix of Flower's status of every ended run."""
+"""Prefix of the status that Flower gives to every ended run."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
-"""A restarted SuperLink is back within this time; afterwards a run's outcome is unknown."""
+"""Time in which a restarted SuperLink is back. After this time, a run's outcome counts as
+unknown."""
 _AWAY = "Connection to the SuperLink is unavailable"
-"""Flower's message for a command without an answer. Nearly always, the command was not received."""
+"""Flower's message if a command gets no answer. Nearly always, the SuperLink did not receive the
+command."""
 _PENDING_SECONDS = 120.0
-"""Flower starts a ServerApp in seconds. If a start takes more than 30, Flower restarts it for
-ever."""
+"""Time after which a warning says that a run has not begun. Flower starts a ServerApp in seconds.
+If a start takes more than 30 seconds, Flower restarts the ServerApp for ever."""
 _LOOK_SECONDS = 300.0
 """Interval between requests for a run's state, since Flower's log stream has no time limit."""
 _logger = logging.getLogger(__name__)
 
 
 class RunFailedError(DPFactError, RuntimeError):
-    """A run that Flower did not complete."""
+    """Error for a run that Flower did not complete."""
 
     code = "run-failed"
 
 
 class RunUnknownError(DPFactError, RuntimeError):
-    """A run whose state the SuperLink no longer reports."""
+    """Error for a run whose state the SuperLink no longer reports."""
 
     code = "run-unknown"
 
 
 def quiet_environment() -> dict[str, str]:
-    """Environment for Flower's commands; they find their helpers beside this Python."""
+    """Return the environment for Flower's commands.
+
+    The commands find their helpers in the folder of this Python.
+    """
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
-    # Jupyter asks for colours, and Flower then puts them into its JSON, too.
+    # Jupyter asks for colours, and Flower then also puts colour codes into its JSON.
     plain = {key: value for key, value in os.environ.items() if key not in _COLOURED}
     return {**plain, **QUIET, "PATH": os.pathsep.join(path)}
 
 
 def tool(name: str) -> str:
-    """Path of one of Flower's commands in this environment."""
+    """Return the path of one of Flower's commands in this environment."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")
@@ -71,7 +76,7 @@ def tool(name: str) -> str:
 
 
 def _toml(value: Scalar) -> str:
-    """A scalar in the syntax of `flwr run --run-config`."""
+    """Return a scalar in the syntax of `flwr run --run-config`."""
     if isinstance(value, str) and any(c in value for c in "\"'\n\\"):
         raise SettingsError(f"run config: {value!r} holds a quote, backslash or line break")
     return tomli_w.dumps({"x": value}).strip().removeprefix("x = ")
@@ -79,7 +84,10 @@ def _toml(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """A SuperLink by its name in Flower's ``config.toml``; `warn` shows a text to the user."""
+    """A SuperLink, identified by its name in Flower's ``config.toml``.
+
+    `warn` shows a text to the user.
+    """
 
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
@@ -87,25 +95,26 @@ class Connection:
 
     @classmethod
     def of(cls, text: str, warn: Callable[[str], object] = _logger.warning) -> Connection:
-        """Connect by name, or by the folder that `dpfact centre init` wrote."""
+        """Make a connection from a name, or from the folder that `dpfact centre init` wrote."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():
             return cls(text, warn=warn)
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)}, warn)
 
     def register(self, public_key: Path, name: str) -> str:
-        """Register the SuperNode with this key under a site's name; return its node id."""
+        """Register the SuperNode with this key under a site's name. Return the node id."""
         answer = self._ask("supernode", "register", str(public_key), self.name, "--name", name)
         if not answer.get("node-id"):
             raise SettingsError(f"{name} was not registered: {_reason(answer)}")
         return str(answer["node-id"])
 
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
-        """Submit a run of a Flower App and return its number; wait five minutes for the SuperLink.
+        """Submit a run of a Flower App and return the number of the run.
 
-        A run is never submitted twice. A SuperLink that failed during the request may have accepted
-        the run, and sites would be charged for both runs. A second attempt therefore requires that
-        the SuperLink is back without unfinished runs.
+        If the SuperLink does not answer, wait five minutes for it. No run is submitted twice: a
+        SuperLink that failed during the request may have accepted the run, and sites would be
+        charged for both runs. A second attempt therefore requires that the SuperLink is back
+        without unfinished runs.
         """
         settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         words = ["run", str(app), self.name, "--run-config", settings]
@@ -124,7 +133,10 @@ class Connection:
         return str(answer["run-id"])
 
     def _is_back_and_idle(self) -> bool:
-        """Wait until the SuperLink lists its runs; false if it does not answer in time."""
+        """Wait until the SuperLink lists its runs. Return false if the time is over before that.
+
+        Raise a RunFailedError if the SuperLink has unfinished runs.
+        """
         begun = time.monotonic()
         while time.monotonic() - begun < _GONE_SECONDS:
             time.sleep(_POLL_SECONDS)
@@ -142,9 +154,9 @@ class Connection:
         return False
 
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
-        """Stream a run's log until the run ends; return its last state as `flwr ls` reports it.
+        """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
-        The log goes to a file descriptor, by default to this process's output. Raises
+        `log` is a file descriptor for the log, by default this process's output. Raise a
         RunUnknownError if the SuperLink does not report the run for five minutes.
         """
         command = [tool("flwr"), "log", run, self.name, "--stream"]
@@ -168,7 +180,7 @@ class Connection:
     def _await_log(self, run: str, process: subprocess.Popen[bytes]) -> None:
         """Wait until the log or the run ends, or the SuperLink stops answering.
 
-        Warns about a run that does not begin, because Flower itself does not.
+        Warn about a run that does not begin, because Flower itself gives no warning.
         """
         seconds = _PENDING_SECONDS
         while True:
@@ -188,12 +200,15 @@ class Connection:
             seconds = _LOOK_SECONDS
 
     def state(self, run: str) -> dict[str, Any]:
-        """The run's present state according to Flower; empty if the SuperLink does not answer."""
+        """Return the run's state from Flower, or nothing if the SuperLink does not answer."""
         runs = self._ask("ls", self.name, "--run-id", run).get("runs") or [{}]
         return dict(runs[0])
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Output of one of Flower's commands; a failure's reason as `error-message`."""
+        """Return the output of one of Flower's commands.
+
+        After a failure, `error-message` holds the reason.
+        """
         command = [tool("flwr"), *words, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         text = done.stdout.decode(errors="replace")

@@ -2,9 +2,9 @@
 
 A SuperLink sends an app (a FAB) with every run. Flower's own executor, `flower-superexec`, starts
 that app at the hospital, so anyone who may submit a run can run code there. This executor replaces
-Flower's, beside a SuperNode with `--isolation process`. It claims only messages for a ClientApp,
-and starts the installed `dpfact_flower.runtime.clientapp` for each. It never unpacks, installs or
-imports the SuperLink's app.
+`flower-superexec`, beside a SuperNode with `--isolation process`. It claims only messages for a
+ClientApp, and starts the installed `dpfact_flower.runtime.clientapp` for each message. It never
+unpacks, installs or imports the SuperLink's app.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ _logger = logging.getLogger(__name__)
 def execute(
     config: Path, secret: Path, port: int, host: str = "127.0.0.1", node_user: str = ""
 ) -> None:
-    """Answer a SuperNode's messages until this process is ended.
+    """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the present message, the second at once. `config` is
-    read again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`, or a
-    copy. The SuperNode listens at `port` of `host`, which is this machine or a container on it. The
-    SuperNode runs as `node_user`, a name or number, by default as this process's own user.
+    The first SIGTERM ends the process after the current message, and a second one ends it at once.
+    `config` is read again for every message. `secret` is the SuperNode's
+    `--superexec-auth-secret-file`, or a copy. The SuperNode listens at `port` of `host`, which is
+    this machine or a container on it. `node_user` is the name or number of the SuperNode's user, by
+    default this process's own user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -78,9 +79,9 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    A second process would start more slowly and run out of memory earlier while the first one is
-    busy with its patients. Its reply would reveal this to a server that sends message after
-    message.
+    While one process is busy with its patients, a second process would start more slowly and run
+    out of memory earlier. Its reply would reveal this difference to a server that sends message
+    after message.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
@@ -98,9 +99,9 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 class _Ending:
-    """Handles SIGTERM: finish the present message first, because it may already be charged.
+    """A handler of SIGTERM that lets the current message finish.
 
-    A second SIGTERM ends the process at once.
+    The message may already be charged. A second SIGTERM ends the process at once.
     """
 
     is_busy = is_asked = False
@@ -113,11 +114,12 @@ class _Ending:
 
 
 def _environment(state: Path) -> dict[str, str]:
-    """Environment without proxies and telemetry, and with folders of the site.
+    """Return the environment without proxies and telemetry, and with folders of the site.
 
     A proxy would also receive traffic for loopback. numba's cache is unpickled and holds the code
-    that draws the noise, so write access to the cache is control over the site. Only the site can
-    write to the state folder. Flower requires a home folder on import; nothing is stored there.
+    that draws the noise, so a user who can write to the cache controls the site. By default, the
+    cache is therefore in the state folder, where only the site can write. Flower requires a home
+    folder on import, but stores nothing there.
     """
     code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
     folders = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}

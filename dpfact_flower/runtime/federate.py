@@ -1,4 +1,4 @@
-"""A whole federated run in one process: for notebooks, tests and small data."""
+"""A whole federated run in one process, for notebooks, tests and small data."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from dpfact_flower.site.disclosure import disclosure_logger, log_privately
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
     """Run DPFact with every site in this process, one site per thread at a time.
 
-    ClientApp, strategy and results are those of `flwr run`; only Ray and the network are missing.
+    The ClientApp, the strategy and the results are the same as with `flwr run`. Only Ray and the
+    network are missing.
 
-    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``. Returns the
+    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``. Return the
     run folder.
     """
     checked = RunConfig.read(config)
@@ -50,11 +51,11 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """`federate` for sites in this process's memory; `measured` and `report` as for `serve`.
+    """Do the same as `federate` for sites in this process's memory.
 
-    The sites' state is in the config's `state-dir`. With `own`, every site has these settings and
-    their budget, and its ledger is written durably. Without `own`, the sites are simulated and
-    allow every run.
+    `measured` and `report` are as for `serve`. The sites' state is in the config's `state-dir`.
+    With `own`, every site has these settings and their budget, and its ledger is written durably.
+    Without `own`, the sites are simulated and allow every run.
     """
     simulated = SiteSettings(
         state_dir=str(config.app.sites_folder), allow_privacy="none,paper,patient"
@@ -68,7 +69,7 @@ def federate_cohort(
 
 
 class _Refusals(logging.Handler):
-    """Collects the sites' own log lines about refusals."""
+    """A log handler that collects the sites' own lines about refusals."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -80,7 +81,10 @@ class _Refusals(logging.Handler):
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Raise the sites' own reasons if they refuse a run, because all sites are in this process."""
+    """Add the sites' own reasons to the error if sites refuse a run.
+
+    The reasons may be shown, because all sites are in this process.
+    """
     refusals = _Refusals()
     disclosure_logger.addHandler(refusals)
     try:
@@ -100,7 +104,7 @@ def _nodes(total: int) -> list[dict[str, Scalar]]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """App whose nodes each play one site in memory, selected by the node's `partition-id`."""
+    """Return an app whose nodes each act as one site in memory, selected by `partition-id`."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

@@ -1,7 +1,7 @@
-"""A Flower Grid in one process: for notebooks, tests, and small runs without Ray.
+"""A Flower Grid in one process, for notebooks, tests, and small runs without Ray.
 
 Messages use Flower's own serialisation objects and the same ClientApp as in simulation and
-deployment; only the network is missing.
+deployment. Only the network is missing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """Runs a ClientApp for several nodes in this process, one node per thread at a time.
+    """A Grid that runs a ClientApp for several nodes in this process.
 
-    A node config has the content of a SuperNode's `--node-config`.
+    Each thread runs one node at a time. A node config has the content of a SuperNode's
+    `--node-config`.
     """
 
     def __init__(
@@ -52,11 +53,11 @@ class InProcessGrid(Grid):
         return f"InProcessGrid({len(self._contexts)} nodes)"
 
     def set_run(self, run: Run) -> None:
-        """Nothing to do: there is one run."""
+        """Do nothing, because there is only one run."""
 
     @property
     def run(self) -> Run:
-        """Record of the one run, empty except for its id."""
+        """Record of the only run, empty except for its id."""
         return Run.create_empty(_RUN_ID)
 
     def create_message(
@@ -71,11 +72,11 @@ class InProcessGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Ids of the nodes."""
+        """Return the ids of the nodes."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand each message to its node and keep the reply; an exception becomes an error reply."""
+        """Deliver each message to its node and keep the reply. Exceptions become error replies."""
         numbered = {f"message-{next(self._ids)}": message for message in messages}
         for message_id, message in numbered.items():
             message.metadata.__dict__["_message_id"] = message_id
@@ -86,13 +87,13 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies to the given messages that have not been pulled yet."""
+        """Return the replies to the given messages that have not been pulled yet."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push, then pull; nodes run to their end, whatever the timeout."""
+        """Push the messages, then pull the replies. The timeout has no effect."""
         return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, message: Message) -> Message:

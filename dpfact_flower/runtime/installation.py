@@ -1,7 +1,8 @@
-"""Files of a deployment, written into one folder a side: keys, secrets, settings, units.
+"""Files of a deployment, written into one folder per side: keys, secrets, settings and units.
 
-Nothing here needs root. What does stands in ``install.sh``, to be read first; ``start.sh`` starts
-the units' commands as whoever types it, to try a deployment on one machine.
+Writing the files does not need root. The steps that need root are in ``install.sh``, which the
+administrator should read first. ``start.sh`` starts the units' commands as the current user, to try
+a deployment on one machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dpfact_flower.settings import Scalar
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _SAFE = r"[A-Za-z0-9/._:-]+"
-"""What units, shells and nginx all take as it stands."""
+"""Characters that units, shells and nginx all accept without quotes."""
 _CENTRE, _SITE = ("dpfact-centre.service",), ("dpfact-node.service", "dpfact-site.service")
 _SECRET_BYTES = 32
 _START = """\
@@ -33,14 +34,14 @@ trap exit INT TERM
 
 
 def write_centre(folder: Path, name: str, port: int) -> None:
-    """A centre's authority, certificate, unit, proxy and connection.
+    """Write a centre's authority, certificate, unit, proxy and connection.
 
     Parameters
     ----------
     name : str
-        DNS name or address under which hospitals reach it.
+        DNS name or address at which hospitals reach the centre.
     port : int
-        On 127.0.0.1, of the SuperLink behind the proxy.
+        Port, on 127.0.0.1, of the SuperLink behind the proxy.
     """
     _new(folder, "ca.key")
     key, certificate = new_authority()
@@ -58,7 +59,7 @@ def write_centre(folder: Path, name: str, port: int) -> None:
 
 
 def renew_centre(folder: Path, name: str) -> None:
-    """A new certificate, and key, of the centre's server, signed by its authority."""
+    """Write a new key and certificate of the centre's server, signed by the centre's authority."""
     _check(name)
     key, certificate = new_server(name, (folder / "ca.key").read_bytes())
     (folder / "server.key").unlink(missing_ok=True)
@@ -75,20 +76,20 @@ def write_site(
     data: Path,
     port: int,
 ) -> bytes:
-    """A hospital's key, secret, settings, data and units; the public line of its key.
+    """Write a hospital's key, secret, settings, data and units. Return the key's public line.
 
     Parameters
     ----------
     settings : mapping
-        Of a node config; the folder's own paths are added.
+        Settings of a node config. The folder's own paths are added.
     centre : str
         Name and port of the centre.
     authority : bytes
-        The certificate, in PEM, that the centre's is signed by.
+        Certificate, in PEM, of the authority that signed the centre's certificate.
     data : Path
-        Is copied: the copy is to be of a user of its own.
+        File with the site's data. The file is copied, so that the copy can have its own user.
     port : int
-        On 127.0.0.1, of the SuperNode, for the executor.
+        Port, on 127.0.0.1, at which the SuperNode listens for the executor.
     """
     name = str(settings["site"])
     _check(centre)
@@ -122,7 +123,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Make the folder, which others may enter; refuse one that holds another installation."""
+    """Make the folder, which others may enter. Refuse a folder with another installation."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(

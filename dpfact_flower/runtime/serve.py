@@ -1,9 +1,9 @@
-"""A whole run at the server: settings in, run folder out. The same code in every runtime.
+"""A whole run at the server, from the settings to the run folder, for every runtime.
 
-The ServerApp calls `serve`, in simulation and in deployment; `federate` calls `serve` on a Grid in
-this process. In simulation the sites' data and state are on the same machine, so the run is also
-evaluated. In a deployment the server has neither, and the summary contains only the server's
-knowledge.
+The ServerApp calls `serve`, in simulation and in deployment, and `federate` calls `serve` on a Grid
+in this process. In simulation, the sites' data and state are on the same machine, so the run is
+also evaluated. In a deployment, the server has neither the data nor the state. The summary then
+contains only the server's knowledge.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Logged when the rounds are over."""
+"""Log line for the end of the rounds."""
 
 
 def serve(
@@ -59,8 +59,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` is the simulated sites' data, if in memory instead of the config's folder. Without
-    `measured`, a simulation keeps only the phenotypes.
+    `cohort` holds the simulated sites' data, if the data is in memory and not in the config's
+    folder. Without `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -86,7 +86,7 @@ def serve(
     _start(strategy, grid, watch)
     if cohort is not None and measured and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
-    # As requested: a generated job name is not written, because sites refuse to repeat a job.
+    # The requested config has no generated job name, because sites refuse to repeat a job.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(
         strategy.coordinator, asked, vocabularies, cohort,
@@ -100,8 +100,9 @@ def serve(
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
     """Write the input of ``dpfact report``, ``export`` and ``label`` into a strategy's `run_dir`.
 
-    Call it in a ServerApp of your own, after its strategy has run. `vocabularies` are the public
-    code lists, one per feature mode; `Vocabulary.load` reads one. Returns the run folder.
+    Call this function in your own ServerApp after its strategy has run. `vocabularies` are the
+    public code lists, one per feature mode. `Vocabulary.load` reads a code list. Return the run
+    folder.
     """
     coordinator = strategy.coordinator
     if coordinator.run_dir is None:
@@ -121,7 +122,10 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds; pass `evaluate_fn` only if needed, because Flower logs a line per call."""
+    """Run the rounds.
+
+    Flower logs a line for each call of `evaluate_fn`, so it is passed only if needed.
+    """
     if watch is no_progress:
         strategy.start(grid)
         return
@@ -176,7 +180,7 @@ def _write(
 
 
 def _report(folder: Path) -> None:
-    """Write report.html, if its plotting packages are installed."""
+    """Write report.html if its plotting packages are installed."""
     try:
         log(INFO, "report: %s", write_report(folder))
     except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept

@@ -1,10 +1,12 @@
 """A SuperLink on loopback that this process starts and stops, for `dpfact simulate` and tests.
 
-Together with `local_supernode`, it is a whole deployment on one machine, for notebooks and tests.
+Together with `local_supernode`, this SuperLink is a whole deployment on one machine, for notebooks
+and tests.
 
-`flwr run` by itself starts a SuperLink that stays behind as a daemon, keeps the folder and
-environment of its first run, and exits with 0 when a run fails. The SuperLink of this module has
-its own Flower home and ports, reports each run's outcome, and always ends with this process.
+By itself, `flwr run` starts a SuperLink that stays behind as a daemon and keeps the folder and
+environment of its first run. `flwr run` also exits with 0 when a run fails. The SuperLink of this
+module has its own Flower home and ports, reports each run's outcome, and always ends with this
+process.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _KEPT_LINES = 200
 
 
 class LogFollower:
-    """Reads Flower's log of a run line by line, and shows the warnings to the user."""
+    """A reader of Flower's log of a run, line by line, that shows warnings to the user."""
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
@@ -63,14 +65,14 @@ class LogFollower:
             self._show(line.rstrip())
 
     def show_all(self) -> None:
-        """Show the last lines of a failed run, whatever their level."""
+        """Show the last lines of a failed run, of any level."""
         for line in self._last:
             self._show(line.rstrip())
 
 
 @dataclass(frozen=True)
 class SuperLink:
-    """A running SuperLink: its Flower home with log and database, its address, its supervisor."""
+    """A running SuperLink: its Flower home with log and database, its address and supervisor."""
 
     home: Path
     address: str
@@ -89,9 +91,10 @@ class SuperLink:
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end; its log goes to the follower, or to this process's output.
+        """Run a Flower App to its end.
 
-        Raises RunFailedError if Flower does not report the run as completed.
+        The log goes to the follower, or to this process's output. Raise a RunFailedError if Flower
+        does not report the run as completed.
         """
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
@@ -105,7 +108,10 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """File descriptor whose lines go to a follower; all are processed when the context ends."""
+    """Yield a file descriptor whose lines go to a follower.
+
+    The follower has processed all lines when the context ends.
+    """
     read, write = os.pipe()
 
     def follow() -> None:
@@ -124,10 +130,10 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port; stop it and its helpers at the end.
+    """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
     The SuperLink always ends with this process, see `dpfact_flower.runtime.supervisor`. In a
-    simulation its clients are virtual (Ray), otherwise real SuperNodes.
+    simulation, its clients are virtual (Ray). Otherwise, its clients are real SuperNodes.
     """
     home = home.absolute()
     private_folder(home)
@@ -159,9 +165,9 @@ def local_supernode(
     *,
     security: Sequence[str] = ("--insecure",),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a SuperNode for one site of a SuperLink on this machine; stop it at the end.
+    """Start a site's SuperNode on this machine. Stop the SuperNode when the context ends.
 
-    `config` is the site's node config, with hyphenated keys: see `SiteSettings`. `security` are
+    `config` is the site's node config, with hyphenated keys: see `SiteSettings`. `security` holds
     options of `flower-supernode`. This SuperNode runs any app that the SuperLink sends, as Flower's
     SuperNodes do. docs/how-to/deploy.md describes the setup for a hospital.
     """
@@ -181,13 +187,13 @@ def local_supernode(
 
 
 def free_port() -> int:
-    """A free loopback port."""
+    """Return a free loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a SuperLink listens; raise a RunFailedError if it ends before."""
+    """Wait until a SuperLink listens. Raise a RunFailedError if its process ends before that."""
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -1,15 +1,16 @@
 """`dpfact superlink`: the centre's SuperLink, which ends when its helper has ended.
 
-Flower's SuperLink starts one process, a SuperExec, that starts the runs' ServerApps. A SuperExec
-that was killed, for example for lack of memory, is not restarted, and every run stays `pending`.
-This SuperLink ends in that case, and systemd restarts both.
+Flower's SuperLink starts a helper process, the SuperExec, which starts the ServerApps of runs.
+Flower does not restart a SuperExec that was killed, for example for lack of memory, and every run
+stays `pending`. In this case, this SuperLink ends, and systemd restarts both processes.
 
-Flower's SuperLink waits only five seconds for its own database, and then answers 500. Two runs on a
-slow machine are enough for that. The SuperExec then ends with all ServerApps, and a SuperNode gives
-up or forgets its message. This SuperLink waits nearly as long as its clients do.
+Flower's SuperLink waits only five seconds for its own database, and then answers with status 500.
+Two runs on a slow machine are enough to cause this. The SuperExec then ends with all ServerApps,
+and a SuperNode gives up or forgets its message. This SuperLink waits nearly as long as its clients
+do.
 
-This SuperLink also finds its helper beside this Python, where systemd's PATH does not look, and
-reports a damaged database.
+This SuperLink also finds its helper in the folder of this Python, which is not in systemd's PATH,
+and reports a damaged database.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ from dpfact_flower.machine.flower import refuse_unknown_version
 from dpfact_flower.runtime.connection import quiet_environment
 
 _HELPER = "flower-superexec"[:15]
-"""Process name as Linux shortens it."""
+"""Name of the helper's process, in the short form of Linux."""
 _BUSY_MILLISECONDS = 25_000
-"""Flower's clients wait 30 s for an answer before they ask again."""
+"""Time limit for a busy database. Flower's clients wait 30 s for an answer before they ask
+again."""
 _logger = logging.getLogger(__name__)
 
 
 def superlink_main(options: Sequence[str]) -> None:
-    """Run a SuperLink with options of `flower-superlink`, until it is ended or its helper ends."""
+    """Run a SuperLink with options of `flower-superlink`.
+
+    The SuperLink runs until it is stopped or its helper ends.
+    """
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -52,7 +57,7 @@ def superlink_main(options: Sequence[str]) -> None:
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
-    """Refuse a damaged SQLite database; the options name its file."""
+    """Refuse a damaged SQLite database. The options name the database file."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", type=Path)
     path: Path | None = parser.parse_known_args(options)[0].database
@@ -73,7 +78,10 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait for other writers; call this before importing the SuperLink."""
+    """Make the SuperLink wait for other writers to its database.
+
+    Call this function before importing the SuperLink.
+    """
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -88,7 +96,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Whether the ended child is the helper: libraries start other children."""
+    """Return whether the ended child is the helper, because libraries start other children."""
     with suppress(OSError):  # another part of the process has reaped the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:

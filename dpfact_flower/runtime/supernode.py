@@ -1,9 +1,9 @@
 """The protocol between an executor and a SuperNode.
 
-Flower has no public way to answer a SuperNode with another app than the SuperLink's. This module
-therefore uses the SuperNode's Runtime API with parts of Flower's own `flower-superexec` and
-`flwr-clientapp`. It never unpacks, installs or imports an app. The executor refuses an unknown
-version of Flower before importing this module.
+Flower has no public way to answer a SuperNode's messages with an app other than the SuperLink's.
+This module therefore uses the SuperNode's Runtime API with parts of Flower's own `flower-superexec`
+and `flwr-clientapp`. This module never unpacks, installs or imports an app. The executor refuses an
+unknown version of Flower before importing this module.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
-and an absent one must not block the executor's next message or its end."""
+and an absent SuperNode must not block the executor's next message or its end."""
 _REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _PATIENCE_SECONDS = 60.0
-"""Longest time without any part of a message during its transfer."""
+"""Longest wait for the next part of a message during its transfer."""
 
 
 class OwnSuperNode:
-    """The address of a SuperNode; lets requests through only if one user's process listens there.
+    """The address of a SuperNode, for requests only while one user's process listens there.
 
-    The SuperNode proves its identity by no secret. While the SuperNode is down, another process
-    could bind its port and get answers at the expense of the hospital's budget. This class
-    therefore checks the listening process before each request, and again before reading the answer.
-    If no process listens, no request is sent. Connections are closed after each request, because an
-    open one would keep serving a process that held the port for a moment.
+    No secret proves the SuperNode's identity. While the SuperNode is down, another process could
+    bind its port and get answers at the expense of the hospital's budget. This class therefore
+    checks the listening process before each request, and again before reading the answer. If no
+    process listens, no request is sent. Connections are closed after each request, because an open
+    connection would keep serving a process that held the port for a moment.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -79,7 +79,7 @@ class OwnSuperNode:
     def client(
         self, interceptors: list[Any], retries: RetryInvoker | None = None
     ) -> RuntimeHttpClient:
-        """An unencrypted connection to the SuperNode, for use within one machine."""
+        """Return an unencrypted connection to the SuperNode, for use within one machine."""
         return RuntimeHttpClient.from_server_address(
             f"{self._host}:{self._port}", True, None, [self, *interceptors], retry_invoker=retries
         )
@@ -89,7 +89,7 @@ class OwnSuperNode:
         context: ProtobufRequestContext,
         call_next: Callable[[ProtobufRequestContext], httpx.Response],
     ) -> httpx.Response:
-        """Send a request of Flower's client; raise a ConnectError if another user listens."""
+        """Send a request of Flower's client. Raise a ConnectError if another user listens."""
         before = self._listening()
         context.request.headers["connection"] = "close"
         response = call_next(context)
@@ -100,7 +100,7 @@ class OwnSuperNode:
 
     def _listening(self) -> list[Listener]:
         listening = listeners(self._host, self._port)
-        if listening is None:  # the processes cannot be seen; the executor warned at its start
+        if listening is None:  # the processes are not visible; the executor warned at its start
             return []
         if not listening:
             raise httpx.ConnectError("nobody listens there")
@@ -121,7 +121,10 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages that wait at a SuperNode; `secret` is from its superexec-auth-secret-file."""
+    """The messages that wait at a SuperNode.
+
+    `secret` is the content of the SuperNode's superexec-auth-secret-file.
+    """
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
@@ -130,8 +133,8 @@ class Tasks:
     def claim(self) -> str | None:
         """Claim the message that has waited longest and return its token.
 
-        Returns an empty string if no message waits, and None if no SuperNode of this user answers.
-        Messages for other kinds of app are not claimed.
+        Return an empty string if no message waits, and None if the user's SuperNode does not
+        answer. Messages for other kinds of app are not claimed.
         """
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
@@ -149,7 +152,10 @@ class Tasks:
 
 @dataclass(frozen=True)
 class ClaimedMessage:
-    """A claimed message and its way back; the hospital's settings replace the context's."""
+    """A claimed message, and the connection for its reply.
+
+    The hospital's settings replace those in `context`.
+    """
 
     message: Message
     context: Context
@@ -164,9 +170,9 @@ class ClaimedMessage:
 def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     """Fetch a claimed message at the start, and report it as done at the end.
 
-    After an error nothing is reported, because a SuperNode would wait for ever for the reply to a
-    message that was reported as done. Without a heartbeat for a minute, the SuperNode answers the
-    message itself.
+    After an error, nothing is reported, because a SuperNode would wait for ever for the reply to a
+    message that was reported as done. If it gets no heartbeat for a minute, the SuperNode answers
+    the message itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -174,7 +180,10 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat; unlike Flower's own, it survives a SuperNode that no longer waits."""
+        """Send a heartbeat.
+
+        Unlike Flower's own function, ignore an error if the SuperNode no longer waits.
+        """
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         return True
@@ -187,17 +196,18 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
             yield ClaimedMessage(_fetched(client, context), context, client)
         finally:
             retries.max_tries = 1
-            # A heartbeat that went on would hold the message for ever. After the report the token
-            # is no longer valid, and Flower's client would end this process.
+            # Without this stop, the heartbeat would hold the message forever. After the report, the
+            # token is no longer valid, and Flower's client would end this process.
             heartbeat.stop()
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message as `flwr.supernode.runtime.run_clientapp` does, without its app.
+    """Fetch the claimed message, but not its app.
 
-    Flower's own function waits more than an hour for missing parts. The parts never come if the
-    server ended during the transfer, and a site answers only one message at a time.
+    The function does the same as `flwr.supernode.runtime.run_clientapp`, but Flower's own function
+    waits more than an hour for missing parts. The parts never arrive if the server ended during the
+    transfer, and a site answers only one message at a time.
     """
     pulled = client.PullMessages(PullAppMessagesRequest())
     if not pulled.messages_list:
@@ -218,7 +228,7 @@ def while_they_come(
     patience: float = _PATIENCE_SECONDS,
     now: Callable[[], float] = time.monotonic,
 ) -> Callable[[str], bytes]:
-    """`pull`, for several threads; gives up after `patience` seconds without any object."""
+    """Wrap `pull`, for several threads, to give up after `patience` seconds without any object."""
     last = now()
 
     def pulled(identifier: str) -> bytes:

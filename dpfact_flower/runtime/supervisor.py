@@ -1,14 +1,14 @@
-"""Runs a command that ends together with its parent process, including all descendants.
+"""A supervisor that ends a command and all its descendants when the parent process ends.
 
 Flower's servers start helpers, some in sessions of their own, and Ray starts servers too. If their
-parent is killed, the helpers keep running. A supervisor between parent and command prevents this;
-it is this file, run as a program. The supervisor reads from a pipe that its parent holds open. When
-the parent ends for any reason, the pipe closes, and the supervisor ends the command and its
-helpers.
+parent is killed, the helpers keep running. A supervisor between the parent and the command prevents
+this. The supervisor is this file, run as a program. It reads from a pipe that its parent holds
+open. When the parent ends for any reason, the pipe closes, and the supervisor ends the command and
+its helpers.
 
-On Linux the supervisor adopts its descendants' orphans, so it reaches every descendant through its
-own children. It kills children until none are left. Elsewhere it ends its process group, which some
-helpers leave.
+On Linux, the supervisor adopts its descendants' orphans, so every descendant can be reached through
+its own children. It kills children until no child is left. On other systems, it ends its process
+group, but some helpers leave the group.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from typing import Any
 # As a program, this file runs without site-packages: import only the standard library.
 
 _STOP_SECONDS = 20
-"""Time after which a command that was asked to end is killed."""
+"""Time between a request to end a command and its SIGKILL."""
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 
 
 @contextmanager
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command under a supervisor, in a session of its own; end it with the context.
+    """Run a command under a supervisor, in its own session, until the context ends.
 
-    Yields the supervisor's Popen, made with `options`. The supervisor ends when the command and its
-    helpers have ended. Its exit code is the command's, or 128 plus the number of the signal that
-    ended the command. Its stdin is the pipe, which `communicate` would close. Children that this
-    process forks inherit the pipe, so they should not outlive this process.
+    Yield the supervisor's Popen, made with `options`. The supervisor ends when the command and its
+    helpers have ended. Its exit code is the command's exit code, or 128 plus the number of the
+    signal that ended the command. Do not call `communicate`, which would close the pipe on the
+    supervisor's stdin. Children that this process forks inherit the pipe, so they should not
+    outlive this process.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}
@@ -55,13 +56,16 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it, stdin or SIGTERM ends it; then end its helpers."""
+    """Run a command until it exits, stdin closes or SIGTERM arrives.
+
+    Then stop the command's helper processes, and return the command's exit code.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     stop = Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for number in (signal.SIGINT, signal.SIGHUP):
-        # Handlers that do nothing, because the command would inherit ignored signals.
+        # The handlers do nothing. If the signals were ignored, the command would inherit that.
         signal.signal(number, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     Thread(target=_await_parents_end, args=(stop,), daemon=True).start()
@@ -72,7 +76,7 @@ def supervise(command: Sequence[str]) -> int:
 
 
 def _await_parents_end(stop: Event) -> None:
-    os.read(0, 1)  # no bytes are ever written: it returns when the pipe closes
+    os.read(0, 1)  # nobody writes to the pipe, so the call returns when the pipe closes
     stop.set()
 
 
@@ -86,7 +90,7 @@ def _end_when_asked(child: subprocess.Popen[bytes], stop: Event) -> None:
 
 
 def _end_descendants() -> None:
-    """End the command's remaining helpers."""
+    """End the remaining helpers of the command."""
     if sys.platform != "linux":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)
@@ -99,7 +103,7 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    """Ids of this process's children, adopted orphans included."""
+    """Return the ids of this process's children, adopted orphans included."""
     children = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended

@@ -1,9 +1,10 @@
-"""Answers each message in a process that has the patients and no connection to the SuperNode.
+"""Answers to messages, computed in a process without a connection to the SuperNode.
 
-The executor, which is the parent, fetches the message, starts the process, and sends the reply. If
-the process dies or hangs, the executor replies with the error code and at the time of every failed
-round. Otherwise, the SuperNode would report the failure within a minute. The time of the report
-would depend on when the process died, and so on the patients.
+The executor, which is the parent, fetches the message, starts the process, and sends the reply.
+Only the process reads the patients' data. If the process dies or hangs, the executor replies with
+the error code and at the time of every failed round. Without this reply, the SuperNode would report
+the failure within a minute. The time of this report would depend on the time of the failure, and so
+on the patients.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")
 _GRACE_SECONDS = 60.0
-"""Time that a process has after the end of its round, to report that it is late."""
+"""Time after the end of a round in which a process can report that it is late."""
 _MOST_SECONDS = 20 * 86_400.0
-"""Longest time that the system can wait at once."""
+"""Longest wait that the system supports in one call."""
 
 
 class Question(NamedTuple):
-    """A process's input: a message of a run to a node, and the hospital's own settings.
+    """The input of a process: a message of a run to a node, and the hospital's own settings.
 
     `held` is the memory, in bytes, that the executor uses for the received and the forwarded
     message.
@@ -56,26 +57,27 @@ class Question(NamedTuple):
     held: int = 0
 
     def to_bytes(self) -> bytes:
-        """Serialise for `from_bytes`."""
+        """Serialise the question for `from_bytes`."""
         message = message_to_bytes(self.message)
         head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
         return b"%b\n%b" % (head.encode(), message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read the output of `to_bytes`."""
+        """Read a question from the output of `to_bytes`."""
         head, _, message = data.partition(b"\n")
         return cls(message_from_bytes(message), *json.loads(head))
 
     def context(self) -> Context:
-        """Context for the app: the hospital's settings alone, without the SuperLink's."""
+        """Return a context for the app, with the hospital's settings and not the SuperLink's."""
         return Context(self.run, self.node, dict(self.settings), RecordDict(), {})
 
 
 class Answering:
-    """Answers a SuperNode's messages, each in a process that `command` starts.
+    """A component that answers a SuperNode's messages, each in its own process.
 
-    The hospital's settings, `config`, are read again for every message.
+    `command` starts the process. The file `config`, with the hospital's settings, is read again for
+    every message.
     """
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
@@ -83,7 +85,7 @@ class Answering:
         self._last: subprocess.Popen[bytes] | None = None
 
     def answer(self, token: str) -> None:
-        """Answer a claimed message; log failures."""
+        """Answer a claimed message, and log failures."""
         try:
             with claimed(self._node, token) as work:
                 work.send(self._reply(work))
@@ -91,7 +93,7 @@ class Answering:
             log_privately("", error)
 
     def _reply(self, work: ClaimedMessage) -> Message:
-        """The process's reply, or an error code at the time when a reply is due."""
+        """Return the process's reply, or an error code at the time when a reply is due."""
         site, delay = "", ReplyDelay(0)
         try:
             own = read_node_config(self._config)
@@ -122,10 +124,11 @@ class Answering:
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
-        """A process's output within the time limit: start of its clock, size of its reply, reply.
+        """Return the output of a process within the time limit.
 
-        The reply is sent before the process has ended, because freeing its memory takes longer the
-        more it has. The next message waits for the end of the process.
+        The output has three parts: the start of the process's clock, the size of its reply, and the
+        reply. The reply is sent before the process has ended, because a process with more memory
+        takes longer to free its memory. The next message waits for the end of the process.
         """
         if self._last is not None:
             self._last.wait()
