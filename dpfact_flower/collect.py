@@ -205,34 +205,34 @@ class RetryingGrid(Grid):
         self.registered: dict[int, str] = {}
 
     def set_run(self, run: Run) -> None:
-        """As the given Grid."""
+        """Set the run of the given Grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """As the given Grid."""
+        """The given Grid's run."""
         return self._grid.run
 
     def create_message(self, *args: object, **options: object) -> Message:
-        """As the given Grid."""
+        """Create a message with the given Grid."""
         return self._grid.create_message(*args, **options)  # type: ignore[arg-type]
 
     def get_node_ids(self) -> Iterable[int]:
-        """As the given Grid."""
+        """Return the numbers of the connected nodes."""
         return [node.node_id for node in self.get_nodes()]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """As the given Grid."""
+        """Return the connected nodes, and keep their registered names."""
         nodes = _again_while_busy(lambda: list(self._grid.get_nodes()))
         self.registered |= {node.node_id: heard(node.name) for node in nodes if node.name}
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """As the given Grid."""
+        """Push messages with the given Grid."""
         return _again_while_busy(self._grid.push_messages, list(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """As the given Grid."""
+        """Pull messages with the given Grid."""
         return _again_while_busy(self._grid.pull_messages, list(message_ids))
 
     def send_and_receive(

@@ -1,7 +1,7 @@
 """The file `checkpoint.npz`, which is written after each round and lets a run continue.
 
-The file `received.npz` has the same form. It holds the sites' replies in a round on which later
-rounds depend, until the round is closed.
+The file `received.npz` has the same form. If later rounds depend on a round, this file holds the
+sites' replies until the round is closed.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Coordinator:
         Whether a checkpoint waits for the disk. Otherwise the checkpoint survives a killed process
         but perhaps not a power loss. False is for simulations, in which no site is charged.
     rule : class or function, optional
-        Makes the `ServerRule` from feature shape and settings. By default, the rule that `run`
+        Makes the `ServerRule` from feature shape and settings. The default is the rule that `run`
         names.
     """
 
@@ -299,8 +299,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, the replies are empty, and `sums` has the totals. Without a complete sum,
-        `sums` is empty too.
+        With secure sums, the replies are empty, and `sums` has the totals. If there is no complete
+        sum, `sums` is empty too.
 
         Below the quorum, the factors stay unchanged, and the record says so. Replies on which later
         rounds depend are written to the disk before the update, which may take minutes. So after a
@@ -391,7 +391,7 @@ class Coordinator:
         """Return the largest number of bytes that the run may need on the disk."""
         factors = sum(array.nbytes for array in self._state().values())
         copies = _COPIES + self._copies_of_each_site * sites
-        later = 2 * getattr(self.rule, "later_bytes", 0)  # both checkpoints have them
+        later = 2 * getattr(self.rule, "later_bytes", 0)  # both checkpoints have these bytes
         built_on = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
         values = max((sum(map(math.prod, self.reply_shapes(n))) for n in built_on), default=0)
         records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)

@@ -73,7 +73,7 @@ class RoundRecord:
 
     @cached_property
     def line(self) -> str:
-        """The record as JSON. It is cached because each checkpoint has the lines of all rounds."""
+        """The record as JSON, cached because each checkpoint contains the lines of all rounds."""
         return json.dumps(asdict(self))
 
     @property

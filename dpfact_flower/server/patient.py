@@ -34,7 +34,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Share of `relative_elastic`, because the mean of all sites needs a weaker pull than one site."""
+"""Share of `relative_elastic` in refinement, where the mean of all sites needs a weaker pull."""
 _HALVES = 1
 """Seed that separates the random numbers of the halves from the random numbers of the factors."""
 

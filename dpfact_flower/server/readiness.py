@@ -131,7 +131,10 @@ def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """Read the file of `write_readiness`; empty without a file, a `DataError` if it is damaged."""
+    """Read the file of `write_readiness`. Return an empty list if there is no file.
+
+    Raise a `DataError` if the file is damaged.
+    """
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]
@@ -142,7 +145,10 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes: `registered` names, which the caller updates, or names in answers."""
+    """Names of a run's nodes: registered names or, for keys without a name, names from answers.
+
+    The caller updates the `registered` names.
+    """
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}

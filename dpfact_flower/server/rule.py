@@ -76,8 +76,8 @@ class ArrivalRule(ServerRule, Protocol):
     ) -> None:
         """Update the factors from the latest replies of all sites, of which one is new.
 
-        A reply's share is 1 unless the reply is stale. One call for each site together moves the
-        factors as far as one `update`, and both methods settle at the same point.
+        A reply's share is 1 unless the reply is stale. One call for each site moves the factors, in
+        total, as far as one `update`. Both methods settle at the same point.
         """
 
 

@@ -29,9 +29,9 @@ class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
     `last_seen` is the end (UTC, in ISO format) of the latest round with a usable reply. `unused`
-    counts good replies in rounds that missed the quorum, and `failed` rounds without a usable
-    reply. An epsilon is None if there is no bound. `reason` is the reason for the latest failure,
-    or the fault in the preflight.
+    counts the good replies in rounds that missed the quorum, and `failed` counts the rounds without
+    a usable reply. An epsilon is None if there is no bound. `reason` is the reason for the latest
+    failure, or the fault in the preflight.
     """
 
     name: str

@@ -46,8 +46,8 @@ _PATIENTS_SHARE = 0.25
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded and writes do not wait for the disk. The sites `beside`
-    hold other patients and may have a ledger in the same `state-dir`.
+    In a `simulation`, noise may be seeded and writes do not wait for the disk. The sites in
+    `beside` hold other patients and may have a ledger in the same `state-dir`.
     """
 
     source: SiteSource
@@ -404,7 +404,7 @@ def _bytes_for(values: int) -> int:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to create a ledger beside an unknown ledger, which may be for the same patients."""
+    """Refuse to create a ledger next to an unknown ledger, which may be for the same patients."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

@@ -29,7 +29,7 @@ _BESIDE = 2**18
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int, *, sharing: bool = False
 ) -> int:
-    """Return the bytes for the charges of the rest of a run, which are the same for every request.
+    """Return the number of bytes to reserve for the rest of a run, the same for every request.
 
     The result depends on the sizes of the hospital's code lists, on its largest rank, and on
     whether the hospital takes part in secure sums (`sharing`). No run of this package's rules needs
@@ -46,7 +46,7 @@ def bytes_to_reserve(
 
 
 def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> int:
-    """Return the bytes for the largest run that a hospital's code lists and largest rank allow."""
+    """Return the number of bytes for the largest run that a hospital's settings allow."""
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     codes = sum(sizes)
     start = codes + strict_size(codes)
@@ -55,7 +55,7 @@ def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> in
 
 
 def bytes_needed(values: int) -> int:
-    """Return the bytes for charging values: 4 for each, and the database's pages and journal."""
+    """Return the number of bytes for charging values: 4 for each, and for pages and journal."""
     return 4 * values + values // 50 + _BESIDE
 
 

@@ -202,7 +202,8 @@ class RoundRequest:
 class SiteReply:
     """A reply from one site: its public name and the arrays it released.
 
-    At the site, the values of a vector are integer multiples of `step`. Elsewhere `step` is 0.
+    At the site, the values of a vector are integer multiples of `step`. In all other cases, `step`
+    is 0.
     """
 
     site: str

@@ -94,7 +94,7 @@ def _received(array: Array) -> NDArray[Any]:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return the bytes of messages and all their objects, as Flower sends them.
+    """Return the number of bytes of messages and all their objects, as Flower sends them.
 
     Content that several messages share is measured once and counted for each message.
     """
