@@ -1,4 +1,4 @@
-"""`dpfact audit`: whether patient mode does what it claims, on a site's own settings and data."""
+"""`dpfact audit`: tests of patient mode's claims on a site's own settings and data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.runtime.config import RunConfig
 
-# What the command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the command, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 Data = Annotated[
@@ -60,7 +60,7 @@ def audit(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Audit patient mode: sensitivity, noise, an adversary; exit code 1 if a check fails.
+    """Audit patient mode: sensitivity, noise and an adversary. Exit code 1 if a check fails.
 
     Nothing is sent, no budget is spent, and nothing is written into the hospital's state-dir.
     """
@@ -88,7 +88,7 @@ def audit(
 
 
 def _load(config: RunConfig, data: str) -> Cohort | SiteData:
-    """A cohort, or one hospital's own file; synthetic data is made in memory."""
+    """Load a cohort or one hospital's own file. Synthetic data is made in memory."""
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.data.synthetic import preset, synthetic
 
@@ -101,7 +101,7 @@ def _load(config: RunConfig, data: str) -> Cohort | SiteData:
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    """One row per check; the JSON has the details of each."""
+    """Return a table with a row for each check. The JSON output has the details."""
     table = Table("check", "measured", "allowed", "", title="Audit")
     for finding in findings:
         verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"

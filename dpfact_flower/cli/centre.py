@@ -11,7 +11,7 @@ from dpfact_flower.cli.options import console
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import check_name
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for it.
+# Imports are inside the commands, because `dpfact --help` must not wait for them.
 # ruff: noqa: PLC0415
 
 centre_app = typer.Typer(help="At the centre: set it up, admit hospitals.", no_args_is_help=True)
@@ -20,7 +20,7 @@ Folder = Annotated[
     Path, typer.Option(help="Where all of it lies, for good. Only root can write to the default.")
 ]
 HOME = Path("/srv/dpfact")
-"""The folder of a deployment, unless another is named."""
+"""Default folder of a deployment."""
 
 
 @centre_app.command("init")
@@ -34,7 +34,7 @@ def centre_init(
         bool, typer.Option("--renew", help="Only make a new certificate, which lasts two years.")
     ] = False,
 ) -> None:
-    """Write what a centre needs: certificates, systemd unit, proxy, connection.
+    """Write a centre's files: certificates, systemd unit, proxy, connection.
 
     NAME is the DNS name (or address) under which hospitals reach the centre.
     """
@@ -70,8 +70,8 @@ def centre_admit(
 ) -> None:
     """Register a hospital's key under its name, after a comparison by telephone.
 
-    NAME.pub is the file that dpfact site init wrote. The file's name is the hospital's, which binds
-    it to the key. The centre must be running.
+    NAME.pub is the file that dpfact site init wrote. The file must be named after the hospital.
+    Admission ties that name to the key. The centre must be running.
     """
     from dpfact_flower.machine.credentials import read_node_key
     from dpfact_flower.privacy.secure_sum import keys

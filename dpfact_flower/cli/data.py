@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 
@@ -62,7 +62,7 @@ Least = Annotated[
 
 
 class Asked(NamedTuple):
-    """What every reader's command is asked, and how it is by default."""
+    """Options of every reader's command, with their defaults."""
 
     out: Out
     top: Top = "0"
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
     force: Force = False
 
     def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
-        """As readers take them; `default` is the mode of a roll-up without a name."""
+        """Return the options for a reader. `default` is the mode of a roll-up without a name."""
         found: Options = {
             "vocabularies": read_lists(self.codes, modes),
             "rolled_up": read_roll_ups(self.rolled_up, modes, default),
@@ -86,7 +86,7 @@ class Asked(NamedTuple):
 
 
 def _script_command(script: Script) -> Callable[..., None]:
-    """Command of a reader that is a script: its own options, and those of `Asked`."""
+    """Return the command of a script: its own options, and those of `Asked`."""
 
     def command(**given: Any) -> None:
         from dpfact_flower.data.readers import runner
@@ -113,7 +113,7 @@ def _script_command(script: Script) -> Callable[..., None]:
 
 
 def _option_value(name: str, option: Option, given: Any) -> Any:
-    """Value of a script's option, from what is typed."""
+    """Return the value of a script's option, from the command line or the default."""
     if isinstance(option.default, dict):
         return read_named(f"--{name}", given) or option.default
     if isinstance(option.default, list) and given:
@@ -124,7 +124,7 @@ def _option_value(name: str, option: Option, given: Any) -> Any:
 
 
 def _script_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
-    """Name, type and default of what a script's command asks on its own."""
+    """Yield the name, type and default of each of a script's own options."""
     yield "source", Annotated[str, typer.Argument()], Parameter.empty
     if script.named:
         told = typer.Option(help="Public name of the site, or of all sites.")
@@ -145,7 +145,7 @@ def _script_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _shared_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
-    """Name, type and default of what all scripts' commands ask."""
+    """Yield the name, type and default of each option that all scripts share."""
     sizes = "x".join(map(str, script.modes.values()))
     usual = Asked._field_defaults | {
         "top": "" if script.options.keys() & script.modes else sizes,
@@ -156,7 +156,7 @@ def _shared_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """Also readers that are scripts: ours, an installed package's, or a file."""
+    """A group of commands that includes scripts: ours, an installed package's, or a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from dpfact_flower.data.readers.script import script_names
@@ -215,9 +215,9 @@ def data_tns(
     ] = 1,
     force: Force = False,
 ) -> None:
-    """A FROSTT tensor (.tns or .tns.gz), as one site.
+    """Read a FROSTT tensor (.tns or .tns.gz) as one site.
 
-    Codes are those of --codes, by position, or numbers from 1.
+    Codes are taken from --codes, by position, or are numbers from 1.
     """
     from dpfact_flower.data.readers import tns
 
@@ -288,7 +288,7 @@ def data_events(
     memory: Memory = "2GB",
     force: Force = False,
 ) -> None:
-    """Any EHR, from one table per feature mode, one row per event.
+    """Read any EHR from one table per feature mode, with one row per event.
 
     A hospital makes its own file, NAME.npz, with the code lists that all sites
     agreed on:
@@ -304,9 +304,9 @@ def data_events(
       17,2024-03-01,3605        17,2024-03-05 09:30,41401
 
     Codes at most --window days apart occur together: here once, in one cell.
-    With --window 0, codes of one encounter do, and the tables need a column
-    encounter in place of time. A table may have both; a code then counts once
-    for each encounter and time. A repeated row counts once.
+    With --window 0, codes of one encounter occur together, and the tables need
+    a column encounter instead of time. A table may have both columns; a code
+    then counts once for each encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.
@@ -332,14 +332,14 @@ def data_events(
 def data_show(
     folder: Annotated[Path, typer.Argument()],
 ) -> None:
-    """Sites of a folder that dpfact data wrote, and what was read, kept and left out."""
+    """Show the sites in a folder of dpfact data, and how much was read, kept and left out."""
     from dpfact_flower.data.site_data import Cohort
 
     _show(Cohort.load(folder))
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
-    """Make a cohort and write it, unless the folder holds another one; say what was done."""
+    """Make and write a cohort, unless the folder holds another cohort, and show its sites."""
     from dpfact_flower.data.progress import watched
     from dpfact_flower.data.site_data import COHORT, remove_cohort
 

@@ -1,4 +1,4 @@
-"""`dpfact superlink`, `submit` and `status`: a deployment, at the centre."""
+"""`dpfact superlink`, `submit` and `status`: the centre's commands in a deployment."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from dpfact_flower.machine.prometheus import Gauge
     from dpfact_flower.server.status import RunStatus
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 FAILED = 1
-"""Exit code of a run that did not finish, or has not yet."""
+"""Exit code of a run that failed or is not finished yet."""
 UNKNOWN = 4
 """Exit code if the SuperLink does not say how a run ended."""
 
@@ -40,9 +40,10 @@ _STDERR = 2
 
 
 def superlink(context: typer.Context) -> None:
-    """Run Flower's SuperLink, and end if its helper ends; takes flower-superlink's options.
+    """Run Flower's SuperLink, and stop if its helper stops. Takes flower-superlink's options.
 
-    flower-superlink itself keeps running without its helper, and every run stays pending.
+    Without this command, flower-superlink keeps running after its helper has stopped, and every run
+    stays pending.
     """
     from dpfact_flower.runtime.superlink_main import superlink_main
 
@@ -57,11 +58,11 @@ def submit(
     flower_app: FlowerApp = APP_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Start a run on a deployed federation, follow it, and exit as the run does.
+    """Start a run on a deployed federation, follow it, and report its result as the exit code.
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
     The run's log is streamed, with --json to standard error. Exit code 0: finished. 1: failed. 2:
-    not started. 4: the SuperLink does not say. After Ctrl-C the run continues.
+    not started. 4: the SuperLink does not report the result. After Ctrl-C the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
     from dpfact_flower.runtime.connection import COMPLETED, Connection, RunUnknownError
@@ -100,9 +101,9 @@ def status(
         Path | None, typer.Option(help="Write figures for Prometheus' textfile collector here.")
     ] = None,
 ) -> None:
-    """Show how a deployed run stands: its sites, and the budget that each used or lost.
+    """Show the progress of a deployed run, its sites, and the budget that each used or lost.
 
-    FOLDER is the run's (--out). Exit code 1 until all rounds are finished.
+    FOLDER is the run's folder (--out). The exit code is 1 until all rounds are finished.
     """
     from dpfact_flower.machine.prometheus import write_exposition
     from dpfact_flower.server.status import run_status

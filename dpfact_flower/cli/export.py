@@ -1,4 +1,4 @@
-"""`dpfact export`, `label`, `review`: a run's results as tables, and what people make of them."""
+"""`dpfact export`, `label`, `review`: a run's results as tables, names and chart reviews."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.markup import escape
 from dpfact_flower.cli.options import console
 from dpfact_flower.errors import SettingsError
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 
@@ -33,12 +33,12 @@ def export(
         Path | None, typer.Option(help="A site's .npz file, of the run or of new patients.")
     ] = None,
 ) -> None:
-    """Write phenotypes, or which patients of a site have them, as CSV.
+    """Write a run's phenotypes, or the phenotypes of a site's patients, as CSV.
 
-    RUN is the run's folder. --phenotypes is as public as the model. --patients fits each patient of
-    --data to the phenotypes, at the hospital and for the hospital: no privacy guarantee covers the
-    file, and only its owner can read it. A site that took part needs the run's global_model.npz
-    and config.toml for it, and nothing else.
+    RUN is the run's folder. The file of --phenotypes is as public as the model. --patients fits
+    each patient of --data to the phenotypes, at the hospital and for the hospital. No privacy
+    guarantee covers the file of --patients, and only its owner can read it. A site that took part
+    needs only the run's global_model.npz and config.toml.
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.evaluation.clinical import about, clinical_measures
@@ -76,8 +76,8 @@ def label(
 ) -> None:
     """Name a phenotype of a finished run: dpfact label runs/demo 3 "renal failure".
 
-    The name stands in exports and in the report, which is written again. An empty name takes it
-    away. Names lie in names.toml in the run's folder.
+    The name appears in exports and in the report, which is written again. An empty name removes an
+    earlier name. Names are kept in names.toml in the run's folder.
     """
     from dpfact_flower.evaluation.run_folder import read_model, write_name
 
@@ -110,14 +110,15 @@ def review(
         Path | None, typer.Option(help="A completed sheet to count.")
     ] = None,
 ) -> None:  # fmt: skip
-    """Check a phenotype against patients' charts, at the hospital: make a sheet, and read it back.
+    """Check a phenotype against patients' charts, at the hospital: make a sheet, then read it.
 
-    --data and --phenotype write a sheet for a clinician to fill in, STEM.csv, and a page that says
-    how, STEM.html. The order is random, and scores lie apart in STEM.key.json. All three are about
-    single patients and no privacy guarantee covers them: keep them at the hospital.
+    --data and --phenotype write a sheet for a clinician to fill in, STEM.csv, and a page with
+    instructions, STEM.html. The order is random, and the scores are in a separate file,
+    STEM.key.json. All three files are about single patients and no privacy guarantee covers them:
+    keep them at the hospital.
 
-    --read STEM.csv counts the verdicts. Once the sheet has a decision, RUN gets it in names.toml,
-    with rounded shares from ten charts on; the report is written again.
+    --read STEM.csv counts the verdicts. A decision in the sheet is recorded in RUN/names.toml, with
+    rounded shares of ten charts or more, and the report is written again.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)

@@ -15,7 +15,7 @@ from dpfact_flower.cli.options import APP_FOLDER, Set, app_config, assigned, che
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import Scalar
 
-# What the command needs is imported inside it: `dpfact --help` must not wait for SciPy.
+# Imports are inside the command, because `dpfact --help` must not wait for SciPy.
 # ruff: noqa: PLC0415
 
 FILES = (
@@ -24,7 +24,7 @@ FILES = (
 )  # fmt: skip
 """The files of the installed Flower App."""
 _NAME, _PUBLISHER = "dpfact-app", "dpfact-flower"
-"""The installed app's."""
+"""Name and publisher of the installed app."""
 _FLOWER_NAME = r"[A-Za-z][A-Za-z0-9-]{0,31}"
 """Names that Flower accepts for a project."""
 
@@ -38,8 +38,9 @@ def init(
 ) -> None:
     """Write a Flower project of your own: code, settings, README, Dockerfile.
 
-    FOLDER is new or empty, and its name becomes the project's. The settings that you give, such as
-    -s epsilon=2 -s rank=30, go into its pyproject.toml. Its README says how to run it.
+    FOLDER must be new or empty, and its name becomes the project's name. The settings that you
+    give, such as -s epsilon=2 -s rank=30, go into the project's pyproject.toml. The project's
+    README says how to run it.
     """
     from dpfact_flower.runtime.config import RunConfig
 
@@ -67,7 +68,10 @@ def init(
 
 
 def _with(text: str, changes: Mapping[str, Scalar]) -> str:
-    """A ``pyproject.toml`` with other values in its run config, which has every key, one a line."""
+    """Return a ``pyproject.toml`` with changed values in its run config.
+
+    The run config has a line for every key.
+    """
     lines = []
     for line in text.splitlines(keepends=True):
         key = line.partition(" = ")[0]

@@ -12,7 +12,7 @@ from dpfact_flower.cli.options import console
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import check_name
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for it.
+# Imports are inside the commands, because `dpfact --help` must not wait for them.
 # ruff: noqa: PLC0415
 
 keys_app = typer.Typer(

@@ -1,4 +1,4 @@
-"""`dpfact ledger`: what a site has released and what it cost."""
+"""`dpfact ledger`: a site's releases and their costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpfact_flower.privacy import Guarantee, ReleaseEvent
     from dpfact_flower.privacy.ledger import LedgerRow
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
+# Imports are inside the commands, because `dpfact --help` must not wait for SciPy.
 # ruff: noqa: PLC0415
 
 ledger_app = typer.Typer(
@@ -40,12 +40,12 @@ Noted = Annotated[
 def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson = False) -> None:
     """Show every release, its cost and the totals, without the released values.
 
-    FOLDER is the site's folder, or the state-dir that it lies in.
+    FOLDER is the site's folder, or the state-dir that contains it.
     """
     from dpfact_flower.privacy.ledger import Ledger
 
     with Ledger(_find(folder, site), create=False) as ledger:
-        ledger.events()  # which refuses a damaged ledger: no total is printed over damage
+        ledger.events()  # refuses a damaged ledger before any total is printed
         head, rows, path = ledger.head(), ledger.rows(), ledger.path
     running, totals = _accounted(rows, delta)
     if as_json:
@@ -73,9 +73,9 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
 
 @ledger_app.command("verify")
 def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson = False) -> None:
-    """Check the file, the hash chain, released bytes and costs; exit code 1 if anything is wrong.
+    """Check the file, the hash chain, released bytes and costs. Exit code 1 if a check fails.
 
-    FOLDER is the site's folder, or the state-dir that it lies in.
+    FOLDER is the site's folder, or the state-dir that contains it.
     """
     from dpfact_flower.privacy.ledger import Head, Ledger
 
@@ -85,7 +85,7 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
         with Ledger(place, create=False) as ledger:
             problems = ledger.verify(expected)
             head = None if problems else ledger.head()
-    except StateError as error:  # so damaged that it does not open
+    except StateError as error:  # too damaged to be opened
         problems, head = [str(error)], None
     if as_json:
         echo_json({"head": head and str(head), "problems": problems})
@@ -109,9 +109,10 @@ def backup(
     to: Annotated[Path, typer.Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
-    """Copy a whole ledger, check the copy, and print its head; the site may be at work.
+    """Copy a whole ledger, check the copy, and print its head. The site may keep working.
 
-    FOLDER is the site's folder, or the state-dir that it lies in. Run it as the ledger's owner.
+    FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
+    owner.
     """
     from dpfact_flower.privacy.ledger.copies import back_up
 
@@ -125,10 +126,10 @@ def restore(
     folder: Folder,
     noted: Annotated[str, typer.Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
-    """Restore a lost ledger from a backup that has every row up to a head.
+    """Restore a lost ledger from a backup that has every row up to a given head.
 
-    BACKUP is the copy's folder, FOLDER the site's, state-dir/SITE. An existing ledger is never
-    replaced. A backup that lacks rows is refused, because their cost would be forgotten.
+    BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
+    never replaced. A backup that lacks rows is refused, because their cost would be forgotten.
     """
     from dpfact_flower.privacy.ledger import Head, copies
 
@@ -137,7 +138,7 @@ def restore(
 
 
 def _find(folder: Path, site: str) -> Path:
-    """The site's folder, here or one folder below."""
+    """Return the site's folder: `folder` itself, or one directly below."""
     from dpfact_flower.privacy.ledger import LEDGER
 
     folder = folder.expanduser()
@@ -157,9 +158,10 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """The running total after each row, None for a row that charged nothing; and the totals.
+    """Return the running total after each row, and the totals.
 
-    Only events of one unit and neighbouring relation can be added up.
+    The running total is None for a row that charged nothing. Only events with the same unit and the
+    same neighbouring relation can be added up.
     """
     from dpfact_flower.privacy import account
 
@@ -174,7 +176,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """One line per event; the running total is shown at the last event of a release."""
+    """Return a table with a line per event. A release's last event shows the running total."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"
@@ -208,7 +210,7 @@ def _epsilon(total: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """The total cost under every accountant, each with its claim."""
+    """Yield the total cost under every accountant, each with its claim."""
     if not totals:
         yield "nothing was charged"
     for total in totals:

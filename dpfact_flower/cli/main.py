@@ -1,4 +1,4 @@
-"""The `dpfact` command as a whole: what it is made of, and how it fails."""
+"""The `dpfact` command as a whole: its subcommands, and its handling of errors."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from dpfact_flower.settings import (
     describe,
 )
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 
-# Arguments are explained in the commands' own texts: Flower asks for Typer below 0.21, which loses
-# an argument's help with click 8.5.
+# The commands' own texts explain their arguments, because Flower requires Typer below 0.21, which
+# loses an argument's help with click 8.5.
 
 _SETTINGS: dict[str, type[Settings]] = {
     "Where (run config)": AppSettings,
@@ -96,18 +96,18 @@ def every_command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Phenotypes of several hospitals' patients, learned with Flower under differential privacy.
+    """Learn phenotypes from several hospitals' patients, with Flower and differential privacy.
 
-    Begin with: dpfact demo. Each command explains itself: dpfact run --help
+    Start with: dpfact demo. For the help of a command: dpfact run --help
     """
 
 
 @app.command(rich_help_panel=_BEFORE)
 def settings(flower_app: FlowerApp = APP_FOLDER, as_json: AsJson = False) -> None:
-    """Every setting with its default, range and meaning.
+    """Show every setting with its default, range and meaning.
 
-    The defaults are the library's. Where the Flower App's config has others, which dpfact run and
-    dpfact simulate use, they are named at the end.
+    The defaults are the library's. dpfact run and dpfact simulate use the defaults in the Flower
+    App's config, and those that differ are listed at the end.
     """
     chosen = app_config(flower_app)
     if as_json:
@@ -127,7 +127,7 @@ def settings(flower_app: FlowerApp = APP_FOLDER, as_json: AsJson = False) -> Non
 
 
 def main() -> None:
-    """Run the command line; our own errors, and those of files, give one line and exit code 2."""
+    """Run the command line. Our own errors and file errors give one line and exit code 2."""
     try:
         app()
     except (DPFactError, OSError) as error:

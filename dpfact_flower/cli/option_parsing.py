@@ -1,4 +1,4 @@
-"""What options of `dpfact data` say of modes, sites and labels: ``NAME=...``, perhaps repeated."""
+"""Parsing of the options of `dpfact data` that have the form ``NAME=...``."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from dpfact_flower.data.tables import Dialect
     from dpfact_flower.data.vocabulary import Vocabulary
 
-# What each needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the functions, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 
 def read_top(text: str) -> tuple[int | None, ...]:
-    """How many codes of each mode to keep; 0 is all."""
+    """Return how many codes of each mode to keep. 0 means all."""
     return tuple(size or None for size in read_sizes("--top", text))
 
 
 def read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
-    """What is given to each name by ``NAME=...``, in the order given."""
+    """Return the values of ``NAME=...`` by name, in the order given."""
     found: dict[str, str] = {}
     for value in values or ():
         name, _, given = value.partition("=")
@@ -38,12 +38,12 @@ def read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
 
 
 def read_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
-    """File of each name."""
+    """Return the file of each name."""
     return {name: Path(file) for name, file in read_named(option, values).items()}
 
 
 def read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
-    """Code lists of all modes, in their order; None where none is given."""
+    """Return the code lists of all modes, in the order of `modes`, or None if no list is given."""
     from dpfact_flower.data.vocabulary import load_codes
 
     lists = read_files("--codes", values)
@@ -59,7 +59,7 @@ def read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocab
 def read_roll_ups(
     values: Sequence[str] | None, modes: Sequence[str], default: str = "diagnoses"
 ) -> dict[str, str]:
-    """How each mode is rolled up; what has no name is for the mode `default`."""
+    """Return how each mode is rolled up. A value without a name is for the mode `default`."""
     given = [value if value.partition("=")[2] else f"{default}={value}" for value in values or ()]
     found = read_named("--roll-up", given)
     if unknown := found.keys() - set(modes):
@@ -71,7 +71,7 @@ def read_roll_ups(
 
 
 def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """``FILE,KEY=VALUE,...`` in parts; a comma before no known key belongs to what is before it."""
+    """Split ``FILE,KEY=VALUE,...`` into its parts, at those commas that precede a known key."""
     first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
     pairs = (other.partition("=") for other in others)
     return first, {key: value for key, _, value in pairs}
@@ -80,7 +80,7 @@ def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
 def read_event_tables(
     values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
 ) -> dict[str, EventTable]:
-    """Event tables by mode, each with the columns that are its own."""
+    """Return the event tables by mode, each with its own columns."""
     from dataclasses import replace
 
     from dpfact_flower.data.readers.event_tables import EventTable
@@ -100,7 +100,7 @@ def read_event_tables(
 
 
 def read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
-    """Table of each label by its name."""
+    """Return the table of each label, by name."""
     from dpfact_flower.data.readers.event_tables import LabelTable
 
     found = {} if died is None else {"died": LabelTable(died)}

@@ -1,4 +1,4 @@
-"""Options that several subcommands of `dpfact` have, and what they are read into."""
+"""Options that several subcommands of `dpfact` share, and functions that read them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole log, Flower's too.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results.")]
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that hands its options on to one of Flower's."""
+"""Settings of a command that passes its options on to one of Flower's commands."""
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED, _BESIDE = _PACKAGE / "flower_app", _PACKAGE.parent / "simulation" / "dpfact-app"
 APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTALLED
-"""Of an installed package its own copy, put there by the build; else the one beside the package."""
+"""Folder of the Flower App: the installed package's copy or, without it, the repository's."""
 
 console = Console()
 """Standard output, for every command."""
@@ -50,7 +50,7 @@ _TABLE = ("tool", "flwr", "app", "config")
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Numbers of codes, one per feature mode, from a text such as ``202x316``."""
+    """Return the numbers of codes, one per feature mode, from a text such as ``202x316``."""
     if not _SIZES.fullmatch(text):
         raise SettingsError(
             f"{option}: need a number of codes per mode, such as 202x316, got {text!r}"
@@ -59,7 +59,7 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """What ``--set`` gives; none of the settings that are `options` of the command."""
+    """Return the settings of ``--set``. Refuse settings that are `options` of the command."""
     given = parse_assignments(settings or ())
     twice = sorted(given.keys() & set(options))
     if twice:
@@ -70,11 +70,11 @@ def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> d
 def run_config(
     flower_app: Path, settings: Sequence[str] | None, **options: Scalar | None
 ) -> dict[str, Scalar]:
-    """Run config of a Flower App's defaults, ``--set``, and options named as settings are.
+    """Return a run config from a Flower App's defaults, ``--set``, and options named like settings.
 
-    Without an app every setting has its default; so has an option that is None. In a synthetic EHR
-    that is asked for by its name as many phenotypes are sought as were planted, unless another
-    number is asked for.
+    Without an app every setting has the library's default. An option that is None keeps its
+    default. For a synthetic EHR that is given by name, the default rank is the number of planted
+    phenotypes.
     """
     from dpfact_flower.data.synthetic import preset  # noqa: PLC0415 - SciPy is slow to import
 
@@ -87,13 +87,13 @@ def run_config(
 
 
 def check_app(flower_app: Path) -> None:
-    """Refuse a folder that holds no Flower App."""
+    """Refuse a folder without a Flower App."""
     if not (flower_app / "pyproject.toml").exists():
         raise SettingsError(f"--app: {flower_app} is no Flower App: it has no pyproject.toml")
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """What a Flower App has in its config; nothing if there is no app at the usual place."""
+    """Return the config of a Flower App. It is empty if the default folder has no app."""
     file = flower_app / "pyproject.toml"
     if not file.exists() and flower_app == APP_FOLDER:
         return {}
@@ -110,8 +110,8 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def _folder(given: str | Path) -> Path:
-    """A folder to write to; what cannot be one is refused before hours of work, not after."""
-    text = str(given)  # a default comes as it is
+    """Return a folder to write to, and refuse a bad path before hours of work, not after."""
+    text = str(given)  # a default is already a path
     path = Path(text).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not text.strip() or not nearest.is_dir():
@@ -127,7 +127,10 @@ Force = Annotated[bool, typer.Option("--force", help="Replace what the folder ho
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Whether a folder holds `what`, of which `file` is written last; refused unless `force`."""
+    """Return whether a folder holds `what`, and refuse such a folder without `force`.
+
+    `file` is the file that is written last.
+    """
     used = (folder / file).exists()
     if used and not force:
         raise SettingsError(
@@ -138,9 +141,9 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
-    """A bar with the time left for each piece of work that is told of, on standard error.
+    """Show a bar with the remaining time for each reported task, on standard error.
 
-    Nothing is drawn where that is no terminal.
+    Nothing is drawn if standard error is not a terminal.
     """
     console = Console(stderr=True)
     hidden = hidden or not console.is_terminal
@@ -156,5 +159,5 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
 
 def echo_json(content: Any) -> None:
-    """Print JSON for another program; not through rich, which would wrap the lines."""
+    """Print JSON for another program, without rich, which would wrap the lines."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))

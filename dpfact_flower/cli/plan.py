@@ -1,4 +1,4 @@
-"""`dpfact plan` and `dpfact budget`: what a run would cost, before anything touches a patient."""
+"""`dpfact plan` and `dpfact budget`: the cost of a run, before any patient's data is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpfact_flower.privacy.patient.outlook import Needs, Outlook
     from dpfact_flower.privacy.patient.plan import PatientPlan
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for SciPy.
+# Imports are inside the commands, because `dpfact --help` must not wait for SciPy.
 # ruff: noqa: PLC0415
 
 _EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
@@ -46,15 +46,15 @@ def plan(
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a run of patient mode from public facts: its releases, noise, cost and prospects.
+    """Plan a run in patient mode from public facts: its releases, noise, cost and prospects.
 
-    No data is read, and nothing is spent. Server and sites make the same plan from the same
-    settings.
+    No data is read, and no budget is spent. The server and the sites make the same plan from the
+    same settings.
     """
     from dpfact_flower.privacy.patient.plan import plan_patient
 
     chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
-    rank = SolverSettings(rank=rank).rank  # refused here if a run would refuse it
+    rank = SolverSettings(rank=rank).rank  # refuses a rank that a run would refuse
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
     modes = [f"mode {mode}" for mode in range(1, len(codes) + 1)]
@@ -80,7 +80,7 @@ def plan(
 def _other_way(
     chosen: PrivacySettings, codes: tuple[int, ...], rank: int, sites: int
 ) -> PatientPlan | None:
-    """The same run with secure sums where it has none, and without where it has."""
+    """Plan the same run with secure sums if it has none, or without them if it has them."""
     from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
@@ -91,7 +91,7 @@ def _other_way(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """What secure sums are worth in this run, and what they rest on."""
+    """Describe the benefit and the assumptions of secure sums in this run."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)
@@ -125,7 +125,7 @@ def budget(
 ) -> None:
     """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
 
-    The epsilon is DPFact's own claim for one entry, and not proven.
+    The epsilon is DPFact's own claim for one entry, and is not proven.
     """
     from dpfact_flower.privacy import PaperPlan, plan_paper, psgd_sensitivity
 
@@ -145,7 +145,7 @@ def budget(
 
 
 def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
-    """Patient mode's settings, from ``--set`` and from the options."""
+    """Return patient mode's settings, from ``--set`` and from the options."""
     given = {"privacy": "patient", **assigned(settings, facts)}
     refuse_unknown(given, PrivacySettings)
     if given["privacy"] != "patient":
@@ -166,7 +166,7 @@ def _releases(made: PatientPlan, modes: list[str]) -> Table:
 
 
 def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
-    """Chance and signal for other ranks and epsilons, all else as asked for."""
+    """Return a table of chance and signal for other ranks and epsilons, all else equal."""
     from dpfact_flower.privacy import rounded_up
     from dpfact_flower.privacy.patient.plan import plan_patient
 
@@ -194,7 +194,7 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
 
 
 def _levers(outlook: Outlook) -> Table:
-    """What would help, the most helpful first."""
+    """Return a table of changes that would help, the most helpful first."""
     table = Table(title="What would help, all else equal; more sites bring their own patients")
     table.add_column("what")
     table.add_column("good from", justify="right")
@@ -205,7 +205,7 @@ def _levers(outlook: Outlook) -> Table:
 
 
 def _asked(needs: Needs) -> str:
-    """What a site needs for the run's releases."""
+    """Describe the resources that a site and the server need for the run's releases."""
     text = (
         f"a site needs about {_bytes(needs.memory)} of memory besides its data, sends "
         f"{_bytes(needs.sent)} and computes for {needs.seconds:,.0f} s on one idle core"

@@ -1,4 +1,4 @@
-"""`dpfact run`, `simulate`, `demo`, `report`, `compare`: a whole run, and what it leaves behind."""
+"""`dpfact run`, `simulate`, `demo`, `report`, `compare`: whole runs and their results."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from dpfact_flower.cli.options import (
 )
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 
 NOTHING_LEARNED = 3
-"""Exit code of a run that was carried out as asked, and whose phenotypes explain nothing."""
+"""Exit code of a finished run whose phenotypes explain nothing."""
 
 Data = Annotated[
     str | None,
@@ -56,10 +56,10 @@ def run(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a whole federation in this process; no Ray, no SuperLink.
+    """Run a whole federation in this process, without Ray and without a SuperLink.
 
-    As many sites compute at a time as there are threads. For instance: dpfact run --data data/eicu
-    --out runs/eicu -s rank=20 -s epsilon=4
+    Sites compute in parallel, one per thread. For example: dpfact run --data data/eicu --out
+    runs/eicu -s rank=20 -s epsilon=4
     """
     _refuse_finished(out, settings, force=force)
     with progress(hidden=verbose or quiet) as watch:
@@ -87,7 +87,8 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    It is `flwr run`, with a SuperLink that is stopped at the end; the result is that of dpfact run.
+    This is `flwr run`, with a SuperLink that is stopped at the end. The result is the same as with
+    dpfact run.
     """
     check_app(flower_app)
     _refuse_finished(out, settings, force=force)
@@ -108,7 +109,7 @@ def simulate(
             sites = len(prepare_data(places))
         if sites == 0:
             raise SettingsError("data: a simulation needs data")
-        # A SuperLink resolves relative paths against a folder of its own.
+        # A SuperLink resolves relative paths against its own folder.
         config["out"] = str(places.run_folder)
         if places.state_dir:
             config["state-dir"] = str(places.sites_folder)
@@ -128,9 +129,9 @@ def demo(
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
-    """Begin here: six made-up hospitals in Flower's simulation, with noise.
+    """Start here: run six made-up hospitals in Flower's simulation, with noise.
 
-    Nothing has to be prepared. The last line is the path of the report.
+    No preparation is needed. The last line is the path of the report.
     """
     simulate(out, "synthetic:demo", force=True, as_json=as_json, verbose=verbose, quiet=quiet)
 
@@ -144,8 +145,8 @@ def report(
 ) -> None:
     """Rewrite report.html from the files in a finished run's folder.
 
-    With --beside, the report says of each phenotype whether it is found again in other runs: with
-    other noise, without noise, at another epsilon. What was found is kept in beside.json.
+    With --beside, the report says for each phenotype whether other runs found it again: with other
+    noise, without noise, or at another epsilon. The matches are kept in beside.json.
     """
     from dpfact_flower.evaluation.replication import replications, write_replications
     from dpfact_flower.evaluation.report import write_report
@@ -162,10 +163,10 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare finished runs: a Markdown table, and a page with --out.
+    """Compare finished runs in a Markdown table and, with --out, on a page.
 
-    The table has a row for each folder. The page has epsilon against quality, the phenotypes of the
-    first run in each of the others, and the table.
+    The table has a row for each folder. The page shows epsilon against quality, the first run's
+    phenotypes matched with those of each other run, and the table.
     """
     from dpfact_flower.evaluation.comparison import comparison, write_comparison
     from dpfact_flower.evaluation.run_folder import read_summary
@@ -181,7 +182,7 @@ def compare(
 
 
 def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:
-    """Refuse a finished run's folder; one that is to be continued is the server's to look at."""
+    """Refuse a finished run's folder. With resume=true, the server checks the folder instead."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     refuse_overwrite(
@@ -190,7 +191,7 @@ def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> N
 
 
 def _finish(folder: Path, as_json: bool) -> None:
-    """Show a run in a few lines, and where the rest is; or its summary, for a program."""
+    """Show a run in a few lines with the paths of its files, or print its summary as JSON."""
     from dpfact_flower.evaluation.headline import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 

@@ -26,7 +26,7 @@ from dpfact_flower.settings import Scalar, check_name
 if TYPE_CHECKING:
     from dpfact_flower.site.check import Finding
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 site_app = typer.Typer(
@@ -53,10 +53,10 @@ def site_init(
     ] = 9200,
     settings: Set = None,
 ) -> None:
-    """Write what a hospital needs: key, secret, settings, data, systemd units; then check it.
+    """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
 
     NAME is the hospital's public name. The hospital takes part in privacy mode patient, and each
-    reply leaves after 60 s; change that and more with -s, see dpfact settings (Site).
+    reply leaves after 60 s. Change these and other settings with -s; see dpfact settings (Site).
     """
     from dpfact_flower.data.site_data import open_site
     from dpfact_flower.machine.credentials import read_certificate, read_node_key
@@ -113,10 +113,10 @@ def site_answer(
         typer.Option(help="The user who runs the SuperNode; others get no answer (default: you)."),
     ] = "",
 ) -> None:
-    """Answer what a SuperNode with --isolation process receives, with the installed code alone.
+    """Answer the messages that a SuperNode receives, with the installed code alone.
 
-    It takes the place of flower-superexec, which would run code that the SuperLink sends. It runs
-    until you end it.
+    The SuperNode must have the option --isolation process. This command replaces flower-superexec,
+    which would run code that the SuperLink sends. This command runs until you stop it.
     """
     from dpfact_flower.runtime.executor import execute
 
@@ -125,9 +125,10 @@ def site_answer(
 
 @site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
 def site_connect(context: typer.Context) -> None:
-    """Run Flower's SuperNode, and end if it gives up; takes flower-supernode's options.
+    """Run Flower's SuperNode, and stop if it gives up. Takes flower-supernode's options.
 
-    flower-supernode itself keeps running offline then, so systemd does not start it again.
+    Without this command, flower-supernode keeps running offline after it has given up, so systemd
+    does not start it again.
     """
     from dpfact_flower.runtime.connect import connect
 
@@ -140,9 +141,9 @@ def site_check(
     key: Annotated[Path, typer.Option(help="The SuperNode's --auth-supernode-private-key.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check that only the installed code answers here, and what else is wrong; exit code 1 if so.
+    """Check this site, above all that only the installed code answers. Exit code 1 for a fault.
 
-    Run it as root, because other users do not see everything, while both parts are running.
+    Run this command as root while both parts are running. Other users do not see everything.
     """
     from dpfact_flower.site.check import check_site
 
@@ -167,9 +168,9 @@ def site_metrics(
     config: Config,
     out: Annotated[Path | None, typer.Option(help="File to write (default: print).")] = None,
 ) -> None:
-    """Give figures to Prometheus' textfile collector: epsilon left, last charge, failures.
+    """Write figures for Prometheus' textfile collector: epsilon left, last charge, failures.
 
-    Keep the figures in the hospital. Run it as the executor's user.
+    Keep the figures in the hospital. Run this command as the executor's user.
     """
     from dpfact_flower.machine.prometheus import exposition, write_exposition
     from dpfact_flower.settings import SiteSettings
@@ -190,8 +191,8 @@ def site_refit(
 ) -> None:
     """Fit the site's own model around the global phenotypes of runs in patient mode.
 
-    A run ends without this model. It is fitted to the site's own patients without noise, stays in
-    the job's folder and is never sent. To fit a model again, name its run with --job.
+    A run ends without this model. The model is fitted to the site's own patients without noise,
+    stays in the job's folder and is never sent. To fit a model again, name its run with --job.
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings

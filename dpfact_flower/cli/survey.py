@@ -1,4 +1,4 @@
-"""`dpfact survey`: whether people can tell a run's phenotypes from made-up ones."""
+"""`dpfact survey`: a test of whether people can tell a run's phenotypes from made-up phenotypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-# What each command needs is imported inside it: `dpfact --help` must not wait for numba.
+# Imports are inside the commands, because `dpfact --help` must not wait for numba.
 # ruff: noqa: PLC0415
 
 
@@ -30,11 +30,11 @@ def survey(
 ) -> None:
     """Ask people which phenotypes are real: make a blinded survey, and score the answers.
 
-    STEM.html shows phenotypes of RUN and as many made-up ones. People write their answers into a
-    copy of STEM.csv. STEM.key.json says which patterns are real: keep it unread. All three come
-    from the model and are as public as the model.
+    STEM.html shows phenotypes of RUN and as many made-up phenotypes. People write their answers
+    into a copy of STEM.csv. STEM.key.json says which patterns are real: keep it unread. All three
+    files come from the model and are as public as the model.
 
-    --read ANSWERS.csv gives each reader's accuracy and Cohen's kappa, and the kappa of each two
+    --read ANSWERS.csv gives each reader's accuracy and Cohen's kappa, and the kappa of each pair of
     readers. It needs STEM.key.json.
     """
     from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey

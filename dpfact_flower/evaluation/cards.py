@@ -1,4 +1,4 @@
-"""Phenotypes as a page shows them: titled, with their codes, whom they concern and how surely."""
+"""Cards of phenotypes for a page: their titles, codes, patients and certainty."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.tables import Association, Phenotype, PhenotypeTable
 
 SHOWN, LEAST_SHARE = 6, 0.01
-"""So many codes of a mode are shown at once, if they have this share; the others unfold."""
+"""A page first shows up to `SHOWN` codes of a mode, each with a share of `LEAST_SHARE` or more."""
 _MOST_CODES = 16
 _MANY_LISTS = 60
-"""Lists of codes, phenotypes times modes, from which each has half as many."""
+"""Number of code lists (phenotypes times modes) above which each list is half as long."""
 _REACHES, _ROOM, _FAR = (1.5, 2, 3, 5, 10), 0.9, 3
 _ORDERS = (1.0, LAMBDA, 0.2)
-"""Weights of share against lift by each of which a page can order codes."""
+"""Weights of share against lift. A page can order codes by each weight."""
 
 
 @dataclass(frozen=True)
 class CodeList:
     """Codes of one mode, the largest share first.
 
-    `systems` has by code a word of `dpfact_flower.data.icd.SYSTEMS`, or nothing.
+    `systems` maps each code to a word of `dpfact_flower.data.icd.SYSTEMS`, or to an empty text.
     """
 
     mode: str
@@ -48,24 +48,24 @@ class CodeList:
 
     @property
     def first(self) -> int:
-        """How many are shown before anybody asks for more; one, if all are small."""
+        """Number of codes that a page shows first, one or more."""
         return max(1, sum(abs(code.share) >= LEAST_SHARE for code in self.codes[:SHOWN]))
 
     @property
     def covered(self) -> float:
-        """Share that those have together."""
+        """Total share of the codes that a page shows first."""
         return math.fsum(abs(code.share) for code in self.codes[: self.first])
 
 
 @dataclass(frozen=True)
 class Card:
-    """One phenotype.
+    """The card of one phenotype.
 
-    Its `title` is the name that a person gave it, and then `made` is the title made of its codes;
-    else that is its title. The `text` tells of its patients, how sure it is and its chart review;
-    `certainty` says the second in a word, or nothing where neither this run nor another tells.
-    `measured` comes from the patients of a simulation. `search` has words that people use for what
-    its codes name.
+    If a person named the phenotype, `title` is that name and `made` is the title made of the codes.
+    Otherwise `title` is made of the codes, and `made` is empty. The `text` describes the patients,
+    the certainty and the chart review. `certainty` is one word, or empty if no run provides
+    evidence. `measured` comes from the patients of a simulation. `search` has everyday words for
+    the codes.
     """
 
     number: int
@@ -85,9 +85,9 @@ def cards(
     reviews: Mapping[int, Review],
     unit: str,
 ) -> list[Card]:
-    """Phenotypes of a run's model, by number.
+    """Return the cards of a run's phenotypes, ordered by number.
 
-    `table` is None where no patient was counted, and `unit` is what is counted, in the plural.
+    `table` is None if no patients were counted. `unit` names a row of the data, in the plural.
     """
     systems = {
         v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
@@ -134,7 +134,7 @@ def cards(
 
 
 def _first_by_any_order(rows: Sequence[CodeRow], most: int) -> tuple[CodeRow, ...]:
-    """The codes that are among the first by any order that a page offers."""
+    """Return the codes that are among the first in any order that a page offers."""
     first: set[str] = set()
     for place in _ORDERS:
         ranked = sorted(rows, key=lambda row, place=place: -relevance(row, place))  # type: ignore[misc]
@@ -143,9 +143,9 @@ def _first_by_any_order(rows: Sequence[CodeRow], most: int) -> tuple[CodeRow, ..
 
 
 def odds_reach(associations: Iterable[Association]) -> float:
-    """Odds at the end of a scale that has room for nine in ten ends of the intervals.
+    """Return the odds at the end of a scale that fits nine in ten ends of the intervals.
 
-    And for all estimates, but those beyond `_FAR`: one of these would squeeze all others.
+    The scale also fits all estimates up to `_FAR`. A larger estimate would squeeze all others.
     """
     given = list(associations)
     ends = sorted(abs(end) for a in given for end in a.interval or ())
@@ -158,7 +158,7 @@ def odds_reach(associations: Iterable[Association]) -> float:
 
 
 def systems_of(cards: Iterable[Card]) -> list[str]:
-    """Words of the colours that occur, the most frequent first."""
+    """Return the body systems that occur, the most frequent first."""
     counts = Counter(
         part.systems[row.code] for card in cards for part in card.lists for row in part.codes
     )

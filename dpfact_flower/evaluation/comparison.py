@@ -1,6 +1,6 @@
-"""Finished runs side by side: a table, and a page with the phenotypes and epsilon against quality.
+"""Comparison of finished runs: a table, and a page with phenotypes and epsilon against quality.
 
-Everything on the page is compared with the first run.
+The page compares every run with the first one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
 
 
 def comparison(folders: Sequence[Path]) -> str:
-    """Markdown table of several runs, one row each; what was not measured is ``-``."""
+    """Return a Markdown table with a row for each run. Values that were not measured are ``-``."""
     rows = [
         {"run": folder.resolve().name, **columns(read_summary(folder), GlobalModel.read(folder))}
         for folder in folders
@@ -35,7 +35,7 @@ def comparison(folders: Sequence[Path]) -> str:
 
 
 def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
-    """What is compared of a run, by the column's header."""
+    """Return the values of a run in the table, by column header."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -71,7 +71,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 
 def _privacy(summary: Summary) -> str:
-    """The mode, and in what way its epsilon is less than a guarantee."""
+    """Return the privacy mode, with the claim if its epsilon is less than a guarantee."""
     if SEEDED_CLAIM in summary.claim:
         return f"{summary.privacy} ({SEEDED_CLAIM})"
     if "not proven" in summary.claim:
@@ -80,7 +80,10 @@ def _privacy(summary: Summary) -> str:
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """With the price of replacing a patient's record in brackets, as `dpfact ledger` has it."""
+    """Return epsilon and, in brackets, the epsilon for replacing a patient's record.
+
+    `dpfact ledger` shows both in the same way.
+    """
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -95,7 +98,7 @@ def _area(auc: AUC | None) -> str | None:
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page about several finished runs, readable by its owner alone."""
+    """Write a page about several finished runs. Only its owner can read the page."""
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"--out: there is no folder {out.parent}")
     with belonging(folders[0]):
@@ -119,7 +122,7 @@ class _Run:
 
 
 def _read(folders: Sequence[Path]) -> list[_Run]:
-    """Runs, each with a name that no other has."""
+    """Read the runs, and give each run a unique name."""
     names = [folder.resolve().name for folder in folders]
     counts = Counter(names)
     return [
@@ -134,7 +137,7 @@ def _read(folders: Sequence[Path]) -> list[_Run]:
 
 
 def _content(runs: Sequence[_Run]) -> dict[str, Any]:
-    """What the template shows."""
+    """Return the values that the template shows."""
     first, *others = runs
     alike = [run for run in others if run.modes == first.modes and not run.uninformative]
     found = () if first.uninformative else replications(first.folder, [run.folder for run in alike])
@@ -155,7 +158,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Each quality that some run has, by run; and their figure, None without any."""
+    """Return the measured qualities by title and run, and their figure (None without qualities)."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them, the same in the report and in the terminal."""
+"""Formatting of numbers, the same in the report and in the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
 
 
 def outcome(label: str) -> str:
-    """What a label says of a patient; one that is not known here says it itself."""
+    """Return the name of a label's outcome, or the label itself if it is not in the list."""
     return _OUTCOMES.get(label, label)
 
 
@@ -22,12 +22,12 @@ _NUMBERS = (
 
 
 def counted(count: int) -> str:
-    """A number as a sentence has it: in a word up to twenty."""
+    """Write a number for a sentence: as a word up to twenty, then in digits."""
     return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
 
 
 def size(count: float) -> str:
-    """Bytes with a decimal unit."""
+    """Write a number of bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -36,7 +36,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
+    """Write a duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
@@ -44,12 +44,12 @@ def duration(seconds: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """With its sign of relation, as in the tables of medical journals."""
+    """Write a p-value with its relation sign, as in the tables of medical journals."""
     return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
 
 
 def odds(coefficient: float) -> str:
-    """Odds ratio of log odds, never 0.00, and no more digits than anybody can tell."""
+    """Write the odds ratio of log odds, with few digits and never as 0.00."""
     if coefficient < math.log(0.005):
         return "<0.01"
     if coefficient > math.log(99.5):
@@ -59,17 +59,17 @@ def odds(coefficient: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, without an exponent where a reader can do without it."""
+    """Write a number with four significant digits, or from 1000 on as a whole number."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percent(share: float) -> str:
-    """Share with one decimal and a real minus."""
+    """Write a share as a percentage with one decimal and a proper minus sign."""
     return f"{100 * share:.1f} %".replace("-", "−")
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Ascending numbers: ``1–3, 7``."""
+    """Write ascending numbers as ranges: ``1–3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number <= runs[-1][1] + 1:

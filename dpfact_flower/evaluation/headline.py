@@ -1,4 +1,4 @@
-"""A finished run in a few lines, for a terminal: what it learned, promised and sent."""
+"""Summary of a finished run in a few lines for a terminal: results, privacy and traffic."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAYS_OUT = {
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Label and text of each line; what only the sites of a deployment can measure is left out."""
+    """Return the label and text of each line. Measures that a deployment lacks are left out."""
     s, sent = summary, summary.exchange
     lines = {
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
@@ -33,7 +33,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
 
 
 def uninformative_message(summary: Summary) -> str:
-    """What is wrong with a model that has learned nothing, and the way out; else empty."""
+    """Return a warning with remedies if the model has learned nothing, else an empty text."""
     measured = summary.measured
     if measured is None or not measured.is_uninformative:
         return ""
@@ -45,7 +45,7 @@ def uninformative_message(summary: Summary) -> str:
 
 
 def _promise(summary: Summary) -> str:
-    """Never an epsilon without its claim, and never one that is rounded down."""
+    """Return epsilon with its claim. Epsilon is never rounded down."""
     spent = summary.spent
     if spent is None:
         return summary.claim
@@ -67,7 +67,7 @@ def _measured(summary: Summary) -> dict[str, str]:
             f"{percent(errors.fit)} of the data, RMSE {number(errors.rmse)} over all cells, "
             f"{number(errors.rmse_nonzeros)} over non-zeros"
         )
-    # What can be compared with systems whose sites share all but the patients' factors.
+    # This fit is comparable with systems whose sites share all factors except the patients'.
     lines["shared fit"] = (
         f"{percent(measured.fit_shared)} by the shared phenotypes alone, {summary.row_unit}s "
         f"refitted; {percent(measured.fit_frequencies)} by code frequencies"

@@ -1,7 +1,7 @@
-"""What a simulation can measure, since all sites' data and state are on one machine.
+"""Measures of a simulation, which has all sites' data and state on one machine.
 
-Errors, AUC and phenotype tables are computed here, from files, after the rounds; no message has
-any of them. Sites that finished no round are left out, and named.
+Errors, AUC and phenotype tables are computed here, from files, after the rounds. No message
+contains them. Sites that finished no round are left out, and the summary names these sites.
 """
 
 from __future__ import annotations
@@ -55,9 +55,12 @@ def measure(
     sites_folder: Path,
     watch: ProgressCallback = no_progress,
 ) -> tuple[Measured, SharedPhenotypes | None]:
-    """The summary's part of it, and tables of phenotypes, None where they would describe noise."""
+    """Return the measures for the summary, and the phenotype tables.
+
+    The tables are None if they would describe noise.
+    """
     watch(_MEASURING, 0.0)
-    give_back()  # of what the rounds took
+    give_back()  # memory that the rounds used
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
     selected = cohort.select_codes(coordinator.selection)
     loaded = []
@@ -71,10 +74,10 @@ def measure(
     sites, stores = zip(*loaded, strict=True)
 
     def models() -> Iterator[tuple[SparseTensor, Factors]]:
-        """Each site's tensor as it was factorised, and its factors: of one site at a time."""
+        """Yield each site's tensor as it was factorised, and its factors, one site at a time."""
         for site, store in loaded:
             state = store.load()
-            assert state is not None  # it was there a moment ago
+            assert state is not None  # this state was loaded before
             yield scaled(site.tensor, solver), state.factors
 
     def fit(of: Factors) -> float:
@@ -85,7 +88,7 @@ def measure(
         scores(site.tensor, features, nonnegative=solver.nonnegative).astype(np.float32)
         for site in sites
     ]
-    # A squared error is not what sites with another loss minimised.
+    # Sites with another loss did not minimise the squared error.
     errors = _errors(stores, sites, models()) if losses.find(solver.loss).is_squared else None
     fit_shared, fit_frequencies = fit(features), fit(code_frequencies(t for t, _ in models()))
     is_informative = fit_shared > fit_frequencies
@@ -122,11 +125,11 @@ def measure(
 def shared_error(
     tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
-    """Squared error over all patients, each refitted to the shared features alone.
+    """Return the squared error over all patients, each refitted to the shared features alone.
 
     A site's own model has feature factors of its own, so its fit can't be compared with that of a
-    system whose sites share theirs; and where sites hold few patients, it is mostly chance. The
-    `tensors` are scaled as the run scales them.
+    system whose sites share these factors. At sites with few patients, the fit of the site's own
+    model is mostly chance. The `tensors` are scaled as the run scales them.
     """
     errors = []
     for tensor in tensors:
@@ -136,7 +139,7 @@ def shared_error(
 
 
 def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
-    """One component of norm 1 with every code's share in the data: what needs no learning."""
+    """Return one component of norm 1 with every code's share in the data, a baseline model."""
     counts = (
         [
             np.bincount(tensor.indices[:, mode], tensor.values, minlength=size)
@@ -155,7 +158,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """All patients; or of too many `MOST_PREDICTED`, the same share of each site."""
+    """Return all patients, or about `MOST_PREDICTED` of them: the same share of each site."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -167,7 +170,7 @@ def _some(
 
 
 def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
-    """No figures: an AUC of noise would be read as one of phenotypes."""
+    """Return a prediction without figures, because readers would trust an AUC of noise."""
     groups = tuple(GroupAUC(site.name, len(site), reason=UNINFORMATIVE) for site in sites)
     everybody = GroupAUC("overall", sum(map(len, sites)), reason=UNINFORMATIVE)
     return OutcomePrediction(everybody, groups, 0, 0.0)
@@ -177,9 +180,10 @@ def _errors(
     stores: Sequence[SiteStore], sites: Sequence[SiteData],
     models: Iterable[tuple[SparseTensor, Factors]],
 ) -> Errors | None:  # fmt: skip
-    """Errors of the sites' own models after each round: the paper's measure, over all sites.
+    """Return the errors of the sites' own models after each round, pooled over all sites.
 
-    Sites may not have measured the last round's error over non-zeros; then their `models` give it.
+    This is the paper's measure. If the sites did not measure the last round's error over non-zeros,
+    it is computed from their `models`.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))

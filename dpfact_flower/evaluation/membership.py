@@ -1,8 +1,9 @@
-"""Who has a phenotype: the one rule behind every table, page and file; and counts of patients.
+"""The rule that decides who has a phenotype, for every table, page and file; counts of patients.
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
-1. So a score does not depend on how many codes a patient has: 0 is nothing of the phenotype, 1 a
-record that is nothing else. The rule was found on tuning halves (``simulation.studies.who_has``).
+1. Therefore a score does not depend on the number of a patient's codes. A score of 0 means that the
+record has no part of the phenotype, and 1 that it consists of the phenotype alone. The rule was
+chosen on tuning halves (``simulation.studies.who_has``).
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
 
 LEAST_SCORE = 0.15
-"""A patient has a phenotype if their score is above this."""
+"""A patient with a score above this threshold has the phenotype."""
 LEADING = 1 / 3
-"""A phenotype's leading codes weigh at least so much of the largest code of their mode."""
+"""A leading code of a phenotype has at least this share of the largest weight in its mode."""
 SMALL = 10
 """Counts of patients below this are hidden."""
 
@@ -35,34 +36,34 @@ def scores(
     nonnegative: bool = True,
     norms: NDArray[np.floating[Any]] | None = None,
 ) -> NDArray[np.float64]:
-    """How much of each phenotype each patient has, (patients, R); it must not leave the site.
+    """Return how much of each phenotype each patient has, (patients, R). Keep it at the site.
 
-    `norms` are the `column_norms` of the whole model, where `features` holds some of its rows.
+    `norms` are the `column_norms` of the whole model, if `features` has only some of its rows.
     """
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
     return np.asarray(fitted * (column_norms(features) if norms is None else norms))
 
 
 def column_norms(features: Factors) -> NDArray[np.float64]:
-    """Product over the modes of each component's column norms, shape (R,)."""
+    """Return the product over the modes of each component's column norms, shape (R,)."""
     return np.asarray(
         np.prod([np.linalg.norm(factor.astype(np.float64), axis=0) for factor in features], axis=0)
     )
 
 
 def column_shares(factor: NDArray[Any]) -> NDArray[Any]:
-    """A factor's entries as shares of their columns' absolute sums."""
+    """Return a factor's entries as shares of their columns' absolute sums."""
     sums = np.abs(factor).sum(axis=0)
     return np.asarray(factor / np.where(sums > 0, sums, 1.0))
 
 
 def has_phenotype(scores: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Whether each patient has each phenotype, from their `scores`."""
+    """Return whether each patient has each phenotype, from their `scores`."""
     return np.asarray(np.abs(scores) > LEAST_SCORE)
 
 
 def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Which codes of a mode lead each phenotype, shape (I_n, R)."""
+    """Return which codes of a mode lead each phenotype, shape (I_n, R)."""
     weights = np.abs(factor)
     return np.asarray((weights > 0) & (weights >= LEADING * weights.max(axis=0)))
 
@@ -72,11 +73,12 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True)
 class PatientCounts:
-    """Patients of one site, or of several: who has a phenotype, and who carries its codes.
+    """Counts of one or more sites' patients who have each phenotype or carry its codes.
 
-    Of each phenotype, so many patients have it (`has`), so many of these carry a leading code of
-    every mode (`led`), and so many of all patients do (`carriers`). By mode, `codes` (R, I_n)
-    counts patients who have the phenotype and carry a code, `everybody` (I_n,) all who carry it.
+    For each phenotype, `has` counts the patients who have it, and `led` the patients who have it
+    and carry a leading code of every mode. `carriers` counts all patients who carry a leading code
+    of every mode. For each mode, `codes` (R, I_n) counts the patients who have a phenotype and
+    carry a code, and `everybody` (I_n,) all patients who carry a code.
     """
 
     patients: int
@@ -88,7 +90,7 @@ class PatientCounts:
 
     @classmethod
     def of(cls, site: SiteData, has: NDArray[np.bool_], features: Factors) -> PatientCounts:
-        """Count one site's patients; `has` is of `has_phenotype`, shape (patients, R)."""
+        """Count one site's patients. `has` comes from `has_phenotype`, shape (patients, R)."""
         carrying = np.ones_like(has)
         codes, everybody = [], []
         for mode, factor in enumerate(features, start=1):
@@ -113,7 +115,7 @@ class PatientCounts:
 
 
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
-    """Which patient has which code of a mode: a sparse array of ones, (patients, I_n)."""
+    """Return a sparse array of ones that marks each patient's codes of a mode, (patients, I_n)."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))
@@ -124,12 +126,12 @@ Count = int | np.integer[Any]
 
 
 def share(count: Count, patients: Count) -> float | str:
-    """A share of patients, unless it is of few."""
+    """Return a share of patients, or a text such as ``<10`` for a small count."""
     return f"<{SMALL}" if count < SMALL else float(count / patients)
 
 
 def guarded(count: Count, patients: Count) -> float | str | None:
-    """As `share`, and ``all`` where few are left over; None of no patients."""
+    """Return `share`, ``all`` if few patients are left over, or None if there are no patients."""
     if not patients:
         return None
     return "all" if patients - count < SMALL <= count else share(count, patients)

@@ -1,8 +1,8 @@
 """The global model of a run: phenotypes with their codes and names, and patients fitted to them.
 
-It holds feature factors and nothing of a patient, so it is as public as the run made it: anybody
-may have a table of its phenotypes. A table of memberships has a row a patient. It is made from a
-site's own data, for that site, and stays there; no privacy guarantee covers it.
+The model holds feature factors and no patient data. It is as public as the run made it, so anybody
+may have a table of its phenotypes. A table of memberships has a row for each patient. This table is
+made from a site's own data, for that site, and stays there. No privacy guarantee covers the table.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PATIENT, HAS = "patient", "has"
-"""Headings of tables of memberships: patients' identifiers, and the phenotypes that they have."""
+"""Headings of tables of memberships: the patients' identifiers, and their phenotypes."""
 _SHOWN_CODES = 3
 _FORMULA = ("=", "+", "-", "@", "\t")
 
 
 @dataclass(frozen=True)
 class CodeRow:
-    """A code in a phenotype, which counts from 1; its `name` is empty where nobody gave it one.
+    """A code in a phenotype.
 
-    `place` 1 has the largest share of its mode. `weight` is the factor's entry, `share` that entry
-    over the column's absolute sum, and `lift` the share over the code's mean share in all
-    phenotypes: above 1 the code marks this phenotype, near 1 it belongs to everything.
-    `false_discovery` is the phenotype's: the chance that other patients lack it, where known.
+    `phenotype` is the phenotype's number, from 1. `name` is the phenotype's name, or empty if
+    nobody named it. The code with `place` 1 has the largest share of its mode. `weight` is the
+    factor's entry, `share` that entry over the column's absolute sum, and `lift` the share over the
+    code's mean share in all phenotypes. A code with a lift above 1 marks this phenotype, and a code
+    with a lift near 1 belongs to all. `false_discovery` is the chance, if known, that the phenotype
+    is missing in other patients.
     """
 
     phenotype: int
@@ -74,12 +76,12 @@ class CodeRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memberships:
-    """How much of each phenotype each patient of a site has; never for anybody but the site.
+    """Scores of a site's patients for each phenotype. They must not leave the site.
 
-    `patients` are the site's own identifiers, or row numbers from 1 where its file has none;
-    `names` are those of the R columns of `scores` (`dpfact_flower.evaluation.membership.scores`).
-    So many patients are `without` any of the model's codes and score 0, and so many codes of the
-    model are `missing` in the site's lists.
+    `patients` are the site's own identifiers, or row numbers from 1 if its file has no identifiers.
+    `names` are the names of the R columns of `scores`
+    (`dpfact_flower.evaluation.membership.scores`). `without` counts the patients who have no code
+    of the model and score 0. `missing` counts the model's codes that the site's lists lack.
     """
 
     patients: tuple[str, ...]
@@ -93,16 +95,16 @@ class Memberships:
 
     @property
     def has(self) -> NDArray[np.bool_]:
-        """Whether each patient has each phenotype, shape (patients, R): a score above 0.15."""
+        """Whether each patient has each phenotype (a score above 0.15), shape (patients, R)."""
         return has_phenotype(self.scores)
 
     def to_frame(self, *, has: bool = False) -> DataFrame:
-        """Scores, or who `has` what, as a pandas DataFrame with the patients as its index."""
+        """Return the scores, or the mask `has`, as a pandas DataFrame indexed by patient."""
         values = self.has if has else self.scores
         return pandas().DataFrame(values, index=self.patients, columns=self.names)
 
     def write(self, path: Path) -> None:
-        """Write who has which phenotypes as a CSV file that its owner alone can read."""
+        """Write each patient's phenotypes and scores as a CSV file that only its owner can read."""
         numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in self.has)
         columns = zip(self.patients, numbers, self.scores.tolist(), strict=True)
         rows = ((name, has, *row) for name, has, row in columns)
@@ -111,10 +113,11 @@ class Memberships:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalModel:
-    """What all sites of a run share: a factor for each feature mode, float32 and (I_n, R).
+    """The model that all sites of a run share: a factor for each feature mode, float32, (I_n, R).
 
-    `vocabularies` have the codes of their rows; `names` is what people call a phenotype, by its
-    number from 1; `false_discovery` has the chances that other patients lack them, where known.
+    `vocabularies` have the codes of the factors' rows. `names` maps a phenotype's number, from 1,
+    to the name that people gave. `false_discovery` has, if known, the chance that each phenotype is
+    missing in other patients.
     """
 
     factors: Factors
@@ -125,7 +128,7 @@ class GlobalModel:
 
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
-        """The model of a finished run, with the names that it was given."""
+        """Read the model of a finished run, with the names that people gave to its phenotypes."""
         factors, vocabularies = read_model(folder)
         solver = SolverSettings.from_config(read_config(folder)["run-config"])
         names = read_names(folder, factors[0].shape[1]).phenotypes
@@ -140,15 +143,15 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A name for each phenotype, each once: two of one name get their numbers."""
+        """A unique name for each phenotype. Phenotypes with the same name get their numbers too."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Every phenotype, code by code; codes of weight zero are left out.
+        """Return every phenotype, code by code. Codes of weight zero are left out.
 
-        Of each phenotype and mode the `top` largest codes, 1 or more; or all.
+        `top` limits each mode of a phenotype to its largest codes, 1 or more.
         """
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
@@ -160,7 +163,7 @@ class GlobalModel:
         )
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Codes of each phenotype and mode that have some weight, the largest share first."""
+        """Return each phenotype's codes with some weight, by mode, the largest share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
@@ -182,16 +185,16 @@ class GlobalModel:
         return found
 
     def to_frame(self, *, top: int | None = None) -> DataFrame:
-        """`rows` as a pandas DataFrame."""
+        """Return `rows` as a pandas DataFrame."""
         return pandas().DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
         """Fit a site's patients, old or new, to the phenotypes.
 
-        The phenotypes stay as they are, so that scores of all sites mean the same; the site's own
-        model (``dpfact site refit``) is another thing. Codes are found by their names: the site's
-        lists may be longer than the model's, in another order, and lack some. A `DataError` refuses
-        a site of other modes, or without any of the model's codes.
+        The phenotypes do not change, so that scores mean the same at all sites. (``dpfact site
+        refit`` fits another model, the site's own.) Codes are matched by name: the site's lists may
+        be longer than the model's or in another order, and may lack some codes. A `DataError` says
+        if the site has other modes, or if it has no code of the model in some mode.
         """
         positions, features = self._shared_codes(site)
         tensor = site.tensor.select_features(positions)
@@ -204,7 +207,7 @@ class GlobalModel:
         )
 
     def transform(self, patients: SiteData | SparseTensor) -> NDArray[np.float64]:
-        """Scores alone, (patients, R), of a site or of a tensor with the model's own codes."""
+        """Return the scores, (patients, R), of a site or of a tensor with the model's codes."""
         if isinstance(patients, SiteData):
             return self.memberships(patients).scores
         sizes = tuple(map(len, self.factors))
@@ -216,7 +219,7 @@ class GlobalModel:
         return self._fitted(patients, self.factors)
 
     def with_patients(self, patients: SiteData | SparseTensor) -> CPModel:
-        """A CP model of these patients, scaled to norm 1, and the phenotypes, of norm 1 too."""
+        """Return a CP model of these patients and the phenotypes, both scaled to norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.transform(patients), *map(unit_columns, wide)))
 
@@ -225,7 +228,7 @@ class GlobalModel:
         return f"GlobalModel({self.rank} phenotypes of {sizes})"
 
     def _repr_html_(self) -> str:
-        """A table of the phenotypes' first codes, for notebooks."""
+        """Return a table of the phenotypes' first codes, for notebooks."""
 
         def cell(rows: Sequence[CodeRow]) -> str:
             texts = (f"{row.description or row.code} ({row.share:.0%})" for row in rows)
@@ -242,12 +245,12 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
-        """Scores of a tensor that has the codes of `features`, some of the model's."""
+        """Return the scores of a tensor. `features` may have only some of the model's rows."""
         norms = column_norms(self.factors)
         return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Positions in the site's lists of the model's codes, ascending; factors' rows for them."""
+        """Return ascending positions of the model's codes in the site's lists, and factor rows."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
@@ -275,7 +278,7 @@ class GlobalModel:
 
 
 def pandas() -> Any:
-    """The module; without it a `MissingDependencyError` names the command that installs it."""
+    """Return pandas. A `MissingDependencyError` names the command that installs it."""
     try:
         import pandas  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
@@ -296,7 +299,7 @@ def write_phenotype_table(
 ) -> None:
     """Write phenotypes as a CSV file, with their titles by number.
 
-    `about` has by number the body system and the disease group of a phenotype.
+    `about` maps a phenotype's number to its body system and its disease group.
     """
     number, *others = (field.name for field in fields(CodeRow))
     lines = (
@@ -310,7 +313,7 @@ def write_phenotype_table(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file that its owner alone can read, and no cell of it is a formula."""
+    """Write a CSV file that only its owner can read and that contains no formula."""
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}")
     text = io.StringIO()
@@ -322,5 +325,5 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def _inert(value: Any) -> Any:
-    """A cell; text that a spreadsheet would take for a formula begins with an apostrophe."""
+    """Return a cell's value, with an apostrophe before text that looks like a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

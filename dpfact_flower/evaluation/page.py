@@ -1,9 +1,9 @@
-"""How a page is made: one HTML file that needs no network, and forbids the browser from loading.
+"""Pages: single HTML files that need no network and forbid the browser to load anything.
 
-Templates, the style and the script lie in ``templates/`` as files of their own and are put into the
-page. The page's Content-Security-Policy allows that script alone, by its hash; a page is whole
-without it. The same values give the same bytes. matplotlib and Jinja2 are imported when a page is
-made, never before: a site's path must not wait for them.
+Templates, the style and the script are files in ``templates/``, and their text is put into the
+page. The page's Content-Security-Policy allows only that script, by its hash. A page is complete
+without the script. The same values give the same bytes. matplotlib and Jinja2 are imported only
+when a page is made, because a site must not wait for these imports.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent / "templates"
 _FARTHEST = math.log(10)
 _WIDTH = 9.6
-"""Of figures, in inches."""
+"""Width of figures, in inches."""
 
 
 def check_libraries() -> None:
-    """Refuse to begin a page without matplotlib or Jinja2."""
+    """Raise a `MissingDependencyError` if matplotlib or Jinja2 is not installed."""
     try:
         import jinja2  # noqa: F401, PLC0415
         import matplotlib  # noqa: F401, PLC0415
@@ -47,9 +47,9 @@ def check_libraries() -> None:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Turn whatever a page trips over into a `DataError` that names the folder.
+    """Turn errors in making a page into a `DataError` that names the folder.
 
-    Each of its files can be read by itself, and they do not fit each other.
+    Such errors occur if the folder's files are readable but do not fit each other.
     """
     check_libraries()
     from jinja2 import UndefinedError  # noqa: PLC0415
@@ -65,7 +65,7 @@ def belonging(folder: Path) -> Iterator[None]:
 
 
 def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Fill in a template, by its file's name, and write the page for its owner alone."""
+    """Fill in a template, named by its file, and write a page that only its owner can read."""
     import jinja2  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
@@ -87,10 +87,10 @@ def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
 
 
 def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]) -> Any:
-    """SVG element of a figure, in the page's colours, with ids that no other figure has.
+    """Return a figure as an SVG element in the page's colours, with ids unique to the figure.
 
-    `name` is the figure's in its page, and `label` says what it shows to those who cannot see it.
-    Each of the `panels`, which stand side by side, is drawn into axes of its own.
+    `name` identifies the figure in its page. `label` describes the figure for people who cannot see
+    it. The `panels` stand side by side, each in axes of its own.
     """
     import matplotlib  # noqa: PLC0415
     from markupsafe import Markup, escape  # noqa: PLC0415
@@ -111,7 +111,7 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         drawn.savefig(file, format="svg", metadata=metadata, transparent=True)
     text = file.getvalue()
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # HTML knows them
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # HTML needs none
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
     for colour, variable in plots.THEME.items():
         text = text.replace(colour, f"var({variable})")
@@ -119,12 +119,12 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
 
 
 def _odds_place(coefficient: float, reach: float) -> int:
-    """Where log odds lie on a scale 160 wide, from odds of 1/reach to reach."""
+    """Return the place of log odds on a scale 160 wide, from odds of 1/reach to reach."""
     return round(80 + 80 * coefficient / math.log(reach))
 
 
 def _odds_tell(association: Association) -> bool:
-    """Whether the odds' interval is within 0.1 to 10; a wider one comes from too few patients."""
+    """Return whether the odds' interval is within 0.1 to 10. Few patients give wider intervals."""
     return association.interval is not None and max(map(abs, association.interval)) <= _FARTHEST
 
 

@@ -1,8 +1,8 @@
-"""Phenotype tables: what a component means, how common it is, and how it goes with outcomes.
+"""Phenotype tables: each component's codes, frequency and associations with outcomes.
 
-The paper's tables of phenotypes and its figure of column norms. Patients' values are aggregated
-here and nowhere else on their way into a report. Reports leave the analyst's desk, so counts of
-fewer than ten patients are hidden, and so is every number from which such a count would follow.
+These are the paper's tables of phenotypes and its figure of column norms. Only this module
+aggregates patients' values for a report. Reports leave the analyst's desk, so counts of fewer than
+ten patients are hidden, and so is every number from which such a count would follow.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.tensor import Factors
 
 _CODES = 8
-"""Codes of a mode that a table lists."""
+"""Number of codes of a mode in a table."""
 _FEWEST = 5
-"""Fewest patients with a label, and fewest without it, for coefficients."""
+"""Coefficients need at least this many patients with the outcome, and as many without it."""
 _LARGEST = 20.0
-"""Log odds per standard deviation, and their error: more is separation, not an estimate."""
+"""Limit for log odds per standard deviation and their error. Larger values mean separation."""
 
 
 def phenotype_table(
@@ -55,7 +55,7 @@ def phenotype_table(
     """Describe every phenotype by the patients who have it.
 
     `memberships` are each site's `dpfact_flower.evaluation.membership.scores` on the `features`,
-    in the order of `sites`. A label that a site lacks is left out.
+    in the order of `sites`. Labels that some site lacks are left out.
     """
     has = [has_phenotype(scores) for scores in memberships]
     counted = (PatientCounts.of(*pair, features) for pair in zip(sites, has, strict=True))
@@ -102,13 +102,13 @@ def phenotype_table(
 def _codes(
     vocabularies: Sequence[Vocabulary], features: Factors, counts: PatientCounts
 ) -> dict[str, list[tuple[CodeWeight, ...]]]:
-    """By mode, each phenotype's codes, with the share of its patients who have each."""
+    """Return each phenotype's codes by mode, with the share of its patients who have each code."""
     codes_of = {}
     modes = zip(vocabularies, features, counts.codes, counts.everybody, strict=True)
     for vocabulary, factor, carriers, everybody in modes:
         apart = everybody - carriers
         few = np.minimum(apart, (counts.patients - counts.has)[:, None] - apart) < SMALL
-        tells = (few & (carriers >= SMALL)).any(axis=0)  # who has a code, and not a phenotype
+        tells = (few & (carriers >= SMALL)).any(axis=0)  # reveals a count outside the phenotype
         codes_of[vocabulary.name] = [
             tuple(
                 replace(
@@ -125,15 +125,15 @@ def _codes(
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
-    """What is shown, unless a small number follows from it and another."""
+    """Return the shown value, or ``hidden`` if a small number would follow from it."""
     return "hidden" if tells and isinstance(shown, float) else shown
 
 
 def _by_site(counts: Mapping[str, int | None], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Prevalence of a phenotype at each site; the count is None where nobody has any of it.
+    """Return a phenotype's prevalence at each site. A count is None if all its scores are 0.
 
-    With the prevalence of all patients, small numbers could be worked out: one alone, or several
-    that are all 0 or all 9. Then the smallest of the other sites' numbers are hidden too.
+    The prevalence of all patients could reveal a single small number, or several that are all 0 or
+    all 9. In that case, the smallest numbers of the other sites are hidden too.
     """
     shown = {
         site: 0.0 if count is None else share(count, sizes[site]) for site, count in counts.items()
@@ -157,15 +157,15 @@ def _tells(
     others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:
-    """Whether the other sites' numbers leave less than any small number to one of the small."""
+    """Return whether the other sites' numbers narrow the range of a hidden small number."""
     rest = sum(counts[site] for site in (*small, *hidden))
-    largest = counts[others[0]] if others else rest  # of a hidden number
+    largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
     return rest < SMALL * (1 + len(hidden)) or rest > most
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Column norms of every site's patient factor, the paper's figure of mu."""
+    """Return the column norms of every site's patient factor, the paper's figure of mu."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),
@@ -177,7 +177,7 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
 def top_codes(
     vocabulary: Vocabulary, factor: NDArray[np.floating[Any]], top: int = 5
 ) -> list[tuple[CodeWeight, ...]]:
-    """Codes of the largest absolute weight, for each component; none of weight zero."""
+    """Return each component's `top` codes by absolute weight, without codes of weight zero."""
     return [
         tuple(
             CodeWeight(vocabulary.codes[i], vocabulary.descriptions[i], float(column[i]))
@@ -193,7 +193,7 @@ def _associations(
     has: NDArray[np.bool_],
     label: NDArray[np.float64],
 ) -> list[Association]:
-    """How often an outcome occurs with each phenotype, and its odds with all others held equal."""
+    """Return each phenotype's rate of an outcome, and its odds with all others held equal."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())
@@ -206,9 +206,10 @@ def _associations(
 
 
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
-    """Share with an outcome of those who have a phenotype, unless a count behind it is small.
+    """Return the rate of an outcome in a phenotype's patients, unless a count behind it is small.
 
-    With the numbers of patients, which are known, it gives all four counts, of those without too.
+    The numbers of patients are known, so the rate reveals all four counts: with and without the
+    phenotype, and with and without the outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -225,7 +226,7 @@ def _coefficients(
     has: NDArray[np.bool_],
     label: NDArray[np.float64],
 ) -> list[Association]:
-    """One logistic regression on all memberships that allow one; of many patients, on some."""
+    """Fit one logistic regression on all usable memberships of up to `MOST_PREDICTED` patients."""
     rank = memberships.shape[1]
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
@@ -244,10 +245,10 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Why a phenotype cannot have a coefficient; `label` is of the patients who have it.
+    """Return why a phenotype cannot have a coefficient, or None if it can.
 
-    From few patients with an outcome, maximum likelihood makes odds near 0 with intervals that hold
-    everything.
+    `label` covers the patients who have the phenotype. If few of these patients have the outcome,
+    maximum likelihood gives odds near 0 with intervals that contain everything.
     """
     if np.ptp(column) == 0:
         return "the membership is the same for all patients"
@@ -261,7 +262,7 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
 
 
 def _logistic(design: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> list[Association]:
-    """Maximum likelihood estimates with Wald's tests."""
+    """Return maximum likelihood estimates with Wald tests."""
     patients, columns = design.shape
     design = np.column_stack([np.ones(patients), design])
     if np.linalg.matrix_rank(design) <= columns:

@@ -1,9 +1,10 @@
-"""Figures of a run, drawn from the values in its folder: for the report, and for notebooks.
+"""Figures of a run, drawn from the values in its folder, for the report and for notebooks.
 
-Every function draws into the axes that it is given; `pyplot` and its global state are not used. A
-`DataError` says that a value was not measured. None of the values belongs to a single patient.
+Every function draws into the given axes; `pyplot` and its global state are not used. A `DataError`
+says that a value was not measured. No value belongs to a single patient.
 
-Lines have Okabe and Ito's colours, which differ in any colour vision, and a marker each.
+Lines have the colours of Okabe and Ito, which can be distinguished with any colour vision, and each
+line has its own marker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ except ImportError:
 
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours that a page may replace by CSS variables of its own, for dark screens."""
+"""Colours that a page may replace by its own CSS variables, for dark screens."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
@@ -38,28 +39,28 @@ STYLE: dict[str, Any] = {
     "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6,
     "svg.fonttype": "none", "svg.hashsalt": "dpfact-flower",
 }  # fmt: skip
-"""Settings of matplotlib that the report draws with; a notebook keeps its own."""
+"""Settings of matplotlib for the report. A notebook keeps its own settings."""
 
 ERRORS = {
     "all_cells": "RMSE over all cells",
     "nonzeros": "RMSE over non-zero cells",
     "fit": "Fit (share of the data explained)",
 }
-"""What `errors` can draw: the title, by the field of `RoundErrors`."""
+"""Measures that `errors` can draw: fields of `RoundErrors` and their titles."""
 _PREDICTORS: tuple[tuple[str, str, str, Callable[[GroupAUC], AUC | None]], ...] = (
     ("phenotype memberships", "o", BLUE, lambda group: group.memberships),
     ("raw codes", "s", ORANGE, lambda group: group.raw_codes),
     ("code volume alone", "^", GREEN, lambda group: group.volume),
 )
 _MANY_ROUNDS = 40
-"""Rounds beyond which a line has no markers."""
+"""Number of rounds above which lines have no markers."""
 _MANY_NAMES = 60
-"""Phenotypes beyond which a heat map has numbers in place of names."""
+"""Number of phenotypes above which a heat map shows numbers instead of names."""
 _LONGEST_NAME, _LONGEST_CODE = 24, 48
 
 
 def errors(axes: Axes, summary: Summary, measure: str = "fit") -> None:
-    """Error of the sites' models after each round: "fit", "all_cells" or "nonzeros"."""
+    """Draw an error of the sites' models by round: "fit", "all_cells" or "nonzeros"."""
     if not summary.errors or not summary.errors.error_by_round:
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
     if measure not in ERRORS:
@@ -73,7 +74,7 @@ def errors(axes: Axes, summary: Summary, measure: str = "fit") -> None:
 
 
 def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
-    """Bytes sent in each round, in both directions, and the rounds in which a site failed."""
+    """Draw the bytes sent in each round, in both directions, and mark rounds with failures."""
     rounds = [record.round for record in records]
     most = max(max(record.bytes_down, record.bytes_up) for record in records)
     scale, unit = (1e6, "MB") if most >= 1e6 else (1e3, "kB")
@@ -92,7 +93,7 @@ def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
 
 
 def auc(axes: Axes, prediction: OutcomePrediction) -> None:
-    """AUC of an outcome, overall and per site, each beside its two baselines."""
+    """Draw the AUC of an outcome, overall and for each site, beside two baselines."""
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")
@@ -112,9 +113,9 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """One phenotype as bars: the share of each code in its mode.
+    """Draw one phenotype as bars: the share of each code in its mode.
 
-    The rows are of one phenotype, as `GlobalModel.rows` gives them.
+    All rows are of one phenotype, in the form that `GlobalModel.rows` returns.
     """
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
@@ -131,11 +132,11 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 
 
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
-    """Heat map of sites by phenotypes: how much each site uses each phenotype.
+    """Draw a heat map of sites by phenotypes: how much each site uses each phenotype.
 
-    A cell is the column norm of the site's patient factor, divided by the largest of that site,
-    since norms grow with a site's number of patients. A column that is exactly zero, which the
-    l2,1 penalty has switched off, is left blank and crossed. `names` are shown in place of numbers.
+    A cell is the column norm of the site's patient factor, divided by that site's largest norm
+    because norms grow with the number of patients. A column that is exactly zero, because the l2,1
+    penalty switched it off, is left blank and crossed. `names` are shown instead of numbers.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)
@@ -164,11 +165,11 @@ QUALITIES: dict[str, Callable[[Summary], float | None]] = {
     "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
     "match with the planted": lambda s: s.measured.fms if s.measured else None,
 }
-"""What a run can be good at, by the title of its `tradeoff`."""
+"""Qualities of a run, by the titles of their `tradeoff` figures."""
 
 
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:
-    """A quality against epsilon; runs without noise are lines across."""
+    """Draw a quality against epsilon. Runs without noise are horizontal lines."""
     text: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}
     for name, (spent, value) in runs.items():
         if spent is None:
@@ -202,7 +203,7 @@ def _round_axis(axes: Axes) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    """Above the axes, on one line."""
+    """Draw the legend above the axes, on one line."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize="small")
 
 

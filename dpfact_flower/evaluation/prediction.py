@@ -1,8 +1,9 @@
-"""How well patient factors predict an outcome, beside what predicts it without them.
+"""Prediction of an outcome from patient factors, compared with predictions without them.
 
-An area under the curve (AUC) alone says nothing about phenotypes: the sheer number of a patient's
-codes predicts much too, and random sparse factors do so a little. Every AUC here therefore appears
-beside two others from the same splits: logistic regression on the raw codes, and on code volume.
+An area under the curve (AUC) alone says nothing about phenotypes: the number of a patient's codes
+alone predicts many outcomes well, and random sparse factors predict a little. Therefore every AUC
+here appears beside two others from the same splits: logistic regression on the raw codes, and on
+code volume.
 
 Patient factors never leave a site, and no privacy guarantee covers a model trained on them. The
 overall figure, which pools all sites' patients, is for simulations.
@@ -28,29 +29,29 @@ from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_coun
 from dpfact_flower.tensor import SparseTensor
 
 MOST_PREDICTED = 100_000
-"""Patients that a simulation's regressions take at most: more hardly change a figure, and their
-codes would take more memory than the data."""
+"""Largest number of patients in a simulation's regressions. More patients would hardly change a
+figure, and their codes would need more memory than the data."""
 SPLITS = 10
-"""Repetitions."""
+"""Number of repetitions."""
 TRAIN = 0.6
-"""Share of the patients that train."""
+"""Share of the patients in the training set."""
 FEWEST = 5
-"""A group with fewer patients of either label gets no figures."""
+"""Groups with fewer patients of either label have no figures."""
 _ITERATIONS = 2000
 _OVERALL = -1
-"""Key of the group of all patients, beside the sites' numbers."""
+"""Key of the group of all patients. The other keys are the sites' numbers."""
 
 
 def predict_outcome(
     patient_factors: Sequence[ArrayLike], sites: Sequence[SiteData], label: str = DIED
 ) -> OutcomePrediction:
-    """Predict a label by logistic regression, repeatedly split 60 to 40.
+    """Predict a label by logistic regression on repeated 60 to 40 splits.
 
-    The paper's section Utility. Each split is drawn once over the patients of all sites, stratified
-    by site and label, so that all figures of a split share their test patients. The regression
-    takes `evened` memberships. These and volume are scaled by mean and
-    standard deviation of the training patients; the regressions are scikit-learn's, with its
-    default L2 penalty.
+    The method follows the paper's section Utility. Each split is drawn once over the patients of
+    all sites, stratified by site and label, so that all figures of a split share their test
+    patients. The regression uses `evened` memberships. Memberships and volume are scaled by the
+    mean and standard deviation of the training patients. The regressions are scikit-learn's, with
+    its default L2 penalty.
 
     For the overall figure, the columns of `patient_factors` must mean the same at every site, in
     the same unit. Sites without the label are left out.
@@ -79,7 +80,7 @@ def _areas(
     sites: Sequence[SiteData],
     label: str,
 ) -> dict[int, dict[str, AUC]]:
-    """Of each group of patients, by its key, each kind of predictor's AUC; none of a small one."""
+    """Return the AUC of each kind of predictor, by group of patients. Small groups have no AUC."""
     tensors = [sites[t].tensor for t in labelled]
     own = [np.asarray(memberships[t], np.float64) for t in labelled]
     kinds: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -111,11 +112,11 @@ def split_scores(
     masks: Iterable[NDArray[np.bool_]],
     least: int,
 ) -> dict[int, list[float]]:
-    """AUC on the test patients of each split, for each group of patients by itself.
+    """Return the AUC on the test patients of each split, separately for each group of patients.
 
-    `model` makes a new scikit-learn classifier, and `masks` are those of `training_masks`. Each
-    group is trained and tested on its own patients alone; one with fewer than `least` patients of
-    either label is left out.
+    `model` makes a new scikit-learn classifier, and `masks` come from `training_masks`. Each group
+    is trained and tested on its own patients alone. Groups with fewer than `least` patients of
+    either label are left out.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
@@ -128,7 +129,7 @@ def split_scores(
         fitted = model().fit(predictors[train], labels[train])
         return float(roc_auc_score(labels[test], fitted.decision_function(predictors[test])))
 
-    with one_blas_thread:  # the many small regressions take twice as long on two
+    with one_blas_thread:  # many small regressions take twice as long on two threads
         for of_split in in_order(split, masks, threads=thread_count()):
             for key, score in zip(scores, of_split, strict=True):
                 scores[key].append(score)
@@ -136,39 +137,39 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Fourth roots of memberships, which are skewed; the power was chosen on tuning halves."""
+    """Return fourth roots of the skewed memberships. The power was chosen on tuning halves."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
-    """Which codes a patient has, as ones, all feature modes side by side."""
+    """Return the codes of each patient as ones, with all feature modes side by side."""
     modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
     return scipy.sparse.csr_array(scipy.sparse.hstack(modes))
 
 
 def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
-    """Logarithm of one plus the sum of each patient's counts; shape (patients, 1)."""
+    """Return the logarithm of one plus the sum of each patient's counts, shape (patients, 1)."""
     total = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
     return np.log1p(total)[:, None]
 
 
 def scaled_regression() -> Any:
-    """Logistic regression of predictors scaled by mean and deviation of the training patients."""
+    """Return a logistic regression on predictors scaled by the training mean and deviation."""
     return make_pipeline(StandardScaler(), plain_regression())
 
 
 def plain_regression() -> Any:
-    """Logistic regression of predictors as they are, for those that are 0 or 1."""
+    """Return a logistic regression without scaling, for predictors that are 0 or 1."""
     return LogisticRegression(max_iter=_ITERATIONS)
 
 
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Masks of the training patients, one per repetition; each stratum is split alike.
+    """Yield one mask of the training patients for each repetition. All strata are split alike.
 
-    scikit-learn's stratified splits refuse a stratum of one patient; here it trains or tests.
-    A stratum of two patients or more has some on either side.
+    scikit-learn's stratified splits refuse a stratum of one patient. Here this patient is in the
+    training or the test set. Larger strata have patients in both sets.
     """
     rng = np.random.default_rng(seed)
     for _ in range(splits):

@@ -1,8 +1,8 @@
-"""Phenotypes in words: their titles, and what a clinician would say of them.
+"""Phenotypes in words: titles, and sentences for clinicians.
 
-A title is made of the names of the codes that lead a phenotype, ``Stroke with hypertension``, so it
-says no more than the table below it; a name that a person gives is better. The same model gives the
-same titles.
+A title is made of the names of a phenotype's leading codes, such as ``Stroke with hypertension``.
+The title therefore says no more than the table of codes, and a name given by a person is better.
+The same model gives the same titles.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from dpfact_flower.evaluation.tables import (
 )
 
 LAMBDA = 0.6
-"""Weight of a code's share against its lift; Sievert and Shirley's choice for pyLDAvis."""
+"""Weight of a code's share against its lift, as Sievert and Shirley chose it for pyLDAvis."""
 _NAMED = 2
-"""So many codes of the first mode a title names at most; of others one."""
+"""A title names at most this many codes of its first mode, and one code of each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
-"""A code that leads more of the phenotypes marks none of them; the others must weigh so much."""
+"""A title omits codes that lead more than `_COMMON` of the phenotypes. It omits the mode if no
+other leading code has `_ENOUGH` of the largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Names of modes that hold treatments, not diagnoses."""
 _FILLERS = re.compile(
@@ -51,9 +52,10 @@ _FILLERS = re.compile(
     re.IGNORECASE,
 )
 _CODES = 4
-"""A sentence names so many codes of a mode at most."""
+"""A sentence names at most this many codes of a mode."""
 _OFTEN, _MORE = 0.2, 1.5
-"""A code marks a phenotype if this share of its patients have it, so many times that of all."""
+"""A code marks a phenotype if `_OFTEN` of its patients or more have the code, and at least `_MORE`
+times the share of all patients."""
 _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
@@ -62,9 +64,10 @@ _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
 
 def relevance(row: CodeRow, weight: float = LAMBDA) -> float:
-    """How well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1).
+    """Return how well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1).
 
-    ``weight * log(share) + (1 - weight) * log(lift)``; codes of weight zero have none.
+    The value is ``weight * log(share) + (1 - weight) * log(lift)``. It is not defined for codes of
+    weight zero.
     """
     return weight * math.log(abs(row.share)) + (1 - weight) * math.log(abs(row.lift))
 
@@ -74,15 +77,15 @@ Rows = Mapping[str, Sequence[CodeRow]]
 
 
 def titles(model: GlobalModel) -> dict[int, str]:
-    """Title of each phenotype: the name that a person gave it, else one made of its codes."""
+    """Return the title of each phenotype: the name that a person gave, or one made of its codes."""
     return made_titles(model.codes_by_mode()) | dict(model.names)
 
 
 def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
-    """Title of each phenotype of a model, each once.
+    """Return a unique title for each phenotype of a model.
 
     Diagnoses come before treatments. Codes that lead more than a third of all phenotypes are left
-    out, unless that leaves too little of a phenotype.
+    out, unless too little of a phenotype would remain.
     """
     led = Counter(
         (mode, row.code)
@@ -99,14 +102,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Codes that lead one mode of a phenotype, the largest first, as its `rows` are."""
+    """Return the leading codes of one mode of a phenotype. `rows` have the largest weight first."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """A code's name as a sentence has it: of a path its end, without fillers; else the code.
+    """Return a code's name for a sentence: the end of its path without fillers, or the code.
 
-    The fourth level of a path says which kind of the third it is: ``sepsis – severe``.
+    The fourth level of a path is a subtype of the third level: ``sepsis – severe``.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -115,7 +118,7 @@ def phrase(description: str, code: str) -> str:
 
 
 def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
-    """One phenotype's title without the `common` codes."""
+    """Return one phenotype's title without the `common` codes."""
     parts: list[str] = []
     for mode in sorted(rows, key=lambda mode: TREATMENTS.search(mode) is not None):
         kept = [row for row in leading(rows[mode]) if (mode, row.code) not in common]
@@ -133,7 +136,7 @@ def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
 
 
 def _either(names: Sequence[str], most: int) -> str:
-    """``a``, ``a or b``; of more than `most` the first ones: ``a, b or others``."""
+    """Join names: ``a``, ``a or b`` or, if there are more than `most`, ``a, b or others``."""
     parts = list(names) if len(names) <= most else [*names[:most], "others"]
     return " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
@@ -142,10 +145,10 @@ def _either(names: Sequence[str], most: int) -> str:
 
 
 def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str) -> str:
-    """Say a run in one line: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
+    """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
 
-    `table` is None where no patient was counted, `words` has the `certainty` of each phenotype, and
-    `unit` is what is counted, in the plural.
+    `table` is None if no patients were counted. `words` has the `certainty` of each phenotype, and
+    `unit` names a row of the data, in the plural.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -159,9 +162,9 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], un
 
 
 def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[str]:
-    """Sentences about the patients who have a phenotype of the `table`.
+    """Return sentences about the patients who have a phenotype of the `table`.
 
-    `unit` is what is counted, in the plural: ``patients``.
+    `unit` names a row of the data, in the plural: ``patients``.
     """
     share = phenotype.prevalence
     if isinstance(share, str):
@@ -183,7 +186,7 @@ def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[st
 
 
 def rate(association: Association, everybody: Share, unit: str) -> str:
-    """How often an outcome occurs, with its interval, beside all patients; or that nobody knows."""
+    """Describe an outcome's rate and interval, if known, beside the rate of all patients."""
     of_all = f"; of all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
         return f"too few to say{of_all}"
@@ -192,7 +195,7 @@ def rate(association: Association, everybody: Share, unit: str) -> str:
 
 
 def leading_sentence(rows: Rows) -> str:
-    """A phenotype's leading codes, where no patient was counted."""
+    """List a phenotype's leading codes, for a run without counts of patients."""
     parts = []
     for mode, of_mode in rows.items():
         names = (named(row.description, row.code) for row in leading(of_mode)[:_CODES])
@@ -201,7 +204,7 @@ def leading_sentence(rows: Rows) -> str:
 
 
 def chance_sentence(chance: float | None) -> str:
-    """How sure a phenotype is by its own run, in a sentence; empty where nobody can tell."""
+    """Describe a phenotype's certainty by its own run. The text is empty if `chance` is None."""
     if chance is None:
         return ""
     word = certainty((), chance).capitalize()
@@ -209,7 +212,7 @@ def chance_sentence(chance: float | None) -> str:
 
 
 def certainty_sentence(pairs: Sequence[Pair]) -> str:
-    """How sure a phenotype is, in a sentence, from its pair in each other run."""
+    """Describe a phenotype's certainty, from its pair in each other run."""
     runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of {counted(runs)} repeats")
@@ -223,7 +226,7 @@ def certainty_sentence(pairs: Sequence[Pair]) -> str:
 
 
 def review_sentence(review: Review | None) -> str:
-    """The result of a chart review at one hospital; empty without one."""
+    """Describe a chart review at one hospital. The text is empty if `review` is None."""
     if review is None:
         return ""
     text = f"Chart review: {'kept' if review.verdict == 'keep' else 'dropped'}"
@@ -237,13 +240,13 @@ def review_sentence(review: Review | None) -> str:
 
 
 def named(description: str, code: str) -> str:
-    """A code's name, with the code behind it where that is short."""
+    """Return a code's name, followed by the code if the code is short."""
     text = phrase(description, code)
     return f"{text} ({code})" if text != code and len(code) <= _LONGEST_CODE else text
 
 
 def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
-    """Codes that mark the phenotype, the most frequent first: how many have it, and its name."""
+    """Return the share and name of each code that marks the phenotype, most frequent first."""
 
     def share(value: Share) -> float:
         return {"all": 1.0}.get(value, 0.0) if not isinstance(value, float) else value  # type: ignore[arg-type]
@@ -267,6 +270,6 @@ def _people_say() -> dict[str, str]:
 
 
 def search_words(texts: Iterable[str]) -> str:
-    """Words that people use for what a phenotype's codes name, for a page's search."""
+    """Return everyday words for a phenotype's codes, for a page's search."""
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in _people_say().items() if re.search(names, text))

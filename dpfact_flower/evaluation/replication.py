@@ -1,8 +1,9 @@
-"""Which phenotypes of a run return in other runs, and how well.
+"""Replication: the phenotypes of a run that return in other runs, and how well they match.
 
-Other noise, another seed, no noise at all, or other data: a phenotype that returns in each is more
-than one run's luck. Models are compared alone, so nothing of any patient is needed. The result is
-kept in ``beside.json`` in the run's folder, so that its report can be written again.
+The other runs may have other noise, another seed, no noise at all, or other data. A phenotype that
+returns in each of them is unlikely to be the luck of one run. Only models are compared, so no
+patient data is needed. The result is kept in ``beside.json`` in the run's folder, so that its
+report can be written again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BESIDE = "beside.json"
 _CHANCES = 20
 _CHANCE_LEVEL = 95
 _DIGITS = 6
-"""Of likenesses, so that equal ones are equal."""
+"""Decimals of likenesses, so that rounding errors do not break ties."""
 FAIR = 0.85
 """Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
 Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
@@ -42,10 +43,10 @@ Dense = tuple[NDArray[np.float64], ...]
 class Pair:
     """A phenotype and its partner in another run: numbers from 1, and their likeness.
 
-    `match` is the product over the modes of the cosines between the two; 1 means equal. It has to
-    exceed `fair`, cosines of .85, and `chance`, which 95 in 100 of its partners stay below if the
-    other run's modes are tied to each other at random. Codes that are frequent everywhere give such
-    partners.
+    `match` is the product over the modes of the cosines between the two; 1 means equal. In a
+    replicated phenotype `match` exceeds `fair`, the product of cosines of .85, and `chance`, the
+    95th percentile of matches when the modes of the other run's phenotypes are recombined at
+    random. Frequent codes alone can produce a match up to `chance`.
     """
 
     number: int
@@ -61,16 +62,16 @@ class Pair:
 
     @property
     def is_by_chance(self) -> bool:
-        """Whether codes that stand in many phenotypes would make it as alike."""
+        """Whether codes that are in many phenotypes could explain the match."""
         return self.fair < self.match <= self.chance
 
 
 @dataclass(frozen=True)
 class Replication:
-    """A run's phenotypes in another run, `name` by its folder.
+    """The phenotypes of a run that were looked for in another run.
 
-    `how` says what protected the other run's patients, never an epsilon without its claim. `rank`
-    is that of the run whose phenotypes are looked for.
+    `name` is the name of the other run's folder. `how` describes the protection of the other run's
+    patients, and gives no epsilon without its claim. `rank` is the rank of the first run.
     """
 
     name: str
@@ -80,24 +81,25 @@ class Replication:
 
     @property
     def count(self) -> int:
-        """How many phenotypes are replicated."""
+        """Number of replicated phenotypes."""
         return sum(pair.is_replicated for pair in self.pairs)
 
     def partner(self, number: int) -> Pair | None:
-        """A phenotype's pair, where it has a partner."""
+        """Return a phenotype's pair, or None if the phenotype has no partner."""
         return next((pair for pair in self.pairs if pair.number == number), None)
 
 
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, _EVEN = 0.1, 0.5
-"""Chance that other patients lack a phenotype, up to which it is likely real; and uncertain."""
+"""Limits of the chance that other patients lack a phenotype: of likely real, of uncertain."""
 
 
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
-    """One word for a phenotype, from its pair in each other run.
+    """Return one word for a phenotype's certainty, from its pair in each other run.
 
-    Without any, from the `chance` that other patients lack it; without that, empty.
+    Without pairs, the word follows from the `chance` that the phenotype is missing in other
+    patients. It is empty if `chance` is None.
     """
     if not pairs:
         if chance is None:
@@ -112,7 +114,7 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs with the same modes.
 
-    Codes are found by their names; one that a run does not have has weight zero there.
+    Codes are matched by name. A code that a run lacks has weight zero in that run.
     """
     return tuple(_replication(folder, other) for other in others)
 
@@ -123,7 +125,7 @@ def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
-    """Read ``beside.json``; nothing where there is none."""
+    """Read ``beside.json``. The result is empty if the file does not exist."""
     path = folder / BESIDE
     if not path.exists():
         return ()
@@ -134,7 +136,7 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
 
 
 def protection(summary: Summary) -> str:
-    """What protects the patients of a run, in a few words."""
+    """Describe the protection of a run's patients in a few words."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
@@ -157,7 +159,7 @@ def _replication(folder: Path, other: Path) -> Replication:
 
 
 def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
-    """Both models with a row for every code that either has."""
+    """Return both models with a row for every code of either model."""
     names = [[v.name for v in lists] for _, lists in (ours, theirs)]
     if names[0] != names[1]:
         raise DataError(f"{other}: its modes are {', '.join(names[1])}; need {', '.join(names[0])}")
@@ -173,7 +175,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
 
 
 def by_chance(ours: Dense, theirs: Dense) -> list[float]:
-    """`Pair.chance` of each phenotype: its partners when the other's modes are tied differently."""
+    """Return `Pair.chance` of each phenotype, by recombining the other run's modes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

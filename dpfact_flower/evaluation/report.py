@@ -1,8 +1,8 @@
 """One self-contained HTML page about a run, made from the files of its folder alone.
 
-Phenotypes come first, each with its codes, whom it concerns and how sure it is; then sites,
-prediction, fit, what was promised to the patients, and the settings. A model that has learned
-nothing has no phenotypes to show: the page says so in place of all that.
+Phenotypes come first, each with its codes, its patients and its certainty. Sites, prediction, fit,
+privacy and settings follow. If the model has learned nothing, the page says so and shows no
+phenotypes.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from dpfact_flower.settings import (
 )
 
 _MOST_CELLS = 3000
-"""Of phenotypes by sites, that a page has room for."""
+"""Largest number of cells, phenotypes times sites, that a page has room for."""
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` from the files of a finished run's folder, for its owner alone.
+    """Write ``report.html`` from the files of a finished run's folder. Only its owner can read it.
 
-    The page of a deployed run leaves out what only the sites can measure. A `DataError` names a
-    file that is missing or damaged.
+    The page of a deployed run leaves out measures that only the sites can make. A `DataError` names
+    a file that is missing or damaged.
     """
     folder = Path(folder)
     with belonging(folder):
@@ -59,7 +59,7 @@ def write_report(folder: Path) -> Path:
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    """What the template shows."""
+    """Return the values that the template shows."""
     summary, config, model = read_summary(folder), read_config(folder), GlobalModel.read(folder)
     records, found = read_history(folder), read_phenotypes(folder)
     shared = found if isinstance(found, SharedPhenotypes) else None
@@ -119,7 +119,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Each accountant's epsilon with its claim; sites that spent alike have one row."""
+    """Return each spending with its sites. Sites that spent the same share a row."""
     rows: list[tuple[SiteSpending, list[str]]] = []
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         alike = next((sites for own, sites in rows if own == spent), None)
@@ -131,7 +131,7 @@ def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
 
 
 def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
-    """Who failed, why and in which rounds; one row for a failure that recurs."""
+    """Return the failures by site and reason, with their rounds."""
     rounds: dict[tuple[str, str], list[int]] = {}
     for record in records:
         for failure in record.failures:
@@ -143,7 +143,7 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
 
 
 def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
-    """By site, of replies used on arrival: how many, staleness on average, at most."""
+    """Return each site's number of asynchronous replies, and their mean and maximal staleness."""
     staleness: dict[str, list[int]] = {}
     for record in records:
         for arrival in record.arrivals:
@@ -156,7 +156,7 @@ def _figures(
     records: Sequence[RoundRecord],
     predictions: Mapping[str, OutcomePrediction],
 ) -> dict[str, Any]:
-    """Inline SVG by name; a figure without values is absent."""
+    """Return inline SVG by name. Figures without values are left out."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}

@@ -1,8 +1,9 @@
-"""A chart review: whether a site's patients have what a phenotype describes.
+"""A chart review: a check of whether a site's patients have the disease of a phenotype.
 
-Made at a hospital, for that hospital. The sheet (CSV) and its page (HTML) name single patients in a
-random order and show neither scores nor groups; these lie in a key beside them. No privacy
-guarantee covers any of the three. A run's folder gets the decision and rounded shares alone.
+A review is made at a hospital, for that hospital. The sheet (CSV) and its page (HTML) name single
+patients in a random order and show neither scores nor groups. Scores and groups are in a key file
+beside the sheet. No privacy guarantee covers the three files. Only the decision and rounded shares
+go into the run's folder.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ from dpfact_flower.machine.parsed import parse_as
 
 CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
 LEAST_CHARTS = 10
-"""From so many charts on a share may leave the site."""
+"""Smallest number of charts from which a share may leave the site."""
 LEAST_PATIENTS = 4
 VERDICTS, DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 WHOLE = "phenotype"
-"""What stands in place of a chart's number in the line that decides about the phenotype."""
+"""Replacement for the chart number in the line that decides about the phenotype."""
 ABOUT = "About single patients: keep this at the hospital. No guarantee covers it."
 _FIRST = 8
-"""So many codes of a mode are shown before the others unfold."""
+"""Number of codes of a mode that are shown before the others unfold."""
 _PARTS = (".csv", ".html", ".key.json")
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient of a sheet, with what the sheet does not show."""
+    """A patient of a sheet, with the score and group that the sheet does not show."""
 
     patient: str
     score: float
@@ -54,7 +55,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key:
-    """What a sheet does not show: the digest of its model, and every patient's score."""
+    """The key of a sheet: the digest of its model, and every patient's score and group."""
 
     model: str
     phenotype: int
@@ -64,7 +65,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Tally:
-    """How many charts of a group have each of the `VERDICTS`; only yes confirms."""
+    """Number of charts of a group with each of the `VERDICTS`. Only yes is a confirmation."""
 
     yes: int
     no: int
@@ -72,18 +73,18 @@ class Tally:
 
     @property
     def charts(self) -> int:
-        """Charts with a verdict."""
+        """Number of charts with a verdict."""
         return self.yes + self.no + self.unsure
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Share confirmed in tenths and number of charts, from ten charts on."""
+        """Confirmed share, in tenths, and number of charts. Both are None below ten charts."""
         if self.charts < LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
 
     def __str__(self) -> str:
-        """For the hospital: with Wilson's 95 % interval of the share."""
+        """Return text for the hospital, with Wilson's 95 % interval of the share."""
         from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
 
         text = f"{self.yes} of {self.charts} charts confirmed"
@@ -98,9 +99,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A filled sheet: verdicts on patients with the highest scores, and near the threshold.
+    """A completed sheet: verdicts on patients with the highest scores, and near the threshold.
 
-    The `decision` is a word of `DECISIONS`, or empty; `name` comes with the decision ``name``.
+    The `decision` is a word of `DECISIONS`, or empty. The decision ``name`` needs a `name`.
     """
 
     phenotype: int
@@ -119,11 +120,12 @@ def write_sheet(
     patients: int = 20,
     seed: int | None = None,
 ) -> Path:
-    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``, for their owner.
+    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
 
-    Half of the patients have the highest scores, the others are nearest to the threshold on both
-    sides; `seed` is of their order. `out` is the three files' path without its ending, outside the
-    run's folder, which others may read. Returns ``OUT.csv``.
+    Only their owner can read the files. Half of the patients have the highest scores, and the
+    others are nearest to the threshold on both sides. `seed` determines the random order. `out` is
+    the files' path without the ending. It must be outside the run's folder, which others may read.
+    Return ``OUT.csv``.
     """
     check_libraries()
     sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
@@ -160,9 +162,9 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Count a sheet's verdicts, with the key beside it.
+    """Count a sheet's verdicts, with the key beside the sheet.
 
-    A `DataError` says what cannot be used; it quotes no verdict and no identifier.
+    A `DataError` names an unusable line, but quotes no verdict and no identifier.
     """
     key = _read_key(folder, sheet)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
@@ -191,7 +193,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Note a decision in the run's ``names.toml``, with shares of ten charts or more."""
+    """Record a decision in the run's ``names.toml``, with shares of ten charts or more."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
@@ -208,8 +210,8 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Rows of the patients of a sheet, and which of them are near the threshold."""
-    order = rng.permutation(len(scores))  # equal scores are taken by chance
+    """Return the sheet's rows, one per patient, and whether each is near the threshold."""
+    order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())
     less = int(np.count_nonzero(scores)) - have
@@ -228,7 +230,7 @@ def _chosen(
 
 
 def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
-    """A patient's codes by mode, with their descriptions, most weight first."""
+    """Return a patient's codes by mode, with their descriptions, largest weight first."""
     mine = site.tensor.indices[:, 0] == row
     cells, values = site.tensor.indices[mine, 1:], site.tensor.values[mine]
     record = {}
@@ -255,5 +257,5 @@ def _read_key(folder: Path, sheet: Path) -> Key:
 
 
 def _bare(patient: str) -> str:
-    """Without what spreadsheets put before an identifier, or take from it."""
+    """Remove leading characters that a spreadsheet may add to an identifier or drop from it."""
     return patient.strip().lstrip("'0")

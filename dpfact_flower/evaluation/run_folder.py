@@ -1,9 +1,9 @@
-"""A run's folder: what a run leaves behind for people, with nothing of any patient.
+"""A run's folder: the files that a run leaves behind, without data of single patients.
 
-``summary.json`` (the result in one page of keys), ``global_model.npz`` (the phenotypes),
-``history.jsonl`` and ``checkpoint.npz`` (written round by round by the coordinator),
-``phenotypes.json`` (tables, in simulation), ``config.toml`` (everything needed to repeat the run),
-``report.html``; and ``names.toml``, the names and chart reviews that people gave to phenotypes.
+The files are ``summary.json`` (the result in one page of keys), ``global_model.npz`` (the
+phenotypes), ``history.jsonl`` and ``checkpoint.npz`` (written in every round by the coordinator),
+``phenotypes.json`` (tables, in a simulation), ``config.toml`` (everything needed to repeat the
+run), ``report.html``, and ``names.toml`` (people's names and chart reviews of phenotypes).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write `global_model.npz`: per feature mode NAME the arrays NAME, NAME_codes, NAME_text.
+    """Write `global_model.npz`: the arrays NAME, NAME_codes, NAME_text of each feature mode NAME.
 
-    A `DataError` refuses names by which two arrays would be one, or that NumPy reserves.
+    A `DataError` refuses names that NumPy reserves, or that two arrays would share.
     """
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
@@ -64,9 +64,9 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]:
-    """Read what `write_model` wrote: feature factors and their vocabularies.
+    """Read the feature factors and vocabularies that `write_model` wrote.
 
-    A `DataError` says what is missing or damaged.
+    A `DataError` names a missing or damaged part.
     """
     path = folder / MODEL
     if not path.exists():
@@ -99,7 +99,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 
 def read_summary(folder: Path) -> Summary:
-    """Read ``summary.json``; a `DataError` names what is missing or wrong."""
+    """Read ``summary.json``. A `DataError` names a missing or wrong value."""
     return read_json_as(folder / SUMMARY, Summary.from_dict)
 
 
@@ -109,7 +109,7 @@ def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes | GlobalCodes) -
 
 
 def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
-    """Read ``phenotypes.json``: a simulation's tables, or codes; a `DataError` names faults."""
+    """Read ``phenotypes.json``: a simulation's tables, or codes. A `DataError` names faults."""
 
     def parse(content: object) -> SharedPhenotypes | GlobalCodes:
         if isinstance(content, dict) and "table" in content:
@@ -120,7 +120,7 @@ def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
 
 
 def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:
-    """Write `config.toml`: the run config, complete, and the versions that ran it."""
+    """Write `config.toml`: the complete run config, and the versions of the software."""
     text = tomli_w.dumps({"run-config": dict(config), "versions": dict(versions)})
     with replacing(folder / CONFIG) as file:
         file.write(text.encode())
@@ -141,11 +141,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Review:
-    """What a chart review decided of a phenotype; see `dpfact_flower.evaluation.review`.
+    """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    `confirmed` is the share of charts that have the phenotype, in tenths, of patients with the
-    highest scores, and `near_confirmed` that of patients near the threshold. Both are None below
-    ten charts.
+    `confirmed` is the share of `charts` with the phenotype, in tenths, among patients with the
+    highest scores. `near_confirmed` is the share among patients near the threshold. A share is None
+    below ten charts.
     """
 
     verdict: Literal["keep", "drop"]
@@ -157,17 +157,17 @@ class Review:
 
 @dataclass(frozen=True)
 class Names:
-    """Content of ``names.toml``: names and chart reviews by phenotype, which counts from 1."""
+    """Content of ``names.toml``: names and chart reviews by the number of the phenotype, from 1."""
 
     phenotypes: dict[int, str] = field(default_factory=dict)
     reviewed: dict[int, Review] = field(default_factory=dict)
 
 
 def read_names(folder: Path, rank: int) -> Names:
-    """Names and reviews; none where nobody gave any.
+    """Read the names and reviews. Both are empty if the file does not exist.
 
-    The file may be written by hand: a table ``[phenotypes]`` of lines such as ``3 = "renal"``. A
-    `DataError` says what is wrong with it.
+    The file may be written by hand: a table ``[phenotypes]`` with lines such as ``3 = "renal"``. A
+    `DataError` says what is wrong with the file.
     """
     path = folder / NAMES
     if not path.exists():
@@ -178,7 +178,7 @@ def read_names(folder: Path, rank: int) -> Names:
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
-    """Name a phenotype, or with an empty name take its name away.
+    """Name a phenotype. An empty `name` removes its name.
 
     A `DataError` refuses a phenotype that the model does not have, and a name of several lines.
     """
@@ -187,7 +187,7 @@ def write_name(folder: Path, number: int, name: str, rank: int) -> None:
 
 
 def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
-    """Note a chart review of a phenotype, in the place of an earlier one."""
+    """Record a chart review of a phenotype. It replaces an earlier review."""
     known = read_names(folder, rank)
     _write_names(folder, replace(known, reviewed=known.reviewed | {number: review}), rank)
 
@@ -203,12 +203,12 @@ def _write_names(folder: Path, names: Names, rank: int) -> None:
 
 
 def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Without None, which TOML does not have."""
+    """Return the fields without None, which TOML does not have."""
     return {name: value for name, value in fields if value is not None}
 
 
 def _checked(names: Names, rank: int) -> Names:
-    """The same without empty names; a `DataError` refuses what a model of this rank has not."""
+    """Return `names` without empty ones. A `DataError` refuses wrong numbers and names."""
     for number in (*names.phenotypes, *names.reviewed):
         if not 1 <= number <= rank:
             raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number}")
@@ -223,18 +223,18 @@ def _checked(names: Names, rank: int) -> Names:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that a person can read; NaN is refused, since JSON has none."""
+    """Write JSON that a person can read. NaN is refused, because JSON has no NaN."""
     with replacing(path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; a `DataError` says that it is missing or not JSON."""
+    """Read a JSON file. A `DataError` says if the file is missing or is not JSON."""
     return _parsed(path, from_json, "JSON")
 
 
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
-    """What `parse` makes of a JSON file; its errors name the file."""
+    """Read a JSON file and `parse` its content. Errors name the file."""
     content = read_json(path)
     with _naming(path):
         return parse(content)
@@ -242,7 +242,7 @@ def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Let errors about a file's content name the file."""
+    """Add the file's name to errors about its content."""
     try:
         yield
     except DataError as error:

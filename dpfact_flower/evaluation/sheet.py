@@ -1,4 +1,4 @@
-"""Sheets that people fill in: CSV files beside a run, with a key that the reader must not see."""
+"""Sheets that people fill in: CSV files about a run, with a key that readers must not see."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.run_folder import MODEL
 
 NOTE = "note"
-"""What stands in the first column of a line that explains the sheet."""
+"""Content of the first column in a line that explains the sheet."""
 
 
 def check_place(folder: Path, files: Sequence[Path]) -> None:
-    """Refuse files in the run's `folder`, which others may read, and files that exist."""
+    """Refuse files in the run's `folder`, which others may read, and existing files."""
     place = files[0].resolve().parent
     if not place.is_dir():
         raise SettingsError(f"--out: there is no folder {files[0].parent}")
@@ -28,12 +28,12 @@ def check_place(folder: Path, files: Sequence[Path]) -> None:
 
 
 def digest(folder: Path) -> str:
-    """Of a run's model."""
+    """Return the digest of a run's model."""
     return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Lines that say something, with their numbers; a spreadsheet may have saved them its way."""
+    """Yield the number and cells of each filled line, in any CSV format that spreadsheets write."""
     try:
         content = sheet.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The summary of a run: what the server knows, and in simulation what can be measured."""
+"""The summary of a run: the server's knowledge and, in a simulation, the measures."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ def summarise(
     counted: bool = False,
     watch: ProgressCallback = no_progress,
 ) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
-    """Contents of ``summary.json`` and ``phenotypes.json``.
+    """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is the simulation's data, whose sites keep their state in `sites_folder`, and None in a
-    deployment. Without `measured` a simulation's summary has no more than a deployment's.
-    `counted` says that the run was planned with the simulation's exact number of patients.
+    `cohort` is the simulation's data, whose sites keep their state in `sites_folder`. In a
+    deployment `cohort` is None. Without `measured`, a simulation's summary has no more than a
+    deployment's. `counted` means that the run was planned with the simulation's exact number of
+    patients.
     """
-    given = ""  # what was taken from the data without noise, in words that follow a claim
+    given = ""  # facts taken from the data without noise, as text after a claim
     if cohort is not None and coordinator.privacy.privacy == "patient":
         given = GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES
     spent = _spent(coordinator, cohort, sites_folder, given)
@@ -82,10 +83,10 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """What was sent, and what as many rounds would send in the papers' schemes.
+    """Return the traffic of the run, and that of as many rounds of the papers' schemes.
 
-    A site and the server each send all feature factors, as float64 and with nothing around them;
-    in TRIP (consensus ADMM) a site sends the multipliers of its constraints with its factors.
+    In these schemes a site and the server each send all feature factors, as float64 and without
+    overhead. In TRIP (consensus ADMM) a site also sends the multipliers of its constraints.
     """
     records = coordinator.records
     up = sum(record.bytes_up for record in records)
@@ -106,11 +107,11 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """What the site that spent the most has spent, and every site; None if no noise was added.
+    """Return the largest spending of a site and that of every site, or None without noise.
 
-    Sites hold different patients: the run costs a patient what their own site spent. In simulation
-    the sites' own ledgers are read. A deployed server counts every round that it asked a site for,
-    whether the reply came in time or not: the site may have computed it.
+    Sites hold different patients, so the run costs a patient only the spending of their own site.
+    In a simulation the sites' own ledgers are read. A deployed server counts every round that it
+    requested from a site, even if no reply came in time, because the site may have computed it.
     """
     if coordinator.privacy.privacy == "none":
         return None
@@ -142,7 +143,7 @@ def _spent(
 def _recorded(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path
 ) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Releases of this job, by the ledgers of the sites."""
+    """Return the releases of this job in the sites' ledgers."""
     events = {}
     for site in cohort.sites:
         folder = sites_folder / site.name
@@ -153,7 +154,7 @@ def _recorded(
 
 
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Releases of all rounds that were asked for, for every site that was heard from."""
+    """Return the releases of all requested rounds, for every site that has replied."""
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
     events = tuple(event for number in rounds for event in coordinator.planned_events(number))
@@ -161,7 +162,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 
 
 def _global_codes(coordinator: Coordinator, vocabularies: Sequence[Vocabulary]) -> GlobalCodes:
-    """Top codes of every phenotype, which a server without patients knows."""
+    """Return the top codes of every phenotype, which the server knows without patients."""
     return GlobalCodes(
         {
             vocabulary.name: tuple(top_codes(vocabulary, factor))

@@ -1,8 +1,8 @@
-"""The result of a run as one typed value: what ``summary.json`` holds.
+"""The result of a run as one typed value: the content of ``summary.json``.
 
-The file is one flat page of keys. Each key is a field here, in the class that says when it is
-known: what the server knows of every run, what noise has cost, what a simulation could measure.
-Where a class is unknown, the file has null for its first keys and leaves the others out.
+The file is one flat page of keys. Each key is a field of a class here. One class holds facts that
+the server knows of every run, another the cost of noise, another the measures of a simulation. If
+the values of a class are unknown, the file has null for its first keys and omits the others.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit
 
 UNINFORMATIVE = "the phenotypes explain nothing"
-"""Why a figure is missing where it would describe noise."""
+"""Reason for leaving out a figure that would describe noise."""
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What releases have cost: a `Guarantee`, as `Guarantee.to_dict` writes it.
+    """The cost of releases: a `Guarantee`, as `Guarantee.to_dict` writes it.
 
-    `epsilon` is by `accountant`; `epsilons` has every accountant's, and `rho` and `mu` are in zCDP
-    and Gaussian DP. `claim` says who vouches for them, and stands wherever one is shown.
-    `replacing` is the epsilon for replacing a patient's record, where `epsilon` is for adding or
-    removing one. `alone` is that of secure sums should all other sites collude with the server.
+    `epsilon` is computed by `accountant`. `epsilons` has the result of every accountant, and `rho`
+    and `mu` are the costs in zCDP and Gaussian DP. `claim` says who vouches for these figures, and
+    is shown with each of them. `epsilon` is for adding or removing a patient's record, and
+    `replacing` is the epsilon for replacing it. `alone` is the epsilon of secure sums if all other
+    sites collude with the server.
     """
 
     epsilon: float
@@ -45,9 +46,9 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """What one site has spent in the run, and on which releases.
+    """The spending of one site in the run, with its releases.
 
-    In the file each of these has its cost in zCDP too, as ``rho``.
+    In the file each release also has its cost in zCDP, as ``rho``.
     """
 
     ledger: tuple[ReleaseEvent, ...]
@@ -55,7 +56,7 @@ class SiteSpending(Spending):
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """The spending of the site that spent the most, and by name that of every site."""
+    """The spending of the site that spent the most, and that of every site by name."""
 
     unit_in_words: str
     neighbours_in_words: str
@@ -65,11 +66,11 @@ class RunSpending(Spending):
 
 @dataclass(frozen=True)
 class Exchange:
-    """What the server and its sites sent each other, all rounds together.
+    """The traffic between the server and its sites, over all rounds.
 
-    Bytes are those of Flower's messages. `bytes_paper` and `bytes_trip` are what as many rounds
-    send in the schemes of DPFact and of TRIP; 15 MB/s is the paper's assumed rate. `failures`
-    counts replies that were asked for and not usable.
+    Bytes are those of Flower's messages. `bytes_paper` and `bytes_trip` are the bytes of as many
+    rounds in the schemes of DPFact and of TRIP. The paper assumes a rate of 15 MB/s. `failures`
+    counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -83,7 +84,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """Errors of the sites' own models after a round, pooled over all sites; as in `RMSE`."""
+    """Errors of the sites' own models after a round, pooled over all sites, as in `RMSE`."""
 
     round: int
     all_cells: float
@@ -106,8 +107,8 @@ class SiteFit:
 class Errors:
     """Errors of the sites' own models over all sites' data.
 
-    The first four are after the last round: the three measures of `RMSE`, and the share of the data
-    explained. `solver_seconds` is the sum over all sites and rounds.
+    The first four fields are the values after the last round: the three measures of `RMSE`, and the
+    share of the data explained. `solver_seconds` is the sum over all sites and rounds.
     """
 
     rmse: float
@@ -129,11 +130,11 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """The predictions for one group of patients: those of a site, or ``overall``.
+    """The predictions for one group of patients: the patients of a site, or ``overall``.
 
-    `memberships` predict from the patients' factor. The two baselines are `raw_codes`, which codes
-    a patient has at all, and `volume`, the sum of a patient's counts. Without figures, `reason`
-    says why. `patients` counts those with a label.
+    `memberships` predict from the patients' factor. The two baselines predict from the set of a
+    patient's codes (`raw_codes`) and from the sum of a patient's counts (`volume`). `reason`
+    explains missing figures. `patients` counts the patients with a label.
     """
 
     group: str
@@ -146,9 +147,9 @@ class GroupAUC:
 
 @dataclass(frozen=True)
 class OutcomePrediction:
-    """What `predict_outcome` found: one model over all labelled patients, and one at each site.
+    """The result of `predict_outcome`: one model over all labelled patients, and one at each site.
 
-    `splits` counts repetitions, and `train` is the share of the patients that train.
+    `splits` counts repetitions, and `train` is the share of the patients in the training set.
     """
 
     overall: GroupAUC
@@ -161,7 +162,7 @@ class OutcomePrediction:
 class Coherence:
     """How often phenotypes' leading codes occur together, as `coherence.coherence` measures it.
 
-    `by_chance` is the mean of models whose codes' weights were dealt to phenotypes at random.
+    `by_chance` is the mean over models whose codes' weights were dealt to phenotypes at random.
     """
 
     value: float
@@ -170,14 +171,14 @@ class Coherence:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a simulation can measure, since all sites' data is on one machine.
+    """Measures of a simulation, which has all sites' data on one machine.
 
-    `fms` is the factor match score with the planted phenotypes, where these are known, and `auc`
-    that of the first label's overall prediction by memberships; `predictions` are by label.
-    `errors` is None if there is no round after which all sites measured them, or the run had
-    another loss. The fits are the shares of the data that the shared factors explain with every
-    patient refitted to them, and that the frequencies of codes explain: a single component that
-    knows no phenotype. `coherence` is None where nothing was learned.
+    `fms` is the factor match score with the planted phenotypes, if these are known. `auc` is the
+    AUC of the first label's overall prediction by memberships, and `predictions` are by label.
+    `errors` is None if there is no round after which all sites measured errors, or if the run had
+    another loss. `fit_shared` is the share of the data that the shared factors explain with every
+    patient refitted to them. `fit_frequencies` is the share that the frequencies of codes explain,
+    as a single component. `coherence` is None if nothing was learned.
     """
 
     fms: float | None
@@ -191,7 +192,7 @@ class Measured:
 
     @property
     def prediction(self) -> OutcomePrediction | None:
-        """Of the first label, where there is one."""
+        """The prediction of the first label, if there is a label."""
         return next(iter(self.predictions.values()), None)
 
     @property
@@ -202,13 +203,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a run; its name is the cohort's, or in a deployment the job's.
+    """The result of a run. `name` is the cohort's name or, in a deployment, the job's.
 
-    `sites` counts those whose releases were used, and `rounds` those that updated the model. A row
-    of the data is one `row_unit`, as far as the server knows: ``patient``, or ``discharge``.
-    `false_discovery` has by phenotype the chance that other patients lack it, where the server can
-    tell. `claim` says what protects the patients. Mode "none" has no `spent`, a deployment no
-    `measured`.
+    `sites` counts the sites whose releases were used, and `rounds` the rounds that updated the
+    model. A row of the data is one `row_unit`, as far as the server knows: ``patient`` or
+    ``discharge``. `false_discovery` has, if the server can estimate it, the chance that each
+    phenotype is missing in other patients. `claim` describes the protection of the patients. Mode
+    "none" has no `spent`, and a deployment no `measured`.
     """
 
     name: str
@@ -227,11 +228,11 @@ class Summary:
 
     @property
     def errors(self) -> Errors | None:
-        """Errors, where they were measured."""
+        """Errors, if they were measured."""
         return self.measured.errors if self.measured else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, in the order of ``summary.json``."""
+        """Return plain values for JSON, in the order of ``summary.json``."""
         content = asdict(self)
         for site, own in self.spent.per_site.items() if self.spent else ():
             for line, event in zip(
@@ -252,7 +253,7 @@ class Summary:
 
     @classmethod
     def from_dict(cls, content: object) -> Summary:
-        """Read what `to_dict` gave; unknown keys are left alone."""
+        """Read the result of `to_dict`. Unknown keys are ignored."""
         if not isinstance(content, Mapping):
             raise DataError("must be an object")
         errors = content if _has_any(Errors, content) else None
@@ -266,5 +267,5 @@ class Summary:
 
 
 def _has_any(part: type[Errors | Measured], content: Mapping[str, Any]) -> bool:
-    """Whether anything in a part is known."""
+    """Return whether any value of a part is known."""
     return any(content.get(field.name) is not None for field in fields(part))

@@ -1,9 +1,9 @@
-"""A survey of whether people can tell a run's phenotypes from made-up ones.
+"""A survey that tests whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. Of the others, each is a phenotype with the codes of
-one mode from another phenotype, or with one leading code from another. The sheet (CSV) and its page
-(HTML) do not say which; the key does. All three come from the model alone, so they are as public
-as the model. The key has to stay unread until the answers are in.
+Half of the items are phenotypes of the model. Each made-up item is a phenotype that has the codes
+of one mode, or one leading code, from another phenotype. The sheet (CSV) and its page (HTML) do not
+say which items are real, but the key does. All three files come from the model alone, so they are
+as public as the model. The key must stay unread until the answers are in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
 _PARTS = (".csv", ".html", ".key.json")
 _FEWEST = 8
-"""Items: two of each made-up kind."""
+"""Smallest number of items: two of each made-up kind."""
 Kind = Literal["real", "other mode", "other code"]
 _WORDS: Mapping[str, str] = {
     "real": "phenotypes of the model",
@@ -42,9 +42,10 @@ Codes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Item:
-    """What the page shows as one pattern: of each mode the leading codes, with descriptions.
+    """A pattern on the page: the leading codes of each mode, with descriptions.
 
-    A made-up one is `phenotype` with codes from the phenotype `other`; a real one has no other.
+    A made-up item is `phenotype` with codes from the phenotype `other`. In a real item `other` is
+    None.
     """
 
     phenotype: int
@@ -60,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Key:
-    """What the sheet does not show: the digest of its model, and what each item is."""
+    """The key of a sheet: the digest of its model, and the phenotype and kind of each item."""
 
     model: str
     items: tuple[Item, ...]
@@ -68,14 +69,14 @@ class Key:
 
 @dataclass(frozen=True)
 class Answers:
-    """One reader's answers: of each answered item, by number, its kind and the answer."""
+    """One reader's answers. `given` maps the position of an answered item to its answer."""
 
     name: str
     items: tuple[Item, ...]
     given: dict[int, str]
 
     def __str__(self) -> str:
-        """Accuracy with Wilson's 95 % interval, Cohen's kappa with the truth, and by kind."""
+        """Return the accuracy, its Wilson 95 % interval, kappa with the truth, and hits by kind."""
         right = [self.given[n] == self.items[n].truth for n in self.given]
         if not right:
             return f"{self.name}: no item is answered"
@@ -95,17 +96,18 @@ class Answers:
 
 
 def agreement(one: Answers, two: Answers) -> str:
-    """Cohen's kappa of two readers over the items that both have answered."""
+    """Return Cohen's kappa of two readers over the items that both have answered."""
     both = one.given.keys() & two.given.keys()
     kappa = _kappa({n: one.given[n] for n in both}, two.given)
     return f"{one.name} and {two.name}: kappa {kappa} over {len(both)} items"
 
 
 def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
-    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``, for their owner.
+    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
 
-    No phenotype has more than one item of its own, so a model of fewer phenotypes has fewer items.
-    `seed` is of the choice and the order. Returns ``OUT.csv``.
+    Only their owner can read the files. Each phenotype is the basis of at most one item, so a model
+    with few phenotypes gives fewer items. `seed` determines the choice and the order. Return
+    ``OUT.csv``.
     """
     check_libraries()
     sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
@@ -120,7 +122,7 @@ def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None =
 
 
 def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers]:
-    """Every reader's answers, by the key that was written with the sheet."""
+    """Return every reader's answers, with the key that was written with the sheet."""
     if not key.exists():
         raise DataError(f"{key}: no such file; it was written with the sheet, name it with --out")
     found = read_json_as(key, lambda content: parse_as(Key, content))
@@ -130,7 +132,7 @@ def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers
 
 
 def _given(sheet: Path, key: Key) -> Iterator[tuple[int, str]]:
-    """Place in the key, and answer, of each item that is answered."""
+    """Yield the position in the key and the answer of each answered item."""
     places = {str(number): number - 1 for number in range(1, len(key.items) + 1)}
     for line, row in filled_lines(sheet, COLUMNS):
         where, answer = f"{sheet}, line {line}", row["answer"].lower()
@@ -145,7 +147,7 @@ def _given(sheet: Path, key: Key) -> Iterator[tuple[int, str]]:
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
-    """Over the items of the first; undefined where all answers of both are the same."""
+    """Return kappa over the items of `one`, or ``undefined`` if all answers are the same."""
     pairs = [(one[n], two[n]) for n in sorted(one)]
     if len({answer for pair in pairs for answer in pair}) < 2:
         return "undefined"
@@ -156,11 +158,11 @@ def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
 
 
 Lists = Mapping[int, Mapping[str, Codes]]
-"""All codes with weight, the largest first, by phenotype and mode."""
+"""All codes with some weight, the largest first, by phenotype and mode."""
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Real and made-up items in a random order; of an odd number, one real one more."""
+    """Return real and made-up items in a random order. An odd number has one more real item."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)
@@ -190,9 +192,9 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Each phenotype with the codes of its last mode from another of the `numbers`.
+    """Return each phenotype with the codes of its last mode from another of the `numbers`.
 
-    So no list is on the page twice. The partners are those whose lists have the fewest codes in
+    No list is on the page twice. Partners are chosen so that their lists have the fewest codes in
     common.
     """
     mode = [*lists[numbers[0]]][-1]
@@ -212,7 +214,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """The phenotype, with one leading code exchanged for one that leads another.
+    """Return the phenotype with one leading code replaced by a leading code of another phenotype.
 
     The new code is in the second half of the phenotype's codes, or not among them.
     """

@@ -1,8 +1,9 @@
-"""Tables of phenotypes: what ``phenotypes.json`` holds, as typed values.
+"""Tables of phenotypes: the content of ``phenotypes.json``, as typed values.
 
-A share of patients is a number, or a word where a number would reveal a count below ten: ``<10``
-for fewer than ten patients, ``all`` where fewer than ten are left over, ``hidden`` where the number
-and others together would reveal such a count. It is None where patients were not counted.
+A share of patients is a number, or a word if the number would reveal a count below ten. The word is
+``<10`` for fewer than ten patients, ``all`` if fewer than ten patients are left over, and
+``hidden`` if the number would reveal such a count together with other numbers. The share is None if
+patients were not counted.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ Share = float | str | None
 
 @dataclass(frozen=True)
 class CodeWeight:
-    """A code, and its share `weight` of its mode's weight in a phenotype.
+    """A code in a phenotype. `weight` is its share of the total weight of its mode.
 
-    `observed` is the share of the phenotype's patients who have the code, `everybody` that of all
-    patients.
+    `observed` is the share of the phenotype's patients who have the code, and `everybody` the share
+    of all patients.
     """
 
     code: str
@@ -29,12 +30,12 @@ class CodeWeight:
 
 @dataclass(frozen=True)
 class Association:
-    """How a phenotype goes with an outcome, all other phenotypes held equal.
+    """The association of a phenotype with an outcome, all other phenotypes held equal.
 
-    The `coefficient` is in log odds per standard deviation of the membership, with a two-sided Wald
-    test, not corrected for the number of phenotypes, and its 95 % interval; or there is a `reason`
-    why not. `rate` is the share with the outcome among the patients who have the phenotype, with
-    Wilson's 95 % interval where it is a number.
+    The `coefficient` is in log odds per standard deviation of the membership. It has a two-sided
+    Wald test, not corrected for the number of phenotypes, and a 95 % interval. `reason` explains a
+    missing coefficient. `rate` is the share with the outcome among the patients who have the
+    phenotype, with Wilson's 95 % interval if `rate` is a number.
     """
 
     coefficient: float | None = None
@@ -47,13 +48,14 @@ class Association:
 
 @dataclass(frozen=True)
 class Phenotype:
-    """One component, by its number from 1, as the paper counts.
+    """One component. Its number counts from 1, as in the paper.
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
-    of the patients who have it, `by_site` that at each site, `precision` the share of these who
-    carry a leading code of every mode (`dpfact_flower.evaluation.membership.leading_codes`), and
-    `carriers` that of all patients. `codes` are by mode, the largest weights first, and `outcomes`
-    by label.
+    of patients who have the phenotype, and `by_site` that share at each site. `carriers` is the
+    share of all patients who carry a leading code of every mode
+    (`dpfact_flower.evaluation.membership.leading_codes`), and `precision` the share of the
+    phenotype's patients who do. `codes` are by mode, the largest weights first, and `outcomes` by
+    label.
     """
 
     number: int
@@ -70,8 +72,8 @@ class Phenotype:
 class PhenotypeTable:
     """All phenotypes of one group of patients.
 
-    `rates` is by label the share of all patients with the outcome, and `without` the share of the
-    patients who have no phenotype.
+    `rates` maps each label to the share of all patients with the outcome. `without` is the share of
+    the patients who have no phenotype.
     """
 
     patients: int
@@ -82,10 +84,10 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """Which site uses which phenotype, and how much.
+    """The usage of each phenotype at each site.
 
-    `norms` are the column norms of the patients' factors, sites by phenotypes; they grow with a
-    site's number of patients. A column is `off` where the l2,1 penalty has made it exactly zero.
+    `norms` are the column norms of the patients' factors, sites by phenotypes. They grow with a
+    site's number of patients. A column is `off` if the l2,1 penalty has made it exactly zero.
     """
 
     sites: tuple[str, ...]
@@ -111,9 +113,9 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class GlobalCodes:
-    """Content of a deployment's ``phenotypes.json``, without a patient: each component's codes.
+    """Content of a deployment's ``phenotypes.json``: each component's codes, from the model alone.
 
-    They are by name of the mode, largest weights first.
+    `codes` are by name of the mode, the largest weights first.
     """
 
     codes: dict[str, tuple[tuple[CodeWeight, ...], ...]]

@@ -1,5 +1,5 @@
-"""DPFact as people use it from Python: a scikit-learn estimator, and runs on data in memory.
+"""Python interface of DPFact: a scikit-learn estimator, and runs on data in memory.
 
-`federated` (`federate`: sites in, `Run` out), `run` (what a run found, as values, DataFrames and
-plots), `phenotyper` (`DPFactPhenotyper`), `inputs` (what a site may be given as).
+The modules are `federated` (`federate`: sites in, `Run` out), `run` (a run's results as values,
+DataFrames and plots), `phenotyper` (`DPFactPhenotyper`) and `inputs` (accepted forms of a site).
 """

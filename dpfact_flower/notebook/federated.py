@@ -33,33 +33,34 @@ def federate(
     watch: ProgressCallback = no_progress,
     **settings: Scalar,
 ) -> Run:
-    """Run DPFact with every site in this process; sites work in parallel threads.
+    """Run DPFact with every site in this process. Sites work in parallel threads.
 
-    The strategy, the client and the numbers are those of `flwr run`, without Ray and network.
+    The strategy, the client and the results are the same as with `flwr run`, but neither Ray nor a
+    network is needed.
 
     Parameters
     ----------
     config : mapping, optional
         A run config with hyphenated keys, at least `data` and `out`, as in a run's
-        ``config.toml``; see ``dpfact settings``. Without `sites`.
+        ``config.toml``; see ``dpfact settings``. Give either `config` or `sites`.
     sites : optional
         The sites' data, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`.
     vocabularies, window_days
-        As for `as_cohort`.
+        See `as_cohort`.
     out : path, optional
-        Where the run's files go. Without it they lie in a temporary folder until the run has been
-        read; `Run.save` writes them.
+        Folder for the run's files. Without it, they are in a temporary folder until the run has
+        been read, and `Run.save` writes them.
     state_dir : path, optional
-        Where the sites keep their ledgers of what they released, and their own factors. Without it
-        they lie in a temporary folder that is deleted at the end, and limit no later run. With
-        `state_dir`, give `max_epsilon` too and, in patient mode, `patients`.
+        Folder in which the sites keep the ledgers of their releases, and their own factors. Without
+        it, a temporary folder is used and deleted at the end, so the ledgers limit no later run.
+        With `state_dir`, give `max_epsilon` too and, in patient mode, `patients`.
     max_epsilon : float
         Limit of each site's epsilon, over all runs with this `state_dir`. A run that would exceed
-        it is refused before a patient is read. 0: no limit.
+        the limit is refused before any patient's data is read. 0 means no limit.
     measure : bool
-        Whether to measure what was learned (fit, prediction of outcomes, which site uses what).
+        Whether to measure the result (fit, prediction of outcomes, usage by site).
     verbose : bool
-        Whether Flower's log is shown.
+        Whether to show Flower's log.
     watch : callable
         Called with the progress.
     **settings
@@ -128,7 +129,7 @@ def _federated(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """What sites with a ledger that lasts allow: this mode, up to a budget."""
+    """Return settings of sites with a lasting ledger, which allow this mode up to a budget."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""What a site may be given as: our types, others' tensors and matrices, DataFrames of events."""
+"""Accepted forms of a site: our types, tensors and matrices of other libraries, DataFrames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpfact_flower.tensor.foreign import as_tensor
 from dpfact_flower.tensor.sparse import SparseTensor
 
 NAME = "sites"
-"""Of a cohort that is made of parts."""
+"""Name of a cohort that is made of parts."""
 ONE_MODE = "codes"
 """Name of the only feature mode of a matrix."""
 
@@ -29,23 +29,23 @@ def as_cohort(
     window_days: int | None = 30,
     keep_empty: bool = False,
 ) -> Cohort:
-    """Sites from whatever holds their patients.
+    """Return a cohort of the given sites.
 
     Parameters
     ----------
     given : Cohort, one site, sequence of sites, or mapping of name to site
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
         sparse.COO or an array, with patients first; a DataFrame with a row per patient and a column
-        per code; or a DataFrame of events, see `dpfact_flower.data.readers.frames`, whose column
-        ``site``, if there is one, makes several sites. Sites without names become ``site-1`` and so
-        on.
+        per code; or a DataFrame of events, see `dpfact_flower.data.readers.frames`. Events with a
+        column ``site`` give several sites. Sites without names become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. Without them tensors' codes are numbered, and those
-        of events are the codes that occur: in a private run that is a release that nobody counts.
+        Public code lists, one per feature mode. Without them, the codes of tensors are numbers, and
+        the codes of events are those that occur. In a private run, this reveals codes without a
+        charge.
     window_days : int or None
-        For events: as in `frames.read`.
+        For events: see `frames.read`.
     keep_empty : bool
-        For events: keep patients without a cell.
+        For events: whether to keep patients without a cell.
     """
     if isinstance(given, Cohort):
         return given
@@ -57,12 +57,12 @@ def as_cohort(
 
 
 def is_site(given: Any) -> bool:
-    """Whether something holds a site's patients, and is no plain list of numbers or of sites."""
+    """Return whether an object is one site, and not a cohort or a list of numbers or sites."""
     return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
 
 
 def holds_sites(given: Any) -> bool:
-    """Whether something is of parts, each a site."""
+    """Return whether an object is a collection of sites."""
     parts = given.values() if isinstance(given, Mapping) else given
     return isinstance(given, (Cohort, Mapping)) or (
         isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_site, parts))
@@ -70,19 +70,19 @@ def holds_sites(given: Any) -> bool:
 
 
 def is_matrix(given: Any) -> bool:
-    """Whether something has a row per patient, a column per code, and no codes of its own kind."""
+    """Return whether an object is a plain matrix with a row per patient and a column per code."""
     if isinstance(given, (Cohort, SiteData, SparseTensor)) or frames.holds_events(given):
         return False
     return len(getattr(given, "shape", ())) == 2 and not hasattr(given, "subs")
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Names of a frame's rows: pandas has an index, the others have none."""
+    """Return the names of a frame's rows, or None. Only pandas has an index."""
     return tuple(map(str, given.index)) if hasattr(given, "index") else None
 
 
 def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
-    """Vocabularies of codes that nobody has named."""
+    """Return vocabularies of codes without names."""
     modes = [f"mode-{mode}" for mode in range(1, len(sizes) + 1)] if len(sizes) > 1 else [ONE_MODE]
     return tuple(
         Vocabulary(mode, tuple(f"x{code}" for code in range(size)))
@@ -91,7 +91,7 @@ def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
 
 
 def _named(given: Any) -> dict[str, Any]:
-    """Sites by name."""
+    """Return the sites by name."""
     if isinstance(given, Mapping):
         named = {str(name): site for name, site in given.items()}
     elif is_site(given):
@@ -123,9 +123,9 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         )
     if codes := columns_of(given):  # a frame with a row per patient
         lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
-        if hasattr(given, "to_numpy"):  # of pandas, or polars
+        if hasattr(given, "to_numpy"):  # pandas or polars
             cells = given.to_numpy()
-        else:  # of DuckDB, or Arrow
+        else:  # DuckDB or Arrow
             held = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given
             cells = np.column_stack([held[code] for code in codes])
         try:

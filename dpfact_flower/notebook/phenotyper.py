@@ -41,56 +41,58 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     """Phenotypes that sites learn together, as a scikit-learn estimator.
 
     `fit` is a whole federated run in this process, with the noise of its privacy mode. `transform`
-    fits patients, old or new, to the phenotypes. No guarantee covers its result: it is for the site
-    that holds these patients.
+    fits patients, old or new, to the phenotypes. No privacy guarantee covers the scores, which are
+    only for the site that holds these patients.
 
     Parameters
     ----------
     rank : int
         Number of phenotypes.
     privacy : {"patient", "none", "paper"}
-        "patient" has a proof for each patient; "none" has no protection.
+        "patient" has a proven guarantee for each patient. "none" has no protection.
     epsilon, delta : float
-        Of one `fit`.
+        Privacy parameters of one `fit`.
     rounds : int
-        Federated rounds; patient mode plans its own number.
+        Number of federated rounds. Patient mode plans its own number.
     random_state : int, RandomState instance or None
-        The public seed. Noise has no seed, so no two fits with noise are alike.
+        The public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. Without them the codes come from the data. In a
-        private fit, that reveals codes at no charge.
+        Public code lists, one per feature mode. Without them, the codes come from the data. In a
+        private fit, this reveals codes without a charge.
     window_days : int or None
-        For events: codes at most this far apart occur together; None: codes of one encounter.
+        For events: codes at most this far apart occur together. With None, codes of one encounter
+        do.
     state_dir : path, optional
-        Where the sites keep their ledgers. **Without it a ledger lasts for one fit**: each fit
-        spends `epsilon` again on the same patients, and nothing adds it up. Cross-validation with k
-        folds is k fits.
+        Folder in which the sites keep their ledgers. **Without it, a ledger lasts for one fit**:
+        each fit spends `epsilon` again on the same patients, and no ledger records the total.
+        Cross-validation with k folds is k fits.
     max_epsilon : float
-        With `state_dir`: limit of each site's epsilon over all fits. `fit` is refused beyond it.
+        With `state_dir`: limit of each site's epsilon over all fits. A `fit` that would exceed the
+        limit is refused.
     settings : mapping, optional
         Any other setting of a run, with underscores: see ``dpfact settings``. In patient mode
-        ``patients`` should be a public estimate; without it the exact number of patients plans the
-        run, and so is taken for public.
+        ``patients`` should be a public estimate. Without it, the run is planned with the exact
+        number of patients, which is then treated as public.
 
     Attributes
     ----------
     model_ : GlobalModel
         The phenotypes, with their codes.
     vocabularies_ : tuple of Vocabulary
-        The code lists of `fit`, of which patient mode may have kept a part.
+        The code lists of `fit`. In patient mode the model may have only some of these codes.
     components_ : ndarray of float32, shape (rank, codes)
-        All feature modes side by side; columns are `codes_`.
+        The phenotypes, with all feature modes side by side. `codes_` names the columns.
     codes_ : ndarray of str, shape (codes,)
-        ``mode=code``, or the code alone where there is one mode.
+        ``mode=code``, or the code alone if there is one mode.
     run_ : Run
-        What happened: its `guarantee`, ledger and history.
+        The run, with its `guarantee`, ledger and history.
     n_features_in_, feature_names_in_
-        As in scikit-learn, where the patients were given as a matrix.
+        As in scikit-learn, if the patients were given as a matrix.
 
     Notes
     -----
-    A cohort of several sites, and a site, are indexed by patients, so they can be cross-validated
-    as they are. `y` and sample weights are not used.
+    A site and a cohort of several sites can be indexed by patients, so both can be cross-validated
+    directly. `y` and sample weights are not used.
 
     Examples
     --------
@@ -134,9 +136,9 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         Parameters
         ----------
         X : sites, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`
-            A matrix of a row per patient is one site.
+            A matrix with a row per patient is one site.
         sites : array_like of shape (patients,), optional
-            Name of each patient's site, where X is a matrix, a tensor or one site.
+            Name of each patient's site, if X is a matrix, a tensor or one site.
         """
         cohort = self._cohort(X, reset=True)
         if sites is not None:
@@ -149,19 +151,19 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        """How much of each phenotype every patient has; shape (patients, rank).
+        """Return how much of each phenotype every patient has, shape (patients, rank).
 
-        Patients are in the order of X, those of several sites one site after the other; those of
-        events in that of `memberships`.
+        Patients are in the order of X, one site after the other. If X has events, patients are in
+        the order of `memberships`.
         """
         return np.concatenate([site.scores for site in self._memberships(X)])
 
     def memberships(self, X: Any) -> DataFrame:
-        """`transform` as a DataFrame, with the patients' identifiers as its index."""
+        """Return `transform` as a DataFrame, indexed by the patients' identifiers."""
         return pandas().concat([site.to_frame() for site in self._memberships(X)])
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Names of the columns of `transform`: of phenotypes that have one, else ``phenotype_3``.
+        """Return the names of the columns of `transform`, such as ``phenotype_3`` if unnamed.
 
         `input_features` is ignored.
         """
@@ -194,7 +196,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return tags
 
     def _run_settings(self) -> dict[str, Any]:
-        """Settings of the run; keys that mean nothing in this mode are left out."""
+        """Return the settings of the run."""
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)
@@ -209,14 +211,14 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
-        """Sites of X; a matrix is checked as scikit-learn checks it."""
+        """Return the sites of X. A matrix is checked by scikit-learn's rules."""
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         if is_matrix(X) or not (is_site(X) or holds_sites(X)):
             X = self._site_of_matrix(X, lists, reset=reset)
         elif reset:
             for name in ("n_features_in_", "feature_names_in_"):
                 self.__dict__.pop(name, None)
-        with flower_quiet():  # what a reader leaves out is a warning, and is still said
+        with flower_quiet():  # readers still warn of data that they leave out
             cohort = as_cohort(
                 X, vocabularies=lists, window_days=self.window_days, keep_empty=not reset
             )
@@ -243,7 +245,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
 
 def _split(cohort: Cohort, names: NDArray[Any]) -> Cohort:
-    """The only site's patients at the sites that are named, in the order of the names."""
+    """Divide the only site's patients among the named sites, in the order of the names."""
     if len(cohort.sites) != 1 or names.shape != (len(cohort),):
         raise DataError(
             f"sites: need a name for each of {len(cohort)} patients of one site, got "

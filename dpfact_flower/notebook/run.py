@@ -1,4 +1,4 @@
-"""What a run found, as values: its model, DataFrames, plots, report; in memory or as a folder."""
+"""A run's results as values: model, DataFrames, plots and report, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _FIGURE = (7.0, 3.6)
 class Run:
     """A finished run, as `dpfact_flower.federate` returns it or as its folder holds it.
 
-    It holds nothing about single patients, and can be pickled. A simulated run's measures are
-    computed on all sites' patients: protect them like the data.
+    A run holds nothing about single patients and can be pickled. A simulated run's measures are
+    computed on all sites' patients, so protect the measures like the data.
 
     Attributes
     ----------
@@ -54,11 +54,11 @@ class Run:
     records : tuple of RoundRecord
         One per round.
     tables : SharedPhenotypes or GlobalCodes
-        Tables of a simulation over all sites' patients; or codes alone.
+        A simulation's tables over all sites' patients, or codes alone.
     settings, versions : mapping
-        With which it ran.
+        Settings and software versions of the run.
     folder : Path or None
-        Where its files are; None if it has none.
+        Folder of the run's files, or None if the run is only in memory.
     """
 
     model: GlobalModel
@@ -71,7 +71,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
-        """A finished run from its folder, of a simulation or a deployment.
+        """Read a finished run of a simulation or a deployment from its folder.
 
         Raises
         ------
@@ -86,17 +86,17 @@ class Run:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
-        """Write the files that `read` reads; what `dpfact report`, `export` and `compare` take.
+        """Write the files that `read`, `dpfact report`, `export` and `compare` need.
 
         Returns
         -------
         Run
-            The same, with that folder.
+            The same run, with that folder.
 
         Raises
         ------
         DataError
-            If the folder holds something else already.
+            If the folder is not empty.
         """
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
@@ -120,20 +120,23 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """What protects the patients, in words: an epsilon never without its claim."""
+        """Protection of the patients, in words. An epsilon always has its claim."""
         return dict(headline(self.summary))["privacy"]
 
     @property
     def epsilon(self) -> float | None:
-        """Of the site that spent the most; None without noise. Its claim is in `guarantee`."""
+        """Epsilon of the site that spent the most, or None without noise; see `guarantee`."""
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Codes of every phenotype, see `GlobalModel.rows`: as public as the model."""
+        """Return the codes of every phenotype, as public as the model; see `GlobalModel.rows`."""
         return self.model.to_frame(top=top)
 
     def clinical(self) -> DataFrame:
-        """One row per phenotype and classification, see `Enrichment`: as public as the model."""
+        """Return a row for each phenotype and classification; see `Enrichment`.
+
+        The table is as public as the model.
+        """
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -143,7 +146,7 @@ class Run:
         return pandas().DataFrame(rows)
 
     def history(self) -> DataFrame:
-        """One row per round: sites, failures, bytes, seconds; errors where they were measured."""
+        """Return a row per round: sites, failures, bytes, seconds and, if measured, errors."""
         errors = self.summary.errors
         known = {error.round: asdict(error) for error in errors.error_by_round} if errors else {}
         rows = [
@@ -157,7 +160,7 @@ class Run:
         return pandas().DataFrame(rows).set_index("round")
 
     def ledger(self) -> DataFrame:
-        """What each site released with noise, and what each release costs; empty without noise."""
+        """Return each site's noisy releases and their costs. Without noise, the table is empty."""
         spent = self.summary.spent.per_site if self.summary.spent else {}
         rows = [
             {"site": site, **asdict(event), "rho": event.rho}
@@ -168,7 +171,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """The same run with a phenotype named; in its folder too, where it has one.
+        """Name a phenotype, in the run's folder too if it has one, and return the named run.
 
         Raises
         ------
@@ -209,28 +212,28 @@ class Run:
     # --- Plots ---------------------------------------------------------------------------------
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Bars of a phenotype's codes, numbered from 1: the `top` largest of each mode."""
+        """Draw the `top` largest codes of each mode of a phenotype, numbered from 1, as bars."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
             raise DataError(f"phenotype: the model has no {number}, or it has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:
-        """How well the sites' models fit their data after each round; see `RoundErrors`."""
+        """Draw how well the sites' models fit their data after each round; see `RoundErrors`."""
         return self._drawn("errors", ax, self.summary, measure)
 
     def plot_traffic(self, ax: Axes | None = None) -> Axes:
-        """Bytes of each round."""
+        """Draw the bytes of each round."""
         return self._drawn("traffic", ax, self.records)
 
     def plot_usage(self, ax: Axes | None = None) -> Axes:
-        """Heat map of which site uses which phenotype."""
+        """Draw a heat map of how much each site uses each phenotype."""
         if not isinstance(self.tables, SharedPhenotypes):
             raise DataError("usage: only a simulation that was measured knows it")
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """How well phenotypes predict a label, else the first, beside what does without them."""
+        """Draw how well phenotypes predict a label (default: the first), beside the baselines."""
         found = self.summary.measured.predictions if self.summary.measured else {}
         label = label or next(iter(found), "")
         if label not in found:
@@ -241,7 +244,7 @@ class Run:
         return self._drawn("auc", ax, found[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
-        """One of the figures of `plots`, in the caller's axes or in pyplot's new ones."""
+        """Draw a figure of `plots` in the caller's axes or, without axes, in new pyplot axes."""
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 
         if ax is None:
