@@ -59,4 +59,4 @@ def failed(name: str, detail: str) -> Finding:
 
 
 def silent(share: float) -> None:
-    """Show no progress."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""Likelihood: the best adversary learns no more from a site's replies than its ledger says.
+"""Likelihood: a site's replies tell the best adversary no more than the site's ledger says.
 
 The adversary knows everything except whether a group of patients is present.
 
@@ -44,8 +44,8 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance of the two means for the group of canaries, in standard deviations, if the ledger is
-right."""
+"""Distance between the two means for the group of canaries, in standard deviations, if the ledger
+is right."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -125,7 +125,7 @@ def audit_likelihood(
 
 
 def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
-    """Estimate the distance of two samples of log likelihood ratios.
+    """Estimate the distance between two samples of log likelihood ratios.
 
     The unit is the common standard deviation of the samples.
     """
@@ -187,7 +187,7 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return the log likelihood ratios of a run's replies, with the group over without.
+    """Return a run's log likelihood ratios: replies with the group against replies without it.
 
     Each ratio is conditional on earlier releases, because un-noised sums are computed from the
     site's own earlier replies. The log ratio of the whole run is therefore the sum of the log

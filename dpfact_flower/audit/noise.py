@@ -1,8 +1,8 @@
-"""Noise: it has the planned standard deviation and a Gaussian's shape, and never repeats.
+"""Noise audit: noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
 The noise of a site's round is the release minus the un-noised sum. The scale is tested at the
-settings' bound, at bound 0.1 and at bound 1. At bound 1 alone, a variance used as a standard
-deviation would not be noticed. Noise is compared between rounds, jobs and sites, and within one
+settings' bound, at bound 0.1 and at bound 1. At bound 1 alone, the test would not notice a variance
+in place of a standard deviation. Noise is compared between rounds, jobs and sites, and within one
 release. A request is also repeated to a site that has lost its state. All comparisons use every
 offset, so that a restarted random number generator is found anywhere.
 """

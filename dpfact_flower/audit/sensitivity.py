@@ -1,8 +1,8 @@
 """Sensitivity: adding one patient changes a release only by the patient's own bounded part.
 
-Two sites, of which one has one more patient, receive the same transcript, and each site keeps its
-own state between rounds. The sites' un-noised sums are exact integers and may differ by at most the
-sensitivity. The difference must equal the patient's own contribution, which shows that no other
+Two sites, one of them with an additional patient, receive the same transcript, and each site keeps
+its own state between rounds. The sites' un-noised sums are exact integers and may differ by at most
+the sensitivity. The difference must equal the patient's own contribution, which shows that no other
 patient's part has changed. The patients are chosen to reach the bound. The audit fails if no
 patient reaches the bound, because the audit then has no power.
 """
@@ -85,7 +85,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with a few of the target's patients, made-up patients, or an empty patient."""
+    """Return a site with some of the target's patients, made-up patients, or an empty patient."""
     if trial % 8 == 3:
         return nobody(target.site)
     if trial % 4 < 2:

@@ -79,7 +79,7 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> Transcript:
-        """Return the requests of a server that sends these factors in every round with factors.
+        """Return the requests of a server that sends these factors in each round that uses factors.
 
         `relative_l21` replaces the value in the settings.
         """
@@ -108,7 +108,7 @@ class AuditTarget:
         return Transcript(anchors, selection, requests, releases or {})
 
     def _weights(self, selection: Selection) -> Weights:
-        """Return weights as unequal as a site accepts, if the settings have weights."""
+        """Return the most unequal weights that a site accepts, if the settings have weights."""
         if self.privacy.weighting == "none":
             return ()
         return tuple(

@@ -63,7 +63,7 @@ def check_private(path: Path) -> None:
 
 
 def check_way(folder: Path) -> None:
-    """Refuse a folder that any user could move, or whose path has another user's link."""
+    """Refuse a folder if any user could move it, or if its path contains another user's link."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
         for above in ways:
@@ -106,7 +106,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int:
-    """Return the number of a user, given by name or number."""
+    """Return the number of the user with this name, or with this number as text."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -114,7 +114,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Return the faults, with remedies, that give users besides `uid` and root access to a path."""
+    """Return faults, with remedies, that let users other than root and `uid` use a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     faults = []
     if stat.S_ISLNK(status.st_mode):
@@ -129,7 +129,7 @@ def not_private(path: Path, uid: int) -> list[str]:
 
 
 def changeable(path: Path, uids: Collection[int]) -> list[str]:
-    """Return the faults that let users besides `uids` and root change a path or its parents."""
+    """Return faults that let users other than root and `uids` change a path or its parents."""
     return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
 
 
@@ -144,7 +144,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """Return the faults that let others replace a path, by rights to the folders above it."""
+    """Return faults that let others replace a path, because they can change a parent folder."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

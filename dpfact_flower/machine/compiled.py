@@ -14,7 +14,8 @@ from numba.extending import register_jitable
 from dpfact_flower.errors import SettingsError
 
 VARIABLE = "DPFACT_REGISTER_BITS"
-"""Environment variable for the width of registers: 128, 256 or 512 bits. It is read on import."""
+"""Environment variable for the width of registers: 128, 256 or 512 bits. The variable is read on
+import."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -77,11 +78,12 @@ def _register_bits() -> int:
 
 
 BITS = _register_bits()
-"""Number of bits of a register. On processors with narrower registers, LLVM combines several."""
+"""Number of bits of a register. On processors with narrower registers, LLVM combines several
+registers."""
 
 WIDTH = BITS // 32
 """Number of float32 values per register. Rows of a stack are padded to a multiple of this
 number."""
 
 REGISTERS = 32 if BITS == 512 else 16
-"""Number of registers. AVX-512 has twice as many as earlier processors."""
+"""Number of registers. Processors with AVX-512 have twice as many registers as others."""

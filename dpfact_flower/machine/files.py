@@ -73,7 +73,7 @@ def add_line(path: Path, line: str, *, durable: bool = True) -> int:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Open a file that only its owner may read, but no link. Use this function as an `opener`."""
+    """Open a file for its owner alone, and refuse links. Use this function as an `opener`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -96,9 +96,9 @@ def version(path: Path) -> Version:
 def locked(folder: Path) -> Iterator[bool]:
     """Lock a folder, so that no other process reads, charges or writes in this context.
 
-    Yield whether this process had to wait for another one. The lock ends with the process. Raise a
-    StateError if the folder belongs to another user, if others may write to it, or if it cannot be
-    created or locked.
+    Yield whether this process had to wait for another process. The lock ends with the process.
+    Raise a StateError if the folder belongs to another user, if others may write to it, or if it
+    cannot be created or locked.
     """
     try:
         private_folder(folder)

@@ -57,7 +57,7 @@ def in_one_line(record: logging.LogRecord) -> bool:
 
 
 def as_json(record: logging.LogRecord) -> str:
-    """Return a log line for programs: time (UTC), level, logger and text, in JSON."""
+    """Return a log line as JSON for programs: time (UTC), level, logger and text."""
     time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     line = {"time": time, "level": record.levelname, "logger": record.name,
             "message": record.getMessage().strip()}  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _INTERPRETED = 3
-"""Number of first words in a command line that may name a script, after the interpreter."""
+"""Number of words at the start of a command line that may name the script."""
 _LISTENS = "0A"
 _TABLES = Path("/proc/net/tcp"), Path("/proc/net/tcp6")
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -111,9 +111,10 @@ def in_order(
 def in_batches(
     function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Do the same as `in_order` for parts of a millisecond or less, several parts at a time.
+    """Yield the same as `in_order`, but give a thread several parts at a time.
 
-    Passing one part and its result between threads takes up to a tenth of a millisecond.
+    Use this function for parts of a millisecond or less. Passing one part and its result between
+    threads takes up to a tenth of a millisecond.
     """
     size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
     if threads <= 1 or size <= 1:

@@ -36,7 +36,7 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
-        """Check a run config. Missing keys keep their defaults."""
+        """Check a run config. Missing keys take their default values."""
         refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
         checked = cls(
             AppSettings.from_config(config),

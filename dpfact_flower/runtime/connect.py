@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _PULL = "_pull_and_store_message"
 _PUSH = "push_object_contents_from_iterable"
 _GAVE_UP = 1
-"""Exit code if the SuperNode ends without a request, even if Flower's code is 0."""
+"""Exit code if the SuperNode ends on its own, even if Flower's exit code is 0."""
 _FAILING_SECONDS = 120.0
 """Time limit for retries of a request that the SuperLink answers with status 500."""
 _PART_SECONDS = 60.0

@@ -1,8 +1,8 @@
 """Submit a run to a SuperLink in Flower's configuration, follow the run, and get its outcome.
 
-`flwr run` exits with 0 even if the run fails. Its log stream ends when the ServerApp is killed, a
-minute before the SuperLink notices the failure. This module therefore asks for the outcome of a run
-until the SuperLink reports the outcome.
+`flwr run` exits with 0 even if the run fails. The log stream of the run ends when the ServerApp is
+killed, a minute before the SuperLink notices the failure. This module therefore asks for the
+outcome of a run until the SuperLink reports the outcome.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Connection:
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and return the number of the run.
 
-        If the SuperLink does not answer, wait five minutes for it. No run is submitted twice: a
-        SuperLink that failed during the request may have accepted the run, and sites would be
-        charged for both runs. A second attempt therefore requires that the SuperLink is back
-        without unfinished runs.
+        If the SuperLink does not answer, wait for it for five minutes. No run is started twice,
+        because a SuperLink that failed during the request may have accepted the run, and sites
+        would be charged for both runs. A second attempt therefore requires that the SuperLink is
+        back without unfinished runs.
         """
         settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         words = ["run", str(app), self.name, "--run-config", settings]
@@ -133,7 +133,7 @@ class Connection:
         return str(answer["run-id"])
 
     def _is_back_and_idle(self) -> bool:
-        """Wait until the SuperLink lists its runs. Return false if the time is over before that.
+        """Wait until the SuperLink lists its runs. Return false after a timeout.
 
         Raise a RunFailedError if the SuperLink has unfinished runs.
         """

@@ -2,9 +2,9 @@
 
 A SuperLink sends an app (a FAB) with every run. Flower's own executor, `flower-superexec`, starts
 that app at the hospital, so anyone who may submit a run can run code there. This executor replaces
-`flower-superexec`, beside a SuperNode with `--isolation process`. It claims only messages for a
-ClientApp, and starts the installed `dpfact_flower.runtime.clientapp` for each message. It never
-unpacks, installs or imports the SuperLink's app.
+`flower-superexec`, beside a SuperNode with `--isolation process`. The executor claims only messages
+for a ClientApp, and starts the installed `dpfact_flower.runtime.clientapp` for each message. The
+executor never unpacks, installs or imports the SuperLink's app.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, and a second one ends it at once.
-    `config` is read again for every message. `secret` is the SuperNode's
+    The first SIGTERM ends the process after the current message, and a second SIGTERM ends the
+    process at once. `config` is read again for every message. `secret` is the SuperNode's
     `--superexec-auth-secret-file`, or a copy. The SuperNode listens at `port` of `host`, which is
     this machine or a container on it. `node_user` is the name or number of the SuperNode's user, by
     default this process's own user.
@@ -80,8 +80,8 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
     While one process is busy with its patients, a second process would start more slowly and run
-    out of memory earlier. Its reply would reveal this difference to a server that sends message
-    after message.
+    out of memory earlier. The second reply would reveal this difference to a server that sends
+    message after message.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)

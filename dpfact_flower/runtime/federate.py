@@ -51,7 +51,7 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Do the same as `federate` for sites in this process's memory.
+    """Run `federate` for sites in this process's memory.
 
     `measured` and `report` are as for `serve`. The sites' state is in the config's `state-dir`.
     With `own`, every site has these settings and their budget, and its ledger is written durably.

@@ -1,7 +1,7 @@
 """A Flower Grid in one process, for notebooks, tests, and small runs without Ray.
 
-Messages use Flower's own serialisation objects and the same ClientApp as in simulation and
-deployment. Only the network is missing.
+The messages are Flower's own serialisation objects, and the ClientApp is the same as in simulation
+and deployment. Only the network is missing.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from dpfact_flower.site.refit import refit
 from dpfact_flower.strategy import DPFact
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Log line for the end of the rounds."""
+"""Log line that marks the end of the rounds."""
 
 
 def serve(
@@ -124,7 +124,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
     """Run the rounds.
 
-    Flower logs a line for each call of `evaluate_fn`, so it is passed only if needed.
+    Flower logs a line for each call of `evaluate_fn`, so this argument is passed only if needed.
     """
     if watch is no_progress:
         strategy.start(grid)

@@ -65,7 +65,7 @@ class LogFollower:
             self._show(line.rstrip())
 
     def show_all(self) -> None:
-        """Show the last lines of a failed run, of any level."""
+        """Show the last log lines of a failed run, at every level."""
         for line in self._last:
             self._show(line.rstrip())
 
@@ -130,7 +130,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
+    """Start a SuperLink on a free loopback port. Stop it with its helpers at the context's end.
 
     The SuperLink always ends with this process, see `dpfact_flower.runtime.supervisor`. In a
     simulation, its clients are virtual (Ray). Otherwise, its clients are real SuperNodes.
@@ -193,7 +193,7 @@ def free_port() -> int:
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a SuperLink listens. Raise a RunFailedError if its process ends before that."""
+    """Wait until a SuperLink listens. Raise a RunFailedError if the process ends before that."""
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

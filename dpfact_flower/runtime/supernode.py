@@ -131,7 +131,7 @@ class Tasks:
         self._client = node.client([RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
-        """Claim the message that has waited longest and return its token.
+        """Claim the message that has waited longest, and return the message's token.
 
         Return an empty string if no message waits, and None if the user's SuperNode does not
         answer. Messages for other kinds of app are not claimed.
@@ -154,7 +154,7 @@ class Tasks:
 class ClaimedMessage:
     """A claimed message, and the connection for its reply.
 
-    The hospital's settings replace those in `context`.
+    The hospital's settings replace the settings in `context`.
     """
 
     message: Message
@@ -171,8 +171,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     """Fetch a claimed message at the start, and report it as done at the end.
 
     After an error, nothing is reported, because a SuperNode would wait for ever for the reply to a
-    message that was reported as done. If it gets no heartbeat for a minute, the SuperNode answers
-    the message itself.
+    message that was reported as done. A SuperNode that gets no heartbeat for a minute answers the
+    message itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -180,9 +180,9 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat.
+        """Send a heartbeat, and ignore errors, because the SuperNode may no longer wait.
 
-        Unlike Flower's own function, ignore an error if the SuperNode no longer waits.
+        Flower's own function does not ignore these errors.
         """
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())

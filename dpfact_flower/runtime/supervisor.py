@@ -1,14 +1,14 @@
 """A supervisor that ends a command and all its descendants when the parent process ends.
 
-Flower's servers start helpers, some in sessions of their own, and Ray starts servers too. If their
-parent is killed, the helpers keep running. A supervisor between the parent and the command prevents
-this. The supervisor is this file, run as a program. It reads from a pipe that its parent holds
-open. When the parent ends for any reason, the pipe closes, and the supervisor ends the command and
-its helpers.
+Flower's servers start helpers, some in sessions of their own, and Ray starts servers too. If the
+parent of these processes is killed, the helpers keep running. A supervisor between the parent and
+the command prevents this. The supervisor is this file, run as a program. The supervisor reads from
+a pipe that its parent holds open. When the parent ends for any reason, the pipe closes, and the
+supervisor ends the command and its helpers.
 
-On Linux, the supervisor adopts its descendants' orphans, so every descendant can be reached through
-its own children. It kills children until no child is left. On other systems, it ends its process
-group, but some helpers leave the group.
+On Linux, the supervisor adopts orphaned descendants, so that it reaches every descendant through
+its own children. The supervisor kills children until no child is left. On other systems, the
+supervisor ends its process group, but some helpers leave the group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 # As a program, this file runs without site-packages: import only the standard library.
 
 _STOP_SECONDS = 20
-"""Time between a request to end a command and its SIGKILL."""
+"""Time between the request to end a command and the signal that kills the command."""
 _PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 
 
@@ -36,10 +36,10 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
     """Run a command under a supervisor, in its own session, until the context ends.
 
     Yield the supervisor's Popen, made with `options`. The supervisor ends when the command and its
-    helpers have ended. Its exit code is the command's exit code, or 128 plus the number of the
-    signal that ended the command. Do not call `communicate`, which would close the pipe on the
-    supervisor's stdin. Children that this process forks inherit the pipe, so they should not
-    outlive this process.
+    helpers have ended. The supervisor's exit code is the command's exit code, or 128 plus the
+    number of the signal that ended the command. Do not call `communicate`, which would close the
+    pipe on the supervisor's stdin. Children that this process forks inherit the pipe, so they
+    should not outlive this process.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}

@@ -2,9 +2,9 @@
 
 The executor, which is the parent, fetches the message, starts the process, and sends the reply.
 Only the process reads the patients' data. If the process dies or hangs, the executor replies with
-the error code and at the time of every failed round. Without this reply, the SuperNode would report
-the failure within a minute. The time of this report would depend on the time of the failure, and so
-on the patients.
+the same error code and at the same time as after every failed round. Without this reply, the
+SuperNode would report the failure within a minute. The time of this report would depend on the time
+of the failure, and therefore on the patients.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ One iteration updates each factor once, from one sparse MTTKRP and the Gram matr
 factors. Every update minimises eq. (norm) over a column or over the whole factor, so the objective
 never rises. A phenotype with a zero column of A has no influence on the feature factors, whose
 columns then follow only their anchors. The phenotype returns only if the gradient of this column at
-zero, computed with these feature factors, is longer than mu.
+zero, computed with these feature factors, has a norm above mu.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SWEEPS = 2
 """Column sweeps over a feature factor per MTTKRP. A sweep takes far less time than an MTTKRP."""
 
 _PATIENT_SWEEPS = 4
-"""Column sweeps over A per MTTKRP. If A is far from its optimum, the feature factors split
+"""Column sweeps over A per MTTKRP. If A stays far from its optimum, the feature factors split
 phenotypes."""
 
 _REFIT_SWEEPS = 30
@@ -41,8 +41,8 @@ _REFIT_SWEEPS = 30
 
 _TILE = 1 << 7  # rows transposed at a time; more would conflict in the cache
 _RTOL = 1e-6
-"""Eigenvalues of a Gram matrix below this fraction of the largest count as 0, because float32 sums
-are not more precise."""
+"""Fraction of the largest eigenvalue of a Gram matrix. Smaller eigenvalues are treated as 0,
+because float32 sums are no more precise."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:
@@ -94,7 +94,10 @@ class _Site:
         return value + self.settings.gamma * pull
 
     def error(self, inner: float) -> SquaredError:
-        """Return the error over all cells, given <X, M>. Non-zeros would need another pass."""
+        """Return the error over all cells, given <X, M>.
+
+        The error over non-zeros would need another pass.
+        """
         everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
         return SquaredError.on(self.fibres.tensor, everywhere, None, self.fibres.norm_squared)
 
@@ -185,10 +188,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. It
-    is computed as a correction, so directions in which Q + gamma I is singular stay unchanged. With
-    non-negativity, the columns are minimised in turn. `product` is the MTTKRP of the factor's mode,
-    and `q` is the Hadamard product of the other factors' Gram matrices.
+    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
+    solution is computed as a correction, so directions in which Q + gamma I is singular stay
+    unchanged. With non-negativity, the columns are minimised in turn. `product` is the MTTKRP of
+    the factor's mode, and `q` is the Hadamard product of the other factors' Gram matrices.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

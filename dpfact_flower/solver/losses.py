@@ -32,16 +32,16 @@ class Loss:
     value: CellFunction
     """The function f, for two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm. It is compiled, so it may only use arithmetic on its arguments and on
-    numbers."""
+    """The derivative df/dm. The function is compiled, so it may only use arithmetic on its
+    arguments and on numbers."""
     nothing: Callable[[float], float]
     """Function from the data's mean to the constant model value that explains nothing."""
     counts: bool = True
-    """Whether the loss is a likelihood of counts, which must not be scaled by patient."""
+    """Whether the loss is a likelihood of counts. If so, counts must not be scaled by patient."""
     binary: bool = False
     """Whether the loss uses only presence or absence, coded as 1 or 0."""
     positive: bool = True
-    """Whether the model must not be negative."""
+    """Whether the model must be non-negative."""
 
     @property
     def is_squared(self) -> bool:
@@ -68,7 +68,7 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """Return the tensor that the loss needs: the counts, or ones in place of the counts."""
+        """Return the tensor that the loss needs: with its counts, or with ones in their place."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)

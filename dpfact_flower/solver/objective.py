@@ -48,7 +48,8 @@ class LocalResult:
     cells. For losses other than the squared loss, the part of the zero cells is estimated from a
     sample, see `psgd`."""
     eta: float
-    """Step size for the next round (psgd), or the given step size, which is not used (exact)."""
+    """Step size for the next round from psgd. The exact solver returns the given step size
+    unused."""
     rollbacks: int
     """Number of psgd passes that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]

@@ -132,15 +132,14 @@ class _Site:
             self.sample = [*visits(tensor, self.zeros, self.rng, model, self.starts)]
 
     def factors(self, stack: Array) -> Factors:
-        """Return views of the factors in the stack, without its padding."""
+        """Return views of the factors in the stack, without the padding."""
         parts = np.split(stack[:, : self.settings.rank], self.offsets[1:-1])
         return tuple(parts)
 
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
         """Make one pass of visits, then take the proximal step; Algorithm 1, lines 4 to 9.
 
-        `model` is a copy of the stack. Zero cells are drawn in proportion to the values of this
-        copy.
+        `model` is a copy of the stack. Zero cells are drawn from this model, see `ZeroCells`.
         """
         settings, tensor = self.settings, self.tensor
         step = Step(
@@ -210,7 +209,7 @@ def _sampled_loss(
     *,
     zeros: bool,
 ) -> float:
-    """Return the loss over all cells, or over the sample's entries only if `zeros` is false.
+    """Return the loss over all cells, or over the entries alone if `zeros` is false.
 
     The sample covers all entries and some zero cells with weights, as `visits` yields them.
     """

@@ -31,7 +31,7 @@ class Solver:
     compute: Callable[[LocalProblem], LocalResult]
     """Function that runs `settings.tau` passes."""
     any_loss: bool = False
-    """Whether the solver accepts every loss. If not, it accepts squared errors only."""
+    """Whether the solver accepts every loss. If not, the solver accepts squared errors only."""
     steps: bool = False
     """Whether the solver takes a step of eta at every visit of a cell. If so, the elastic weight
     acts at every visit of a row, and eq. (global) gives the server's step."""

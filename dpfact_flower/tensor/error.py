@@ -16,7 +16,7 @@ class RMSE:
     all_cells: float
     """Error over all cells, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
-    """Error over the non-zero cells only, without the model's values elsewhere. None: not
+    """Error over the non-zero cells only, without the model's values elsewhere; None if not
     measured."""
     authors: float
     """||X - M|| / sqrt(nnz), as in the authors' published code. This number is not a mean, and

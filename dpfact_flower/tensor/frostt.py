@@ -53,7 +53,7 @@ def _tensor(table: Floats, shape: Sequence[int] | None, one_based: bool | None) 
 
 
 def _read_table(path: Path) -> tuple[Floats, list[int] | None]:
-    """Return the numbers of the file, shape (entries, N + 1), and the ``# shape:`` line's shape."""
+    """Return the file's numbers, as (entries, N + 1), and the shape in its ``# shape:`` line."""
     try:
         with _open_text(path) as file:
             declared = _declared_shape(file)

@@ -76,8 +76,9 @@ def factor_match_score(
     ranks differ, the sum over min(R) pairs is divided by max(R), so a missing or spurious component
     counts 0. (pyttb divides by the smaller rank.)
 
-    `with_weights` includes the factor with xi. By default, it is true for two models. It is false
-    for tuples of factors, because a component's scale is arbitrary without the patients' factor.
+    `with_weights` includes the factor with xi. By default, `with_weights` is true for two models
+    and false for tuples of factors, because a component's scale is arbitrary without the patients'
+    factor.
     """
     ours, theirs = _comparable(estimate, truth, modes)
     match = match_columns(ours, theirs)
@@ -96,7 +97,7 @@ def factor_match_score(
 def column_cosines(
     estimate: NDArray[np.float64], truth: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the (R, R') cosines of the columns of an (I, R) array with those of another array."""
+    """Return the (R, R') cosines between the columns of an (I, R) and an (I, R') array."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 

@@ -238,7 +238,7 @@ def _parts(entries: int) -> Iterator[slice]:
 
 
 def refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
-    """Raise a DataError if entries break a rule, with their number and the first position.
+    """Raise a DataError if entries break a rule, with the count and the first position.
 
     The error does not show the values. `wrong` returns, for each entry of a part, whether the entry
     breaks the rule.

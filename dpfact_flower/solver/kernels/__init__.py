@@ -1,1 +1,1 @@
-"""Inner loops of the solvers, and the number, order and sample of cells for these loops."""
+"""Inner loops of the solvers, and the numbering, order and sampling of cells for the loops."""

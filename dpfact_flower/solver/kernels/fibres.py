@@ -74,11 +74,11 @@ class Fibres:
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
     def patient_ranges(self) -> list[tuple[int, int]]:
-        """Return each chunk's range of patients: the first, and the first after the chunk."""
+        """Return each chunk's first patient, and the first patient after the chunk."""
         return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
 
     def fibre_ranges(self) -> list[tuple[int, int]]:
-        """Return each chunk's range of fibres: the first, and the first after the chunk."""
+        """Return each chunk's first fibre, and the first fibre after the chunk."""
         return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
 
 

@@ -29,18 +29,20 @@ from dpfact_flower.tensor.stack import row_offsets, stacked_values
 _UNIFORM = 0.2
 """Fraction u of uniform draws, if the model is not zero."""
 _LEAST_MASS = 1e-200
-"""Limit below which a sum of model values counts as zero, because dividing by it would overflow."""
+"""Limit below which a sum of model values counts as zero. Division by a smaller sum would
+overflow."""
 _WHOLE = 2**31 - 1
 """Threshold of a place that a draw always keeps, see `_table`."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 
 class ZeroCells:
-    """The `number` draws of a pass over blocks of neighbouring patients.
+    """The draws of zero cells in a pass over blocks of neighbouring patients.
 
-    `bounds` holds the first patient of each block, then the number of patients. `model` holds the
-    stacked factors at the start of the pass, and must not change. The draws use absolute values of
-    the model. Without a model, or if all its values are 0, every draw is uniform.
+    `number` is the number of draws. `bounds` holds the first patient of each block, then the number
+    of patients. `model` holds the stacked factors at the start of the pass, and must not change.
+    The draws use absolute values of the model. Without a model, or if all its values are 0, every
+    draw is uniform.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class ZeroCells:
         self._per_cell = uniform / float(tensor.cells)
 
     def spread(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Draw the number of draws in each block, from a multinomial distribution."""
+        """Return the number of draws in each block, from a multinomial distribution."""
         share = self._even + self._of_model * self._masses.sum(axis=1)
         return rng.multinomial(self.number, share / share.sum())
 
@@ -97,9 +99,9 @@ def _table(sizes: Array) -> Array:
     place. Otherwise the draw takes the place's alternative. A draw reads one pair of numbers, for
     any number of places.
 
-    From non-negative sizes of shape (places, R), the result has shape (R, places, 2): the
-    threshold, times `_WHOLE`, and the alternative. If all sizes of a column are 0, every place is
-    kept.
+    `sizes` are non-negative and have shape (places, R). The result has shape (R, places, 2) and
+    holds the threshold times `_WHOLE`, and the alternative. If all sizes of a column are 0, every
+    place is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)

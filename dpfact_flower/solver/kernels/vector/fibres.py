@@ -53,7 +53,7 @@ def squares(
     indices: Array, values: Array, starts: Array, first: int, end: int, patients: Array,
     first_patient: int, features: Array, offsets: Offsets,
 ) -> tuple[float, float]:  # fmt: skip
-    """Return the squared error and the squared model, summed over entries.
+    """Return the sums of squared errors and of squared model values over entries.
 
     The sums cover the entries of fibres first..end-1. `patients` is a stack of the patients from
     `first_patient` on, and `features` is a stack of the other modes. `offsets` holds the offsets of

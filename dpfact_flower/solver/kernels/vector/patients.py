@@ -40,8 +40,8 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
 STRIP = REGISTERS // 4
-"""Number of columns whose gradients, of `TILE` registers each, are computed together. They all fit
-into the processor's registers."""
+"""Number of columns whose gradients are computed together. Each gradient takes `TILE` registers,
+and all of these gradients fit into the processor's registers."""
 
 _SUMS = TILE * STRIP  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are summed in float32
@@ -111,7 +111,7 @@ def _update_blocks(
     stack: Array, offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Do `update_rows` for some blocks: add to `out` and `gram`, and return the old <X, M>.
+    """Update the rows of some blocks: add to `out` and `gram`, and return the old <X, M>.
 
     The lengths of `tile`, `panel` and `outers` give the numbers of registers for a column of a
     block, the gradients of a panel, and the sums for a Gram matrix.
