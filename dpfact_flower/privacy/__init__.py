@@ -1,9 +1,10 @@
-"""The only way out: everything that leaves a site is bounded, perturbed and charged here.
+"""Bound, perturb and charge everything that leaves a site.
 
-`events` records releases, `conversions` and `guarantee` compute their cost. A `release` is made by
-`patient` in patient mode and by `paper` in paper mode, with noise from `noise` and `noise_source`.
-`ledger` keeps what a site released. The accountant for Opacus is in
-`dpfact_flower.privacy.opacus_accountant`. It imports torch, so nothing here imports it.
+`events` records releases, and `conversions` and `guarantee` compute their cost. `patient` makes a
+`release` in patient mode, and `paper` in paper mode, with noise from `noise` and `noise_source`.
+`ledger` keeps the releases of a site. The accountant for Opacus is in
+`dpfact_flower.privacy.opacus_accountant`. No other module here imports it, because it imports
+torch.
 """
 
 from dpfact_flower.privacy.conversions import (

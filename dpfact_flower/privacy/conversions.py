@@ -1,7 +1,7 @@
-"""The cost of Gaussian releases in zCDP, RDP and Gaussian DP, and conversions to epsilon.
+"""Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert it to epsilon.
 
-Everything here is arithmetic on public numbers. Costs are exact for full-batch Gaussian noise,
-under the neighbouring relation of the sensitivity. The mechanism must ensure that sensitivity.
+All functions here are arithmetic on public numbers. Costs are exact for full-batch Gaussian noise,
+under the neighbouring relation of the sensitivity. The mechanism must ensure the sensitivity.
 
 Sources
 -------
@@ -25,19 +25,20 @@ GAUSSIAN_DP = "Gaussian DP, exact"
 GAUSSIAN_DP_DISCRETE = "Gaussian DP, discrete noise"
 RDP = "RDP"
 
-# Brackets are exact in real arithmetic; this much keeps them brackets in floating point.
+# Brackets of roots are exact in real arithmetic. This margin keeps them valid in floating point.
 SLACK = 1e-12
-# By which discrete Gaussian noise may fall short of Gaussian noise rounded to its grid, in epsilon
-# and relatively in delta; `dpfact_flower.privacy.noise.gaussian_slack` proves it for a transcript.
+# Largest deficit of discrete Gaussian noise against Gaussian noise rounded to the grid: absolute in
+# epsilon, and relative in delta. `dpfact_flower.privacy.noise.gaussian_slack` proves it for a
+# transcript.
 DISCRETE_SLACK = 1e-6
-# Where that proof ends: released values, epsilon and delta.
+# Limits of that proof: number of released values, epsilon and delta.
 _MOST_DISCRETE_VALUES = 2_000_000_000
 _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
-# Keeps a logarithm finite where a mu below 1e-15 makes two terms equal in floating point.
+# Keeps a logarithm finite if a mu below 1e-15 makes two terms equal in floating point.
 _TINY = 1e-300
-# Orders of RDP. Opacus' own list stops at 63, too low for small costs. Above 1029 its binomials
-# overflow, which subsampled steps need.
+# Orders of RDP. Opacus' own list stops at 63, which is too low for small costs. Above 1029, the
+# binomials that Opacus computes for subsampled steps overflow.
 RDP_ORDERS: tuple[float, ...] = (
     *(1 + x / 10 for x in range(1, 100)),
     *range(12, 64),
@@ -49,49 +50,57 @@ RDP_ORDERS: tuple[float, ...] = (
 
 
 def rho_of(sigma: float, sensitivity: float) -> float:
-    """Cost in zCDP of Gaussian noise of standard deviation `sigma`: Proposition 2.7."""
+    """Return the cost in zCDP of Gaussian noise of standard deviation `sigma` (Proposition 2.7)."""
     return 0.5 * (positive("sensitivity", sensitivity) / positive("sigma", sigma)) ** 2
 
 
 def sigma_of(rho: float, sensitivity: float) -> float:
     """Return the standard deviation of noise that costs `rho`: sensitivity / sqrt(2 rho).
 
-    The paper's text calls the variance, sensitivity**2 / (2 rho), the standard deviation. Its
-    Proposition 2.7 and Bun & Steinke have it right.
+    The paper's text calls the variance, sensitivity**2 / (2 rho), the standard deviation. The
+    paper's Proposition 2.7 and Bun & Steinke have the correct value.
     """
     return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Cost of releases of the same patients: the sum, also when chosen adaptively."""
+    """Return the cost of releases about the same patients, which is the sum.
+
+    This also holds if the releases are chosen adaptively.
+    """
     return math.fsum(_costs(rhos))
 
 
 def compose_parallel(rhos: Iterable[float]) -> float:
-    """Cost over sites that share no patient: the MAXIMUM.
+    """Return the cost over sites that share no patient, which is the MAXIMUM.
 
     The paper averages (Proposition 2.10, after Yu et al. 2019). But neighbouring data sets differ
-    at one site, which may have spent the most: with one site at rho = 1 and nine near 0 the average
-    is 0.1, yet the patients of the first lose 1. Yu et al. average over a secret random partition;
-    here it is known where a patient is treated.
+    at one site, which may be the site with the largest cost. With one site at rho = 1 and nine
+    sites near 0, the average is 0.1, yet the cost for the patients of the first site is 1. Yu et
+    al. average over a secret random partition; here the site of a patient is not secret.
     """
     return max(_costs(rhos))
 
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
-    """Epsilon by the paper's conversion, rho + 2 sqrt(rho log(1/delta)): valid, not tight."""
+    """Return epsilon by the paper's conversion, rho + 2 sqrt(rho log(1/delta)).
+
+    The conversion is valid but not tight.
+    """
     cost = positive("rho", rho)
     return cost + 2 * math.sqrt(cost * log_of_inverse(delta))
 
 
 def rho_for_epsilon(epsilon: float, delta: float) -> float:
-    """Largest rho whose `epsilon_proposition_2_8` is at most `epsilon`."""
+    """Return the largest rho whose `epsilon_proposition_2_8` is at most `epsilon`."""
     target, log_inverse = positive("epsilon", epsilon), log_of_inverse(delta)
     return (target / (math.sqrt(log_inverse + target) + math.sqrt(log_inverse))) ** 2
 
 
 def epsilon_zcdp_tight(rho: float, delta: float) -> float:
-    """Smallest epsilon that rho-zCDP implies by Proposition 12 of Canonne, Kamath & Steinke 2020.
+    """Return the smallest epsilon that rho-zCDP implies.
+
+    This is Proposition 12 of Canonne, Kamath & Steinke 2020.
 
     Each order alpha > 1 gives a valid
     ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
@@ -103,8 +112,8 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     def slope(x: float) -> float:
         return cost * x * x + math.log1p(x) - log_inverse
 
-    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # alpha - 1, where slope is surely >= 0
-    if log_inverse < 600:  # beyond, 1/delta nears the largest float
+    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # alpha - 1 at which the slope is surely >= 0
+    if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = sign_change(slope, 0.0, x)
     alpha = 1 + x
@@ -113,9 +122,10 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Epsilon of Gaussian releases of cost `rho` by Renyi DP, as in Opacus (Mironov 2017).
+    """Return epsilon of Gaussian releases of cost `rho` by Renyi DP, as in Opacus (Mironov 2017).
 
-    The cost at order alpha is alpha rho: this is `epsilon_zcdp_tight` at the best order of a list.
+    The cost at order alpha is alpha rho. The result is `epsilon_zcdp_tight` restricted to the best
+    order of a list.
     """
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
     return max(0.0, min(
@@ -128,30 +138,32 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 
 
 def delta_gaussian(mu: float, epsilon: float) -> float:
-    """Smallest delta of a mu-Gaussian-DP release at `epsilon` >= 0 (Balle & Wang 2018, Theorem 8).
+    """Return the smallest delta of a mu-Gaussian-DP release at `epsilon` >= 0.
 
-    ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)``, where mu is sensitivity /
-    sigma, and sqrt(sum of squares) over several releases.
+    Delta is ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)`` (Balle & Wang 2018,
+    Theorem 8). For one release mu is sensitivity / sigma, and for several releases the root of the
+    sum of their squares.
     """
     target = 0.0 if epsilon == 0 else positive("epsilon", epsilon)
     return math.exp(_log_delta(positive("mu", mu), target))
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Smallest epsilon of a mu-Gaussian-DP release at `delta`, exactly."""
+    """Return the exact smallest epsilon of a mu-Gaussian-DP release at `delta`."""
     size, log_delta = positive("mu", mu), -log_of_inverse(delta)
     if _log_delta(size, 0.0) <= log_delta:
         return 0.0
-    # The first term of delta alone reaches `delta` here, so the difference is below it.
+    # Here the first term of delta equals `delta`, so the difference of both terms is smaller.
     high = size * (size / 2 - float(ndtri(delta))) * (1 + SLACK)
     return sign_change(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Epsilon of `count` integer values in all, under the discrete Gaussian of `privacy.noise`.
+    """Return epsilon of a total of `count` values with the discrete Gaussian of `privacy.noise`.
 
-    This noise is so close to Gaussian noise rounded to the grid that `epsilon_gaussian` holds up to
-    `DISCRETE_SLACK`. Infinite outside the proof's range (``docs/explanation/noise.md``).
+    The values are integers. Their noise is so close to Gaussian noise rounded to the grid that
+    `epsilon_gaussian` holds up to `DISCRETE_SLACK`. Epsilon is infinite outside the proof's range
+    (``docs/explanation/noise.md``).
     """
     if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf
@@ -160,11 +172,11 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
 
 
 def mu_for_epsilon(epsilon: float, delta: float) -> float:
-    """Largest mu whose `epsilon_gaussian` is at most `epsilon`."""
+    """Return the largest mu whose `epsilon_gaussian` is at most `epsilon`."""
     target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
-    # As in `epsilon_gaussian`; the two forms of one root, each where it does not cancel.
+    # As in `epsilon_gaussian`. Two forms of the same root are used, each where it does not cancel.
     low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     high = 2 * low
     while _log_delta(high, target) < log_delta:
@@ -173,7 +185,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _log_delta(mu: float, epsilon: float) -> float:
-    """Logarithm of `delta_gaussian`, without overflow and with little cancellation."""
+    """Return the logarithm of `delta_gaussian`, without overflow and with little cancellation."""
     near = (epsilon / mu - mu / 2) / math.sqrt(2)
     far = (epsilon / mu + mu / 2) / math.sqrt(2)
     if near < 0:  # delta is large, and erfcx(near) might overflow
@@ -184,7 +196,7 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
-    """Find where `function` changes sign in [low, high], to the last bit, by halving.
+    """Find the sign change of `function` in [low, high] by bisection, to the last bit.
 
     Importing scipy.optimize would take 0.13 s for every message of a deployment.
     """
@@ -210,7 +222,7 @@ def _costs(rhos: Iterable[float]) -> list[float]:
 
 
 def log_of_inverse(delta: float) -> float:
-    """log(1/delta), for a delta in (0, 1)."""
+    """Return log(1/delta), for a delta in (0, 1)."""
     if positive("delta", delta) >= 1:
         raise SettingsError(f"delta: must lie in (0, 1), got {delta!r}")
     return -math.log(delta)

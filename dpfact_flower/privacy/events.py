@@ -1,7 +1,7 @@
-"""Records of releases: one immutable event per perturbed array.
+"""Record releases as immutable events, one per perturbed array.
 
-An event has everything that an accountant needs, and nothing about the data. `paper` and `patient`
-make the events, `conversions` and `guarantee` compute their cost.
+An event has all values that an accountant needs, and none about the data. `paper` and `patient`
+make the events, and `conversions` and `guarantee` compute their cost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReleaseEvent:
     Attributes
     ----------
     name : str
-        Such as ``"round 3, diagnoses"``; never anything about a patient.
+        Name such as ``"round 3, diagnoses"``, never with information about a patient.
     sensitivity : float
         Largest L2 distance between the values of neighbouring data sets, as claimed.
     sigma : float
@@ -42,14 +42,16 @@ class ReleaseEvent:
     unit : {"entry", "patient"}
         Neighbouring data sets differ in one tensor entry, or in all entries of one patient.
     neighbours : {"replace", "add-remove"}
-        That unit has another value, or is present in only one of the two data sets.
+        How neighbouring data sets differ in the unit: its value differs, or it is present in only
+        one of them.
     claim : str
-        Whether the sensitivity is proven; every figure computed from the event repeats it.
+        Text that says whether the sensitivity is proven. Every figure computed from the event
+        repeats this claim.
     seeded : bool
-        Whether the noise can be recomputed from a seed, and so hides nothing.
+        Whether the noise can be recomputed from a seed. Seeded noise protects nothing.
     own_sigma : float
-        Under secure sums: standard deviation of the noise that this site adds, less than `sigma`.
-        0 where the site adds all the noise.
+        With secure sums, the standard deviation of the noise that this site adds, which is less
+        than `sigma`. 0 if the site adds all the noise.
     """
 
     name: str
@@ -78,7 +80,7 @@ class ReleaseEvent:
                 )
         if type(self.seeded) is not bool:
             raise SettingsError(f"seeded: need bool, got {shown(self.seeded)}")
-        # A ratio that underflows would be charged as nothing.
+        # A ratio that underflows to 0 would cost nothing.
         if not 0 < self.rho < math.inf:
             raise SettingsError(
                 f"sensitivity {self.sensitivity:g} and sigma {self.sigma:g}: "
@@ -87,12 +89,12 @@ class ReleaseEvent:
 
     @property
     def shared(self) -> bool:
-        """Whether several sites' noise hides the values, in secure sums."""
+        """Whether the noise of several sites protects the values, in secure sums."""
         return self.own_sigma > 0
 
     @property
     def alone(self) -> ReleaseEvent:
-        """The same release under this site's noise alone: its cost if all others collude."""
+        """The same release with only this site's noise, in case that all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -104,7 +106,7 @@ class ReleaseEvent:
 
     @property
     def noise_multiplier(self) -> float:
-        """Ratio sigma / sensitivity, as Opacus and dp-accounting take it."""
+        """Ratio sigma / sensitivity, as Opacus and dp-accounting define it."""
         return self.sigma / self.sensitivity
 
     @property
@@ -113,7 +115,7 @@ class ReleaseEvent:
         return 0.5 * self.mu * self.mu
 
     def to_dict(self) -> dict[str, str | float | int | bool]:
-        """Plain scalars for JSON, from which an equal event can be made."""
+        """Return plain scalars for JSON, from which an equal event can be made."""
         return dataclasses.asdict(self)
 
 
@@ -127,14 +129,14 @@ def patient_event(
     own_sigma: float = 0.0,
     claim: str = PATIENT_CLAIM,
 ) -> ReleaseEvent:
-    """A release of patient mode."""
+    """Make the event of a release in patient mode."""
     return ReleaseEvent(
         name, sensitivity, sigma, count, "patient", "add-remove", claim, seeded, own_sigma
     )
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
-    """All claims of the events, as text to print; seeded noise comes first."""
+    """Return all claims of the events, as text to print. A note on seeded noise comes first."""
     if not events:
         return NO_CLAIM
     claim = "; and ".join(sorted({event.claim for event in events}))
@@ -142,8 +144,8 @@ def claim_of(events: Sequence[ReleaseEvent]) -> str:
 
 
 def positive(name: str, value: object) -> float:
-    """Return `value` as a float; a SettingsError unless it is finite and above 0."""
-    # NumPy's scalars are Real and Integral too; so is bool, which is a mistake here.
+    """Return `value` as a float. Raise a SettingsError unless `value` is finite and above 0."""
+    # NumPy's scalars are Real and Integral too. So is bool, which is an error here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
         raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
@@ -151,7 +153,7 @@ def positive(name: str, value: object) -> float:
 
 
 def at_least_one(name: str, value: object) -> int:
-    """Return `value` as an int; a SettingsError unless it is an integer of 1 or more."""
+    """Return `value` as an int. Raise a SettingsError unless `value` is an integer of 1 or more."""
     number = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
     if number < 1:
         raise SettingsError(f"{name}: must be an integer of 1 or more, got {shown(value)}")

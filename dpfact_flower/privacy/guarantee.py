@@ -1,7 +1,7 @@
-"""The guarantee of a site's releases together: one epsilon per accountant, each with its claim.
+"""Compute the guarantee of all releases of a site: one epsilon per accountant, each with its claim.
 
-Whether the sensitivities of the events hold depends on the mechanism. A `Guarantee` repeats their
-claims.
+The mechanism determines whether the sensitivities of the events hold. A `Guarantee` repeats the
+claims of the events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit, claim_o
 
 
 def rounded_up(epsilon: float) -> str:
-    """Format an epsilon with four digits, rounded up, so that it never promises too much.
+    """Format an epsilon with four digits, rounded up, so that the text never overstates privacy.
 
     An excess within a rounding error of float64 is ignored.
     """
@@ -42,7 +42,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Text after an epsilon for adding or removing a patient; empty for None."""
+    """Return text about replacing, to follow an epsilon for adding or removing. Empty for None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -50,7 +50,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with its delta, accountant and claim; printing it prints all of them.
+    """One epsilon with its delta, accountant and claim. Its text includes all of them.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Figure:
         The events' claims.
     replacing : float or None
         Epsilon by the same accountant for replacing a patient's record, if `epsilon` is for adding
-        or removing one; see `epsilons_of_replacing`.
+        or removing a record; see `epsilons_of_replacing`.
     """
 
     accountant: str
@@ -74,7 +74,7 @@ class Figure:
 
     @property
     def number(self) -> str:
-        """All but the claim."""
+        """Text of the figure without the claim."""
         return (
             f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
             f"{price_of_replacing(self.replacing)})"
@@ -83,20 +83,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The cost of a list of releases together. Its text always includes the claim.
+    """The total cost of a list of releases. Its text always includes the claim.
 
     Attributes
     ----------
     releases : int
         Number of releases composed.
     rho, mu : float
-        Totals in zCDP and Gaussian DP; mu is sqrt(2 rho).
+        Total costs in zCDP and Gaussian DP; mu is sqrt(2 rho).
     figures : tuple of Figure
-        Epsilon under each accountant; the first is the headline.
+        Epsilon under each accountant. The first figure is the headline.
     claim : str
-        The events' claims; says when the noise was seeded.
+        The events' claims, and a note if the noise was seeded.
     alone : Figure or None
-        Under secure sums: the figure that holds even if all other sites collude with the server.
+        With secure sums, the figure that holds even if all other sites collude with the server.
     """
 
     releases: int
@@ -111,9 +111,10 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The figure to print where there is room for one.
+        """The figure to print if there is space for only one.
 
-        In paper mode by the paper's own conversion; in patient mode the smallest proven epsilon.
+        In paper mode, the figure of the paper's own conversion. In patient mode, the smallest
+        proven epsilon.
         """
         return self.figures[0]
 
@@ -126,7 +127,7 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for ``summary.json``; the headline's epsilon comes with its claim."""
+        """Return plain values for ``summary.json``. The headline's epsilon includes its claim."""
         return {
             "epsilon": self.headline.epsilon,
             "delta": self.delta,
@@ -144,9 +145,11 @@ class Guarantee:
 
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
-"""Epsilon of one site's releases at a delta; a `MissingDependencyError` without its package."""
+"""Function that computes the epsilon of one site's releases at a delta, or raises a
+`MissingDependencyError` if its package is missing."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
-"""Second opinions, by the name printed with their figure. A site's decisions do not use them."""
+"""Accountants for second opinions, by the name printed with their figure. A site's decisions do not
+use them."""
 
 
 def account(
@@ -157,11 +160,11 @@ def account(
     Parameters
     ----------
     events : sequence of ReleaseEvent
-        Every release so far, of one unit and neighbouring relation.
+        All releases so far. All must have the same unit and neighbouring relation.
     delta : float
         In (0, 1).
     second_opinions : bool
-        Add the figures of those `accountants` whose packages are installed.
+        Whether to add the figures of `accountants` whose packages are installed.
 
     Raises
     ------
@@ -196,7 +199,10 @@ def account(
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """The events for replacing a record, see `epsilons_of_replacing`; none where they are that."""
+    """Return the events for replacing a record; see `epsilons_of_replacing`.
+
+    The result is empty if the events are already for replacing.
+    """
     return [
         replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
         for event in events
@@ -213,19 +219,20 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -> dict[str, float]:
-    """Epsilon, by accountant, for replacing one patient's record by any other.
+    """Return epsilon, by accountant, for replacing one patient's record by any other record.
 
     `rho` is the cost of adding or removing a patient, `count` the number of values in all releases.
-    Replacing is removing and adding, so by the triangle inequality a sum over patients moves by at
-    most twice the sensitivity. That costs 4 rho in zCDP and 2 mu in Gaussian DP, as group privacy
-    does for two (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack of discrete
-    noise does not depend on the data. Outside that proof's range there is no Gaussian DP figure.
+    Replacing is removing and adding, so by the triangle inequality a sum over patients changes by
+    at most twice the sensitivity. The cost is 4 rho in zCDP and 2 mu in Gaussian DP, as for group
+    privacy with two patients (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack
+    of discrete noise does not depend on the data. Outside the range of the slack's proof there is
+    no Gaussian DP figure.
     """
     return _epsilons(4 * rho, delta, count, unit)
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Epsilon by accountant, the headline's first."""
+    """Return epsilon by accountant, the headline first."""
     mu = math.sqrt(2 * rho)
     bounds = {
         PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
@@ -234,8 +241,8 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
     }
     if unit == "entry":
         return bounds | {GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
-    # Noise is discrete here, and the guarantee is what it supports.
+    # The noise is discrete here, so only bounds that hold for discrete noise are used.
     discrete = epsilon_gaussian_discrete(mu, delta, count)
     if math.isfinite(discrete):
         return {GAUSSIAN_DP_DISCRETE: discrete} | bounds
-    return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest that is proven then
+    return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest proven epsilon comes first

@@ -1,16 +1,17 @@
-"""Exact integer noise: the discrete Gaussian of standard deviation `SIGMA`.
+"""Draw exact integer noise, the discrete Gaussian of standard deviation `SIGMA`.
 
-Floating-point noise leaks through its low bits (Mironov 2012). Here a value is an integer drawn in
-integer arithmetic, so it has exactly the distribution of the proof: P(n) proportional to
-exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
+Floating-point noise leaks information through its low bits (Mironov 2012). Here values are integers
+drawn in integer arithmetic, so they have exactly the distribution of the proof: P(n) proportional
+to exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
 
-The sampler is that of Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two
-and also the scale of the Laplace proposals. So every exponent is a binary fraction, a coin of a
-binary fraction is a comparison of random bits, and no number here exceeds 2**49.
+The sampler is from Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two and
+also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, a coin whose
+probability is a binary fraction needs only a comparison of random bits, and no number here exceeds
+2**49.
 
-Random bytes form one stream of bits, lowest first, and a value depends on its bits alone. A draw
-that runs out of bits starts again at its own first bit once there are more, so buffers can end
-anywhere.
+Random bytes form one stream of bits, lowest first, and a value depends only on its bits. A draw
+that runs out of bits starts again at its own first bit after the buffer is refilled. Buffers can
+therefore end anywhere.
 
 The time of a draw depends on the noise, never on the data (``docs/explanation/noise.md``).
 """
@@ -32,25 +33,25 @@ SIGMA = 1 << SIGMA_BITS
 """Standard deviation of the noise, in units of the grid that statistics are truncated to."""
 
 Bits = NDArray[np.uint64]
-_WORDS = 4096  # 64-bit words asked for at once
-_ROUNDING = 1 + 1e-12  # more than the rounding of a few float operations
+_WORDS = 4096  # 64-bit words requested at a time
+_ROUNDING = 1 + 1e-12  # exceeds the rounding of a few float operations
 
 
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Draw independent, exact samples of the discrete Gaussian of mean 0 and deviation `SIGMA`.
 
-    `random_bytes` returns a number of independent uniform bytes: `os.urandom`, or a seeded
-    generator's in simulation. A sample takes about 24 bytes. Bytes are requested 32 KiB at a time,
-    and those left over are dropped.
+    `random_bytes` returns the requested number of independent uniform bytes. It is `os.urandom`, or
+    a seeded generator in simulation. A sample takes about 24 bytes. Bytes are requested 32 KiB at a
+    time, and unused bytes are dropped.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
 
 def gaussian_slack(count: int) -> float:
-    """Extra epsilon of this noise over exact Gaussian noise, for `count` released values.
+    """Return the extra epsilon over exact Gaussian noise, for `count` released values.
 
     If integer statistics with Gaussian noise of standard deviation `SIGMA`, rounded to integers,
-    are (epsilon, delta)-DP, then with the noise of `discrete_gaussian` they are
+    are (epsilon, delta)-DP, then with the noise of `discrete_gaussian` these statistics are
     (epsilon + slack, exp(slack) delta)-DP. This holds for any adaptive sequence of releases with
     `count` values in all, for epsilon <= 500 and delta >= 1e-100.
 
@@ -58,9 +59,9 @@ def gaussian_slack(count: int) -> float:
 
         -1 / (24 SIGMA**2) <= log(q(n) / p(n)) <= n**2 / (24 SIGMA**4) + (less than 1e-1000000)
 
-    The first bounds p by q in all of a transcript. The second bounds q by p wherever the noise has
-    sum(n**2) <= (2 count + 3200) SIGMA**2. Rounded Gaussian noise leaves that set with probability
-    below exp(-800). Proof: ``docs/explanation/noise.md``.
+    The first inequality bounds p by q for every transcript. The second inequality bounds q by p for
+    noise with sum(n**2) <= (2 count + 3200) SIGMA**2. Rounded Gaussian noise is outside this set
+    with probability below exp(-800). Proof: ``docs/explanation/noise.md``.
 
     The slack is (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values. A slack
     above `DISCRETE_SLACK`, from 2.2e9 values on, is refused.
@@ -77,9 +78,9 @@ def gaussian_slack(count: int) -> float:
 def _sample(
     count: int, bits: int, random_bytes: Callable[[int], bytes], at_once: int
 ) -> NDArray[np.int64]:
-    """`discrete_gaussian` of standard deviation 2**bits (1 to 24), by buffers of `at_once` words.
+    """Draw `discrete_gaussian` of standard deviation 2**bits, in buffers of `at_once` words.
 
-    The values do not depend on `at_once`, only on the stream of bytes.
+    `bits` is 1 to 24. The values depend only on the stream of bytes, not on `at_once`.
     """
     samples = np.empty(at_least_one("count", count), np.int64)
     words = np.empty(0, np.uint64)
@@ -88,7 +89,7 @@ def _sample(
         fresh = random_bytes(8 * at_once)
         if len(fresh) != 8 * at_once:
             raise SettingsError(f"random_bytes: need {8 * at_once} bytes, got {len(fresh)}")
-        # The tail is kept: its bits belong to the draw that has not been completed.
+        # The tail is kept, because its bits belong to the incomplete draw.
         tail = words[position // 64 :]
         words = np.concatenate([tail, np.frombuffer(fresh, "<u8").astype(np.uint64)])
         done, position = _fill(samples, done, bits, words, position % 64)
@@ -97,13 +98,14 @@ def _sample(
 
 # --- The sampler, compiled ------------------------------------------------------------------------
 #
-# `words` is the stream of bits and `cursor[0]` the next bit. A cursor beyond the end says that bits
-# ran out; from there on coins fall such that every loop ends, and `_fill` drops what was drawn.
+# `words` is the stream of bits and `cursor[0]` the next bit. A cursor beyond the end means that the
+# bits ran out. From there on, coins have fixed results that end every loop, and `_fill` drops the
+# incomplete draw.
 
 
 @compiled()
 def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Next `count` bits (below 64) as a number, lowest first; -1 where there are not so many."""
+    """Return the next `count` bits (below 64) as a number, lowest first, or -1 if bits run out."""
     if count == 0:
         return 0
     first = cursor[0]
@@ -114,13 +116,14 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     value = words[word] >> np.uint64(shift)
     if shift + count > 64:
         value |= words[word + 1] << np.uint64(64 - shift)
-    # Signed again at once: numba compares signed with unsigned numbers as floats.
+    # Converted back to a signed number, because numba compares signed with unsigned numbers as
+    # floats.
     return np.int64(value & ((np.uint64(1) << np.uint64(count)) - np.uint64(1)))  # type: ignore[return-value]
 
 
 @compiled()
 def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Coin of probability 1/k: whether a number uniform in [0, k) is 0. No coin without bits."""
+    """Draw a coin of probability 1/k: whether a number uniform in [0, k) is 0."""
     width = 0
     while (1 << width) < k:
         width += 1
@@ -132,15 +135,16 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 
 @compiled()
 def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Coin of probability numerator / 2**bits, which is 1 at most. No coin without bits."""
+    """Draw a coin of probability numerator / 2**bits, which is 1 at most."""
     return _take(bits, words, cursor) >= (1 << bits) - numerator
 
 
 @compiled()
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Coin of probability exp(-gamma), gamma = numerator / 2**bits in [0, 1]: Algorithm 1.
+    """Draw a coin of probability exp(-gamma), gamma = numerator / 2**bits in [0, 1] (Algorithm 1).
 
-    Its coin of probability gamma/k is two, 1/k first since it takes fewer bits.
+    The algorithm's coin of probability gamma/k is drawn as two coins, 1/k first because it takes
+    fewer bits.
     """
     k = 1
     while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
@@ -152,7 +156,7 @@ def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> b
 def _exp_power(
     times: int, numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]
 ) -> bool:
-    """Coin of probability exp(-times * numerator / 2**bits): as many coins that must all fall."""
+    """Draw a coin of probability exp(-times * numerator / 2**bits), as `times` coins in a row."""
     fallen = 0
     while fallen < times and _exp(numerator, bits, words, cursor):
         fallen += 1
@@ -161,7 +165,7 @@ def _exp_power(
 
 @compiled()
 def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Discrete Laplace value of scale 2**bits: Algorithm 2 with s = 1 and t = 2**bits."""
+    """Draw a discrete Laplace value of scale 2**bits (Algorithm 2 with s = 1 and t = 2**bits)."""
     while True:
         low = _take(bits, words, cursor)
         if low < 0:
@@ -173,17 +177,17 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
             high += 1
         size = low + (high << bits)
         negative = _one_in(2, words, cursor)
-        if size > 0 or not negative:  # or zero would occur twice as often
+        if size > 0 or not negative:  # otherwise zero would occur twice as often
             return -size if negative else size
 
 
 @compiled()
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Discrete Gaussian value of standard deviation S = 2**bits: Algorithm 3 with t = S.
+    """Draw a discrete Gaussian value of standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is taken with probability exp(-(|y| - S)**2 / (2 S**2)). With the distance
-    ||y| - S| = whole * S + rest, that is the product of exp(-whole**2 / 2), exp(-whole * rest / S)
-    and exp(-rest**2 / (2 S**2)), which stays exact however large y is.
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). With the distance ||y|
+    - S| = whole * S + rest, this probability is the product of exp(-whole**2 / 2), exp(-whole *
+    rest / S) and exp(-rest**2 / (2 S**2)). The product stays exact for any size of y.
     """
     while True:
         value = _laplace(bits, words, cursor)
@@ -203,9 +207,9 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Draw `samples[done:]` from the bits at `position` on, as far as they reach.
+    """Draw `samples[done:]` from the bits that begin at `position`, until the bits run out.
 
-    Returns how many samples there are then, and where the bits of the next one begin.
+    Return the number of complete samples, and the position of the next sample's first bit.
     """
     cursor = np.array([position])
     while done < len(samples):

@@ -1,9 +1,9 @@
-"""The source of noise: the operating system, or a seed in simulation.
+"""Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only. Its values are float64 Gaussians rounded to float32. Which
-floats can result depends on the value under the noise, which leaks (Mironov 2012). The exact
-integers of `Noise.integers` do not. Tails end at 9.2 standard deviations, with 2**-64 of the mass
-beyond.
+`Noise.gaussian` is for paper mode only. Its values are float64 Gaussians rounded to float32. The
+set of possible floats depends on the value under the noise, and this leaks information (Mironov
+2012). The exact integers of `Noise.integers` do not leak. Tails end at 9.2 standard deviations, and
+2**-64 of the mass lies beyond.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from dpfact_flower.settings import PrivacySettings
 
 @dataclass(frozen=True)
 class Noise:
-    """Source of noise. Make one with `from_os`, `from_seed` or `from_settings`.
+    """Source of noise, made by `from_os`, `from_seed` or `from_settings`.
 
     Attributes
     ----------
     seeded : bool
-        Whether anyone with the seed can recompute the noise.
+        Whether the noise comes from a seed and can be recomputed.
     """
 
     _random_bytes: Callable[[int], bytes] = field(repr=False)
@@ -37,19 +37,22 @@ class Noise:
 
     @classmethod
     def from_os(cls) -> Noise:
-        """Take every bit from the operating system's cryptographic generator."""
+        """Make a source that draws from the operating system's cryptographic generator."""
         return cls(os.urandom, seeded=False)
 
     @classmethod
     def from_seed(cls, *key: int) -> Noise:
-        """Repeatable noise for simulation; releases are marked "seeded: not private".
+        """Make a source of repeatable noise for simulation.
 
-        The key is the seed, followed by site and round. Without these, two sites would add the same
-        noise.
+        Releases with this noise are marked "seeded: not private".
+
+        The key is the seed, followed by site and round. Without site and round, two sites would add
+        the same noise.
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
-        # Hashed, since NumPy takes [7] and [7, 0] for the same seed, and splits large integers.
+        # The key is hashed, because NumPy treats [7] and [7, 0] as the same seed and splits large
+        # integers.
         seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest(), "big")
         return cls(np.random.Generator(np.random.PCG64DXSM(seed)).bytes, seeded=True)
 
@@ -57,7 +60,7 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Make the source that the settings name; ``noise_seed`` -1 is the operating system.
+        """Make the source that the settings name. A ``noise_seed`` of -1 is the operating system.
 
         `stream` distinguishes seeded streams: the run's seed, the site, the round. A real site
         refuses a seed.
@@ -69,26 +72,27 @@ class Noise:
         return cls.from_seed(settings.noise_seed, *stream)
 
     def random_bytes(self, count: int) -> bytes:
-        """Bytes for the masks of secure sums, from the same source as the noise."""
+        """Return bytes for the masks of secure sums, from the same source as the noise."""
         return self._random_bytes(count)
 
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
-        """Independent Gaussian values of mean 0 and standard deviation `sigma`."""
+        """Draw independent Gaussian values of mean 0 and standard deviation `sigma`."""
         count = int(np.prod(shape))
         words = np.frombuffer(self._random_bytes(8 * count), np.uint64)
         return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:
-        """Exact discrete Gaussian values of standard deviation `noise.SIGMA`."""
+        """Draw exact discrete Gaussian values of standard deviation `noise.SIGMA`."""
         from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
 
         return discrete_gaussian(count, self._random_bytes)
 
 
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Turn uniform 64-bit words into standard normal values: a sign bit, 63 of tail probability.
+    """Turn uniform 64-bit words into standard normal values.
 
-    Inverting only the lower half keeps floating point's full precision in both tails.
+    One bit is the sign, and 63 bits are the tail probability. Inverting only the lower half of the
+    distribution keeps the full floating-point precision in both tails.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

@@ -1,12 +1,12 @@
-"""A zCDP accountant for Opacus.
+"""Provide a zCDP accountant for Opacus.
 
-Importing this module imports Opacus, and so torch. After `register`, Opacus accepts the name:
-``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
+Importing this module imports Opacus and therefore torch. After `register`, Opacus accepts the name
+``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
 
-Full-batch steps (sample rate 1) cost 1 / (2 noise_multiplier**2) in zCDP. Epsilon is the tight zCDP
-conversion, over all orders, while Opacus' RDP tries a fixed list. Under zCDP a Poisson-subsampled
-Gaussian gains nothing from subsampling. So a history with any sample rate below 1 is composed as a
-whole by Opacus' RDP analysis.
+Full-batch steps (sample rate 1) cost 1 / (2 noise_multiplier**2) in zCDP. Epsilon comes from the
+tight zCDP conversion over all orders, while Opacus' RDP tries a fixed list of orders. Under zCDP,
+subsampling does not reduce the cost of a Poisson-subsampled Gaussian. A history with any sample
+rate below 1 is therefore composed as a whole by Opacus' RDP analysis.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ except ImportError:
     raise MissingDependencyError(
         "Opacus is not installed; install it with: pip install 'dpfact-flower[opacus]'"
     ) from None
-finally:  # Opacus configures the root logger: everybody's lines would appear, ours twice
+finally:  # undo Opacus' setup of the root logger, which would print our lines twice
     _root.handlers[:] = _handlers
     _root.setLevel(_level)
 
 MECHANISM = "zcdp"
-# A sample rate is computed as 1/batches * accumulated steps, so it may miss 1 by rounding.
+# A sample rate is computed as 1/batches * accumulated steps, so rounding can make it differ from 1.
 _ROUNDING = 1e-9
 
 Step = tuple[float, float, int]
@@ -46,7 +46,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
     Attributes
     ----------
     history : list of (noise multiplier, sample rate, steps)
-        As in Opacus' own accountants; Opacus' calibration sets it directly.
+        History as in Opacus' own accountants. Opacus' calibration sets it directly.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
         """Charge one step.
 
-        The multiplier is the noise's standard deviation over the clipping norm; 0 costs infinity.
-        A rate of 1 is the full batch, a smaller one Poisson sampling.
+        The multiplier is the noise's standard deviation divided by the clipping norm; a multiplier
+        of 0 costs infinity. A rate of 1 is the full batch, and a smaller rate is Poisson sampling.
         """
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
@@ -65,7 +65,10 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             self.history.append((multiplier, rate, 1))
 
     def get_epsilon(self, delta: float, **kwargs: Any) -> float:
-        """Epsilon spent so far: 0 before the first step, infinity after a step without noise."""
+        """Return the epsilon spent so far.
+
+        Epsilon is 0 before the first step, and infinity after a step without noise.
+        """
         if kwargs:
             raise SettingsError(f"zcdp accountant takes no options; got {', '.join(kwargs)}")
         if positive("delta", delta) >= 1:
@@ -83,18 +86,18 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             for noise, rate, steps in history
         )
         epsilon, _ = analysis.get_privacy_spent(orders=RDP_ORDERS, rdp=costs, delta=delta)
-        return max(0.0, float(epsilon))  # below 0 where delta alone covers the cost
+        return max(0.0, float(epsilon))  # below 0 if delta alone covers the cost
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)
 
     @classmethod
     def mechanism(cls) -> str:
-        """Name under which `register` registers the class."""
+        """Return the name under which `register` registers the class."""
         return MECHANISM
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the history of `state_dict`; an invalid one leaves the present history."""
+        """Load the history of `state_dict`. An invalid one leaves the current history unchanged."""
         before = self.history
         super().load_state_dict(state_dict)
         try:
@@ -105,10 +108,10 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
 
 
 def register() -> None:
-    """Register ``"zcdp"`` with Opacus; calling it again has no effect."""
+    """Register ``"zcdp"`` with Opacus. Further calls have no effect."""
     try:
         register_accountant(MECHANISM, ZCDPAccountant)
-    except ValueError:  # the name is taken
+    except ValueError:  # the name is already registered
         if type(create_accountant(MECHANISM)) is not ZCDPAccountant:
             raise SettingsError(
                 f"Opacus already has an accountant {MECHANISM!r} of another class"

@@ -1,8 +1,8 @@
-"""The paper's mode: its noise on feature factors, its plan, its claim.
+"""Paper mode: the paper's noise on feature factors, its plan, and its claim.
 
-Unit: one tensor entry. Neighbours: its value differs. L2 sensitivity: 2 tau L eta per factor.
-Gaussian noise of variance sensitivity**2 / (2 rho). The sensitivity is the paper's claim and does
-NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. The mode is for
+Unit: one tensor entry. Neighbours: the value of this entry differs. L2 sensitivity: 2 tau L eta per
+factor. Noise: Gaussian, of variance sensitivity**2 / (2 rho). The sensitivity is the paper's claim
+and does NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. The mode is for
 reproducing the paper, and every release says so.
 """
 
@@ -29,7 +29,7 @@ class PaperPlan:
     rho : float
         Cost of one factor in one round.
     rounds : int
-        E in the paper.
+        Number of rounds, E in the paper.
     factors : int
         Number of feature modes; 2 in the paper.
     """
@@ -47,7 +47,7 @@ class PaperPlan:
 
     @property
     def total_rho(self) -> float:
-        """Cost of the whole run at one site."""
+        """Cost in zCDP of the whole run at one site."""
         return self.rho * self.rounds * self.factors
 
     def sigma(self, sensitivity: float) -> float:
@@ -55,32 +55,32 @@ class PaperPlan:
         return sigma_of(self.rho, sensitivity)
 
     def guarantee(self) -> Guarantee:
-        """The paper's claim for the whole run."""
+        """Return the paper's claim for the whole run."""
         event = ReleaseEvent("factor", 1.0, self.sigma(1.0), 1, "entry", "replace", PAPER_CLAIM)
         return account([event] * (self.rounds * self.factors), self.delta)
 
 
 def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> PaperPlan:
-    """Spread `epsilon` evenly over factors and rounds, by the exact inverse of Proposition 2.8."""
+    """Divide `epsilon` evenly among factors and rounds, by the exact inverse of Proposition 2.8."""
     releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
     return PaperPlan(rho_for_epsilon(epsilon, delta) / releases, delta, rounds, factors)
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Cost of one factor in one round: as set, or planned from epsilon."""
+    """Return the cost of one factor in one round, as set or as planned from epsilon."""
     return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
-    """L2 sensitivity 2 tau L eta that the paper claims for one factor after `tau` P-SGD passes.
+    """Return the L2 sensitivity 2 tau L eta that the paper claims for a factor after `tau` passes.
 
-    It assumes (Wu et al. 2017) one L-Lipschitz loss that is convex in all that is updated,
-    eta <= 2/beta, each entry visited once per pass, and an order and a start that do not depend on
-    the data. Clipping each entry's data gradient to `clip` enforces L, whatever the loss. The rest
-    does not hold: the joint pass over the factors is not convex, factors carry over un-noised from
-    round to round, the l2,1 step couples all patients, a zero that becomes a one changes the pass's
-    length, sampled zeros may repeat, and the step size adapts to the data. So the number is a noise
-    scale, not a bound.
+    The passes are P-SGD. The claim assumes (Wu et al. 2017) one L-Lipschitz loss that is convex in
+    all updated variables, eta <= 2/beta, each entry visited once per pass, and an order and a start
+    that do not depend on the data. Clipping each entry's data gradient to `clip` enforces L for any
+    loss. The other assumptions do not hold: the joint pass over the factors is not convex, factors
+    are carried over without noise from round to round, the l2,1 step couples all patients, a zero
+    that becomes a one changes the length of the pass, sampled zeros may repeat, and the step size
+    adapts to the data. The number is therefore a noise scale, not a bound.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -94,10 +94,11 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Paper mode: add Gaussian noise of variance sensitivity**2 / (2 rho), eq. (priv).
+    """Add Gaussian noise of variance sensitivity**2 / (2 rho), eq. (priv), in paper mode.
 
-    Unit: one tensor entry. Neighbours: its value replaced. Sensitivity: `psgd_sensitivity` per
-    factor, computed from the settings that made the factors; claimed by the paper, not proven.
+    Unit: one tensor entry. Neighbours: the value of this entry is replaced. Sensitivity:
+    `psgd_sensitivity` per factor, from the settings with which the factors were made. The paper
+    claims this sensitivity, but it is not proven.
 
     `rho` is the cost in zCDP of each factor. `round_number` (from 1) and `modes` (names of the
     feature modes) name the events.
@@ -117,7 +118,7 @@ def planned_events(
     round_number: int,
     seeded: bool,
 ) -> tuple[ReleaseEvent, ...]:
-    """The events of a coming `perturb`, computed before any patient is read.
+    """Return the events of a future `perturb`, without reading any patient.
 
     `sizes` has the number of values of each feature mode.
     """

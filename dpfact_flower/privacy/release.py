@@ -1,8 +1,8 @@
-"""`Release`, the only type that the Flower client puts into a message.
+"""Define `Release`, the only type that the Flower client puts into a message.
 
-Only functions of this package make one: `replay`, `release_masked` and the three without noise
-here, `perturb` in `paper`, `release` in `patient`. Search for their names to see everything that
-leaves a site.
+Only functions of this package make a `Release`: here `replay`, `release_masked` and the three
+functions without noise, `perturb` in `paper`, and `release` in `patient`. Search for these names to
+see everything that leaves a site.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Release:
     ----------
     arrays : tuple of ndarray
         Read-only float32: feature factors, each of shape (I_n, R), or one vector of statistics. In
-        a secure sum, bytes.
+        a secure sum, the arrays hold bytes.
     events : tuple of ReleaseEvent
-        One per array; none if no noise protects them.
+        One per array. Empty if no noise protects the arrays.
     """
 
     arrays: tuple[Array, ...]
@@ -36,7 +36,7 @@ class Release:
 
     @property
     def seeded(self) -> bool:
-        """Whether any of the noise came from a seed."""
+        """Whether a seed generated any of the noise."""
         return any(event.seeded for event in self.events)
 
     @property
@@ -45,18 +45,18 @@ class Release:
         return claim_of(self.events) if self.arrays else "nothing was released"
 
     def __repr__(self) -> str:
-        # Shapes only: what was released does not belong in a log.
+        # Shapes only, because released values do not belong in a log.
         return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
-    """A site's part of a secure sum, with its own noise. It leaves the site only masked.
+    """A site's part of a secure sum, with the site's own noise. It leaves the site only masked.
 
     Attributes
     ----------
     values : ndarray of int64
-        In units of the noise's grid, slot after slot.
+        Values in units of the noise's grid, slot after slot.
     events : tuple of ReleaseEvent
         The cost of the values, and of all sums with the other sites' values.
     """
@@ -66,7 +66,7 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """The values, as the ledger takes them from a `Release`."""
+        """The values as a tuple, as in `Release`, for the ledger."""
         return (self.values,)
 
     @property
@@ -79,15 +79,15 @@ class Share:
 
 
 def release_masked(parts: Sequence[Array]) -> Release:
-    """Bytes of the secure-sum exchange: keys, masked words of a charged `Share`, shares of seeds.
+    """Make a release of secure-sum bytes: keys, masked words of a charged `Share`, shares of seeds.
 
-    Their cost was charged with the `Share`.
+    Their cost is charged with the `Share`.
     """
     return Release(tuple(parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Make a release again from what was kept. For repeated requests only."""
+    """Make a release again from kept arrays and events, for repeated requests only."""
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():
@@ -96,24 +96,27 @@ def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
 
 
 def release_nothing() -> Release:
-    """An empty release, for a round in which nothing leaves the site."""
+    """Make an empty release, for a round in which nothing leaves the site."""
     return Release((), ())
 
 
 def release_unprotected(factors: Sequence[Array]) -> Release:
-    """Factors without noise, for ``privacy = "none"``: no events, no guarantee."""
+    """Release factors without noise, events or guarantee, for ``privacy = "none"``."""
     return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
 
 
 def release_unprotected_sum(values: Array) -> Release:
-    """A sum over a site's patients without noise, for ``privacy = "none"``: no guarantee."""
+    """Release a sum over a site's patients without noise or guarantee, for ``privacy = "none"``."""
     if values.ndim != 1 or not np.isfinite(values).all():
         raise DataError("release: need a vector of finite numbers")
     return Release((fixed(values),), ())
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Read-only copies of feature factors; a DataError unless finite and of one rank."""
+    """Return read-only copies of feature factors.
+
+    Raise a DataError unless all factors are finite and have the same rank.
+    """
     matrices = tuple(np.array(factor) for factor in factors)
     if not matrices:
         raise DataError("factors: need at least one feature factor")
@@ -129,7 +132,7 @@ def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
 
 
 def fixed(values: Array) -> NDArray[np.float32]:
-    """Values as read-only float32; the caller must hold the only reference."""
+    """Return values as read-only float32. The caller must hold the only reference to `values`."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32, copy=False)
     if not np.isfinite(rounded).all():

@@ -1,4 +1,4 @@
-"""The scope of a guarantee in plain words, for reports."""
+"""Describe the scope of a guarantee in plain words, for reports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Facts that a simulation in patient mode takes from the data without noise. They change with one
-patient more, unless public code lists and `patients` are given."""
+"""Text about facts that a simulation in patient mode takes from the data without noise. These facts
+can change with one additional patient, unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
     "Results computed from these factors: errors, use by site, prevalence, mortality "

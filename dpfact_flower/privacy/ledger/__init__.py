@@ -1,37 +1,36 @@
-"""A site's ledger: all its releases, on its own disk before they are sent.
+"""The ledger of a site, which stores every release on the site's disk before it is sent.
 
 One SQLite file per site, ``state-dir/site/ledger.sqlite``. A row is a release: the request, the
-charge, and the sent values as float32. For values without noise it has only the hash. The budget
-belongs to the site's patients: every charged row counts, whatever job or data it names.
+charge, and the sent values as float32. For values without noise, the row has only their hash. The
+budget belongs to the site's patients, so every charged row counts, for any job or data.
 
 Durability
-----------
-`Ledger.charge` returns when row, events and bytes are on the disk, in one transaction. It uses a
-rollback journal (journal_mode DELETE), not a write-ahead log. So between transactions the ledger is
-one file, and a copy of it is complete. In that mode the commit is the deletion of the journal, and
-only synchronous EXTRA makes the deletion durable. Otherwise a power loss could bring back the state
-before the charge. A new ledger is complete before it gets its name, so an empty or truncated file
-is always damage.
+---------- `Ledger.charge` returns when row, events and bytes are on the disk, in one transaction.
+The ledger uses a rollback journal (journal_mode DELETE), not a write-ahead log. Between
+transactions the ledger is therefore one file, and a copy of this file is complete. In this mode the
+commit is the deletion of the journal, and only synchronous EXTRA makes the deletion durable.
+Otherwise a power loss could restore the state before the charge. A new ledger gets its name only
+when it is complete, so an empty or truncated file is always damaged.
 
-A simulated site has no patients to protect from a power loss. With `durable` False, SQLite leaves
-writing to the operating system; a killed process still loses nothing.
+A simulated site needs no protection from a power loss. With `durable` False, SQLite leaves writing
+to the operating system. A killed process still loses no row.
 
 Evidence
---------
-A row is one JSON document. Its hash is SHA-256 over the hash of the row before and that text. All
-hashes are checked whenever the ledger is used, which finds damage and careless edits. A note of the
-newest head beside the ledger (`verified_head`) finds an old copy that was put back. To detect a
-rewrite of the whole chain and the note, note the `Head` elsewhere (the site logs it).
+-------- A row is one JSON document. The row's hash is the SHA-256 of the previous row's hash and
+this document. All hashes are checked at every use of the ledger, which detects damage and careless
+edits. The newest head is also noted in a file next to the ledger (`verified_head`), which detects a
+restored old copy. To detect a rewrite of the whole chain and the note, keep the `Head` elsewhere
+(the site logs it).
 
 Secrecy
--------
-A head is a commitment, because each row has random bytes. A row has no fingerprint of the data but
-an HMAC of it, under a key beside the ledger (`key`). Its time is that of the request. So a head, a
-backup and `dpfact ledger show` reveal nothing about patients but the released values, which are
-charged. The key, and a folder that contains it, are patient data.
+------- A head is a commitment, because each row has random bytes. Instead of a fingerprint of the
+data, a row has the fingerprint's HMAC under a key next to the ledger (`key`). The time in a row is
+the time of the request. About patients, a head, a backup and `dpfact ledger show` therefore reveal
+only the released values, which are charged. The key, and a folder that contains it, are patient
+data.
 
-Two processes may use one ledger: writers take turns, and a round has one release. The folder must
-be on a local disk, since SQLite's locks are unreliable on network shares.
+Two processes may use one ledger. Writers take turns, and a round has only one release. The folder
+must be on a local disk, because SQLite's locks are unreliable on network shares.
 """
 
 from dpfact_flower.privacy.ledger.file import LEDGER, verified_head

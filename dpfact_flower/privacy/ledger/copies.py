@@ -1,4 +1,4 @@
-"""Back up a ledger, and restore it where it is lost. Neither replaces an existing ledger."""
+"""Back up a ledger, and restore a lost ledger. An existing ledger is never replaced."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def back_up(folder: Path, target: Path) -> Head:
     Returns
     -------
     Head
-        Of the copy. Note it in another place than the copy.
+        Head of the copy. Keep the head in another place than the copy.
     """
     path = target / LEDGER
-    with Ledger(folder, create=False):  # it is there, and its owner's
+    with Ledger(folder, create=False):  # checks that the ledger exists and has the right owner
         pass
     with translated(path):
         private_folder(target)
@@ -35,14 +35,14 @@ def back_up(folder: Path, target: Path) -> Head:
 
 
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
-    """Restore a lost ledger from a backup, if nothing was charged since.
+    """Restore a lost ledger from a backup, if nothing was charged after the backup.
 
     Parameters
     ----------
     backup, folder : Path
-        Folder with the copy, and the site's, without a ledger.
+        Folder with the copy, and the site's folder, which has no ledger.
     noted : Head
-        The last one in the site's log.
+        The last head in the site's log.
     """
     path = folder / LEDGER
     head = _checked(backup, noted)

@@ -1,4 +1,4 @@
-"""The ledger's file, the note of its newest head, and the translation of the disk's errors."""
+"""Handle the ledger's file, the note of its newest head, and errors of the disk."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dpfact_flower.machine.files import create_once, private_folder, replacing
 from dpfact_flower.privacy.ledger.rows import Head
 
 LEDGER = "ledger.sqlite"
-"""Name of the file in a site's folder."""
+"""Name of the ledger's file in a site's folder."""
 
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
-_SECONDS_TO_WAIT = 30.0  # for another process's transaction
+_SECONDS_TO_WAIT = 30.0  # to wait for another process's transaction
 _SCHEMA = f"""
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY,
@@ -31,7 +31,7 @@ _MOST_BYTES_OF_A_HEAD = 100
 
 
 def create_ledger(path: Path) -> None:
-    """Create an empty ledger, complete and on the disk; an existing one stays."""
+    """Create a complete empty ledger on the disk, unless one exists."""
     private_folder(path.parent)
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
@@ -44,18 +44,18 @@ def create_ledger(path: Path) -> None:
 
 
 def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Connect to an existing ledger; never create one."""
+    """Connect to an existing ledger, without creating one."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         timeout=_SECONDS_TO_WAIT,
-        isolation_level=None,  # transactions are ours to begin
+        isolation_level=None,  # we begin transactions ourselves
     )
     try:
         for pragma in (
             "journal_mode = DELETE",
             f"synchronous = {'EXTRA' if durable else 'OFF'}",
-            "fullfsync = ON",  # macOS: fsync alone leaves data in the drive
+            "fullfsync = ON",  # on macOS, fsync alone leaves data in the drive's cache
             "trusted_schema = OFF",
             "temp_store = MEMORY",
         ):
@@ -68,7 +68,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 
 def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse foreign files and those of later versions."""
+    """Refuse files of other programs and of later versions."""
     ((application,),) = connection.execute("PRAGMA application_id")
     if application != _APPLICATION_ID:
         raise StateError(f"{path}: not a ledger, or damaged; it is never recreated automatically")
@@ -81,40 +81,40 @@ def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the disk into our own; their texts have no values."""
+    """Turn errors of SQLite and the disk into our own errors, whose texts have no values."""
     try:
         yield
-    except DPFactError:  # which may be an OSError too, and is ours already
+    except DPFactError:  # our own error, even if it is an OSError too
         raise
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StateError(f"{path}: {error} ({name})") from None
     except (OSError, OverflowError, UnicodeError) as error:
-        # SQLite may quote a damaged schema in a message that is not text.
+        # SQLite may quote a damaged schema in a message that cannot be decoded.
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise StateError(f"{path}: {reason}") from None
 
 
-# --- The newest head, noted beside the ledger -----------------------------------------------------
+# --- The note of the newest head, next to the ledger ----------------------------------------------
 #
-# It is written after the charge. A ledger without that row was rolled back, or is another one, and
-# its budget is not known. If the note is missing, damaged or cannot be written, only this alarm is
-# lost.
+# The note is written after the charge. A ledger without the noted row was rolled back or replaced,
+# and its budget is not known. If the note is missing or damaged, or cannot be written, only this
+# alarm is lost.
 
 
 def head_file(ledger: Path) -> Path:
-    """File with the newest head; no job may have its name."""
+    """Return the path of the file with the newest head. No job may have the file's name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """The noted newest head; None where none is noted."""
+    """Return the noted newest head, or None without a note."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(_MOST_BYTES_OF_A_HEAD).decode())
     return None
 
 
 def note_head(ledger: Path, head: Head) -> None:
-    """Note the newest head; a failure is ignored, since the charge stands."""
+    """Note the newest head. A failure is ignored, because the charge is already recorded."""
     with suppress(Exception), replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())

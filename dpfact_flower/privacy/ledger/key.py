@@ -1,9 +1,9 @@
-"""The data's fingerprint as the ledger stores it: under a key beside the ledger.
+"""Protect the fingerprint of the data in the ledger by a key next to the ledger.
 
-A plain hash of the data would tell anyone who knows all other patients whether one more is among
-them. The key is random, stays at the site, and is in no backup of `dpfact ledger backup`. Without
-the key the tag reveals nothing. No budget depends on it: a lost key is replaced, jobs under way
-cannot continue, and all charges still count.
+With a plain hash of the data, anyone who knows all patients but one could test whether that patient
+is in the data. The key is random, stays at the site, and is not in the backups of `dpfact ledger
+backup`. Without the key, the tag reveals nothing. No budget depends on the key. If the key is lost,
+the site makes a new one, running jobs cannot continue, and all charges still count.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dpfact_flower.errors import StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import create_once, disk_errors
 
-KEY = ".ledger-key"  # no job can have this name, and no copy of ledger.sqlite* takes it along
+KEY = ".ledger-key"  # not a valid job name, and not in copies of ledger.sqlite*
 _BYTES = 32
 
 
 def read_key(folder: Path) -> bytes | None:
-    """The key of a site's folder; None if there is none yet."""
+    """Return the key of a site's folder, or None if no key exists."""
     path = folder / KEY
     check_own(path)
     with disk_errors(path):
@@ -37,7 +37,7 @@ def read_key(folder: Path) -> bytes | None:
 
 
 def data_key(folder: Path) -> bytes:
-    """The key of a site's folder, made if there is none."""
+    """Return the key of a site's folder, after making a missing key."""
     key = read_key(folder)
     if key is None:
         with disk_errors(folder / KEY):
@@ -48,5 +48,5 @@ def data_key(folder: Path) -> bytes:
 
 
 def data_tag(folder: Path, fingerprint: str) -> str:
-    """A tensor's fingerprint under a site's key, as in the ledger and the site's state."""
+    """Return a tensor's fingerprint under a site's key, for the ledger and the site's state."""
     return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

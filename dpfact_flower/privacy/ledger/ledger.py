@@ -1,4 +1,4 @@
-"""An open ledger: earlier answers, their cost, and whether the ledger is intact."""
+"""Read, extend and verify an open ledger."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from dpfact_flower.privacy.release import Release, Share, replay
 
 
 class Ledger:
-    """A site's ledger, open; close it, or use it as a context manager.
+    """An open ledger of a site. Close it, or use it as a context manager.
 
-    Every method but `verify` reads all rows, and refuses a ledger with a wrong hash.
+    Every method except `verify` reads all rows and refuses a ledger with a wrong hash.
 
     Parameters
     ----------
     folder : path
-        The site's.
+        Folder of the site.
     create : bool
-        Create folder and ledger if there is none. The caller must know that there never was one: an
-        empty ledger has a whole budget.
+        Whether to create a missing folder or ledger. The caller must know that the site never had a
+        ledger, because an empty ledger has its full budget.
     durable : bool
-        Whether `charge` waits for the disk. False is for simulations only.
+        Whether `charge` waits for the disk. Use False only in simulations.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -62,7 +62,7 @@ class Ledger:
             self._connection = open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
-        # A row has this time, not that of its charge, which depends on the patients.
+        # A row records this time, because the time of the charge depends on the patients.
         self._opened = datetime.now(UTC)
 
     def __enter__(self) -> Self:
@@ -72,24 +72,24 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file; charges are on the disk already."""
+        """Close the file. All charges are already on the disk."""
         self._connection.close()
 
-    # --- What was answered ------------------------------------------------------------------------
+    # --- Answers ----------------------------------------------------------------------------------
 
     def rows(self) -> tuple[LedgerRow, ...]:
-        """Every release in order."""
+        """Return all releases in order."""
         with self._transaction("DEFERRED") as connection:
             return self._rows(connection)
 
     def head(self) -> Head:
-        """Number of rows, and the newest hash."""
+        """Return the number of rows, and the newest hash."""
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """The release of a round of a job, bit for bit.
+        """Return the release of a round of a job, bit for bit.
 
-        None if that round was never answered, or its bytes are not kept.
+        Return None if that round was never answered, or if the bytes are not kept.
         """
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
@@ -101,25 +101,26 @@ class Ledger:
         return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
     def has(self, key: ReleaseKey, terms: str, release: Release | Share) -> bool:
-        """Whether this very release is recorded, so that it may be sent again.
+        """Return whether exactly this release is recorded, so that it may be sent again.
 
-        A StateError if the round has another release, a later round of the job was answered, or the
-        job was begun with other data.
+        Raise a StateError if the round has another release, if a later round of the job was
+        answered, or if the job was begun with other data.
         """
         return self._has(self.rows(), key, terms, release)
 
-    # --- What it cost -----------------------------------------------------------------------------
+    # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """All charged events, or those of one job, in order."""
+        """Return all charged events in order, or only the events of one job."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
     def count(self) -> tuple[LedgerRow, ...]:
-        """Every release, to check a budget; if another process charges then, `charge` refuses.
+        """Return all releases, to check a budget before `charge`.
 
-        The lock of the site's folder prevents that, unless the platform has no locks or somebody
-        deleted the lock's file.
+        If another process charges between this call and `charge`, `charge` refuses. The lock of the
+        site's folder prevents this case, unless the platform has no locks or the lock's file was
+        deleted.
         """
         rows = self.rows()
         self._counted = _head(rows)
@@ -132,29 +133,29 @@ class Ledger:
         release: Release | Share,
         last_look: Callable[[], object] = lambda: None,
     ) -> Head:
-        """Record a release with its cost; on return it is on the disk, and may be sent.
+        """Record a release with its cost. After that it is on the disk and may be sent.
 
-        Returns the new head, for the site's log. Bytes are kept if they were charged, otherwise
-        only their hash. After an exception nothing may be sent. (If the disk failed late, the row
-        may still be there, which wastes budget.) Recording the same release again changes nothing.
+        Return the new head, for the site's log. Charged bytes are kept, and of other bytes only the
+        hash. After an exception nothing may be sent. (If the disk failed late, the row may still
+        exist, which wastes budget.) Recording the same release again has no effect.
 
         Parameters
         ----------
         terms : str
             Digest of the settings that must not change within the job.
         last_look : callable
-            Called after writing and before the commit; an exception from it undoes the charge.
+            Called after writing and before the commit. An exception in this call undoes the charge.
 
         Raises
         ------
         StateError
-            If the round, or a later one of the job, has another release already, the job was begun
-            with other data, another process has charged since `count`, the ledger is another
-            user's, or the disk refuses.
+            If the round has another release, if a later round of the job was answered, if the job
+            was begun with other data, if another process has charged since `count`, if the ledger
+            belongs to another user, or if writing to the disk fails.
         """
         self._check_own()
         payload = pack(release.arrays)
-        # EXCLUSIVE waits here for who reads; IMMEDIATE, at its end, after the last look.
+        # EXCLUSIVE waits here for readers. IMMEDIATE would wait at its end, after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
@@ -168,7 +169,7 @@ class Ledger:
             document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
             stored = payload if release.events or not payload else None
-            if isinstance(release, Share):  # under one site's noise: it goes with the job's folder
+            if isinstance(release, Share):  # kept in the job's folder instead
                 stored = None
             connection.execute(
                 "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
@@ -177,20 +178,21 @@ class Ledger:
             last_look()
         if self._counted is not None:
             self._counted = head
-        if self._durable:  # a simulated site's ledger is nobody's budget
+        if self._durable:  # a simulated site's ledger protects no real budget
             note_head(self.path, head)
         return head
 
-    # --- Whether it is whole ----------------------------------------------------------------------
+    # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Check the ledger; an empty list means that nothing is wrong.
+        """Return the problems of the ledger. An empty list means that the ledger is intact.
 
-        Checks the file (by SQLite), the chain of hashes, released bytes against their hash, and the
-        head noted beside the ledger.
+        The method checks the file (by SQLite), the chain of hashes, released bytes against their
+        hash, and the head noted next to the ledger.
 
-        `noted` is a head noted earlier: its row must be there, unchanged. Without one, a cut of the
-        newest rows may go unnoticed. Each problem names its row and no released value.
+        `noted` is a head that was kept earlier. Its row must still exist unchanged. Without
+        `noted`, the removal of the newest rows may not be detected. Each problem names its row, and
+        never a released value.
         """
         problems: list[str] = []
         try:
@@ -204,12 +206,12 @@ class Ledger:
                     problems.extend(_payload_problems(row, _payload_of(connection, row)))
                 if noted is not None:
                     problems.extend(_rolled_back(connection, noted))
-        except StateError as error:  # a page that cannot be read ends the search
+        except StateError as error:  # stop the search at an unreadable page
             problems.append(str(error))
         return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Problems that make the spent budget unknown; readable rows are added to `rows`."""
+        """Yield problems that make the spent budget unknown. Add readable rows to `rows`."""
         previous = START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
@@ -235,7 +237,7 @@ class Ledger:
             )
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
-        """All rows; a StateError if any is wrong."""
+        """Return all rows. Raise a StateError if a row is wrong."""
         rows: list[LedgerRow] = []
         for problem in self._problems(connection, rows):
             raise self._damaged(problem)
@@ -244,7 +246,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Whether this very release is recorded; refuse another one for an answered round."""
+        """Return whether this release is recorded. Refuse another release for an answered round."""
         last = _last(rows, key.job)
         if last is None:
             return False
@@ -269,7 +271,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check the file's owner; a foreign journal beside it would change its content."""
+        """Check who owns the ledger and its journal. A foreign journal would change the content."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 
@@ -281,7 +283,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """One transaction: a writer's (EXCLUSIVE) waits its turn at the beginning."""
+        """Run one transaction. A writer's transaction (EXCLUSIVE) waits at its beginning."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -298,7 +300,7 @@ def _head(rows: Sequence[LedgerRow]) -> Head:
 
 
 def _last(rows: Sequence[LedgerRow], job: str) -> LedgerRow | None:
-    """The latest round of a job; within a job, rounds never go back."""
+    """Return the row of the latest round of a job. Within a job, rounds always ascend."""
     return next((row for row in reversed(rows) if row.job == job), None)
 
 
@@ -313,7 +315,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Released bytes that are missing or not what was sent; without charge none need be there."""
+    """Yield problems with released bytes: missing or changed. Uncharged bytes may be missing."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -321,7 +323,7 @@ def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
 
 
 def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
-    """Whether the ledger lacks the row that was noted."""
+    """Yield a problem if the ledger lacks the row of the noted head."""
     hashes = [hash_ for (hash_,) in connection.execute("SELECT hash FROM releases ORDER BY number")]
     if noted.rows > len(hashes):
         yield (

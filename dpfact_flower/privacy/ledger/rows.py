@@ -1,4 +1,4 @@
-"""Rows of the ledger: JSON documents, each chained to the row before by its hash."""
+"""Rows of the ledger: JSON documents, each chained to the previous row by its hash."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.release import Release, Share
 
 START = "0" * 64
-"""Stands for the hash of the row before the first."""
+"""Replaces the hash of the previous row in the first row."""
 _RANDOM_BYTES = 32
 
 
 class ReleaseKey(NamedTuple):
-    """Identifies a request: the same key gets the same bytes.
+    """The key of a request. The same key always gets the same bytes.
 
     Attributes
     ----------
     fingerprint : str
-        Of the site's tensor, under the site's own key: see `data_tag`.
+        Fingerprint of the site's tensor, under the site's own key; see `data_tag`.
     request : str
         Digest of the whole request.
     """
@@ -44,10 +44,10 @@ class ReleaseKey(NamedTuple):
 
 
 class Head(NamedTuple):
-    """A ledger's number of rows, and the newest row's hash.
+    """The number of rows of a ledger, and the hash of the newest row.
 
-    Noted elsewhere, it shows later whether rows are missing. It reveals nothing about the rows,
-    because each has random bytes.
+    A head that is kept elsewhere can later show that rows are missing. A head reveals nothing about
+    the rows, because each row has random bytes.
     """
 
     rows: int
@@ -58,7 +58,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a head from its text."""
+        """Parse a head from its text."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
@@ -67,25 +67,25 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerRow:
-    """One release without its bytes.
+    """One row of the ledger: a release without its bytes.
 
     Attributes
     ----------
     number : int
-        From 1, without gaps.
+        Number of the row, from 1 without gaps.
     hash : str
-        Over the hash of the row before and this row's document.
+        Hash of the previous row's hash and this row's document.
     payload_kept : bool
-        Whether the bytes are kept, as for charged releases.
+        Whether the ledger keeps the bytes, as for charged releases.
     recorded : str
         Time of the request, by the site's clock, in UTC. The time of the charge would reveal how
         long the computation took.
     terms : str
         Digest of the settings that must not change within the job.
     shapes : tuple of tuple of int
-        Of the released arrays; none where nothing left the site.
+        Shapes of the released arrays. Empty if nothing left the site.
     events : tuple of ReleaseEvent
-        The charge; none for a release without noise.
+        The charged events. Empty for a release without noise.
     """
 
     number: int
@@ -104,7 +104,7 @@ class LedgerRow:
     @classmethod
     @lru_cache(maxsize=1024)  # one request reads all rows several times
     def read(cls, number: int, document: str, hash_: str, kept: bool) -> Self:
-        """The row of a document that `document_of` made."""
+        """Read a row from a document that `document_of` made."""
         fields = from_json(document)
         del fields["random"]
         fields["shapes"] = tuple(map(tuple, fields["shapes"]))
@@ -113,12 +113,12 @@ class LedgerRow:
 
     @property
     def key(self) -> ReleaseKey:
-        """The request that it answered."""
+        """The request that the row answered."""
         return ReleaseKey(self.fingerprint, self.job, self.round, self.request)
 
     @property
     def shared(self) -> bool:
-        """Whether it is a share of a secure sum, whose values are not kept here."""
+        """Whether the release is a share of a secure sum. The ledger keeps no values of shares."""
         return any(event.shared for event in self.events)
 
     @property
@@ -127,7 +127,7 @@ class LedgerRow:
         return bool(self.shapes) and not self.events
 
     def holds(self, terms: str, release: Release | Share) -> bool:
-        """Whether it recorded this very release."""
+        """Return whether the row records exactly this release."""
         shapes = tuple(array.shape for array in release.arrays)
         digest = digest_of(pack(release.arrays))
         recorded = (self.terms, self.shapes, self.payload_sha256, self.events)
@@ -135,14 +135,17 @@ class LedgerRow:
 
 
 def chained(previous: str, document: str) -> str:
-    """SHA-256 over the hash of the row before and a row's document."""
+    """Return the SHA-256 of the previous row's hash and a row's document."""
     return digest_of(f"{previous}\n{document}".encode())
 
 
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """A new row as JSON; its random bytes hide the rest from anyone who has only the hash."""
+    """Return a new row as JSON.
+
+    The row's random bytes hide its other content from anyone who has only the hash.
+    """
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -153,12 +156,12 @@ def document_of(
 
 
 def digest_of(content: bytes) -> str:
-    """SHA-256 in hexadecimal."""
+    """Return the SHA-256 of `content` in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
-    """All values as little-endian float32, or the int64 of a share, array by array in C order."""
+    """Return all values as little-endian float32 (int64 for a share), array by array in C order."""
     if any(array.dtype not in (np.float32, np.int64) for array in arrays):
         raise DataError("release: every array must be float32, or the int64 of a share")
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
@@ -166,7 +169,7 @@ def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
 
 
 def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
-    """Read arrays of these shapes from the bytes of `pack`."""
+    """Read arrays of the given shapes from the bytes of `pack`."""
     arrays, start = [], 0
     for shape in shapes:
         size = math.prod(shape)

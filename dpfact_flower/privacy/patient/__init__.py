@@ -1,7 +1,7 @@
-"""The releases of patient mode, from plan to noise.
+"""Plan, compute and perturb the releases of patient mode.
 
-`plan` computes releases and their cost from public facts. `statistics` (with `pairs`) makes bounded
-sums. `release` and `share` add noise. The proof is in ``docs/explanation/proof.md``.
+`plan` computes releases and their cost from public facts. `statistics` (with `pairs`) computes
+bounded sums. `release` and `share` add noise. The proof is in ``docs/explanation/proof.md``.
 """
 
 from dpfact_flower.privacy.patient.release import release, share, step_of

@@ -1,7 +1,7 @@
-"""The kinds of release of patient mode: the statistic of each, its size and its inputs.
+"""Define the kinds of release in patient mode: statistic, size and inputs of each kind.
 
 A new kind needs an object in `KINDS`, a place in the schedule of `plan`, and a use at the server
-(`server.patient`). All other code finds it by its name.
+(`server.patient`). All other code finds the kind by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Asked(Protocol):
 
     @property
     def privacy(self) -> PrivacySettings:
-        """The run's."""
+        """Privacy settings of the run."""
 
     @property
     def digest(self) -> str:
@@ -47,7 +47,7 @@ class PlannedRelease:
     Attributes
     ----------
     kind : str
-        Name in `KINDS`.
+        Name of the kind in `KINDS`.
     round : int
         Flower round, from 1.
     mode : int or None
@@ -57,11 +57,11 @@ class PlannedRelease:
     sigma : float
         Standard deviation of the noise on each value, in real units.
     count : int
-        Number of values; under secure sums, of each slot.
+        Number of values. With secure sums, the number of values of each slot.
     rho : float
-        Cost in zCDP; the Gaussian-DP cost is ``sqrt(2 rho)``.
+        Cost in zCDP. The Gaussian-DP cost is ``sqrt(2 rho)``.
     sharing : Sharing or None
-        How sites share the noise; None if each adds all of it.
+        How sites share the noise, or None if each site adds all of the noise.
     """
 
     kind: str
@@ -75,26 +75,26 @@ class PlannedRelease:
 
     @property
     def own_sigma(self) -> float:
-        """Deviation of the noise that a site adds."""
+        """Standard deviation of the noise that a site adds."""
         return self.sharing.own_sigma(self.sigma) if self.sharing else self.sigma
 
     @property
     def seen_sigma(self) -> float:
-        """Deviation of the noise on a site's values, or on a slot's total."""
+        """Standard deviation of the noise on a site's values, or on a slot's total."""
         return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
 
     def question(self, asked: Asked, attempt: int, members: Sequence[Member]) -> Question:
-        """The question of one attempt at a secure sum."""
+        """Return the question for one attempt at a secure sum."""
         width = width_of(asked.privacy.patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(asked.digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:
-        """The name of the release's event; `modes` are the names of the feature modes."""
+        """Return the name of the release's event. `modes` are the names of the feature modes."""
         kind = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
         return f"round {self.round}, {kind}"
 
     def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
-        """The release's event for the accountant."""
+        """Return the release's event for the accountant."""
         name, sharing = self.name(modes), self.sharing
         if sharing is None:
             return patient_event(name, self.sensitivity, self.sigma, self.count, seeded=seeded)
@@ -105,7 +105,7 @@ class PlannedRelease:
 
 
 Ridge = Callable[[], NDArray[np.float64]]
-"""Makes the ridge of a refinement from earlier releases."""
+"""Function that makes the ridge of a refinement from earlier releases."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,15 +115,16 @@ class ReleaseKind:
     Attributes
     ----------
     statistic : callable
-        Computes the bounded sum from the patients, the planned release, the released factors and
-        the ridge.
+        Function that computes the bounded sum from the patients, the planned release, the released
+        factors and the ridge.
     size : callable
-        Computes the number of values from each mode's number of codes before selection, the number
-        kept, the mode, and the rank.
+        Function that computes the number of values from each mode's number of codes before
+        selection, the number of kept codes, the mode, and the rank.
     clipped : bool
-        Whether a patient's part is clipped to the run's `bound`. Otherwise its norm is at most 1.
+        Whether a patient's part is clipped to the run's `bound`. Otherwise the part's norm is at
+        most 1.
     carries : tuple of str
-        Fields of its request beside the settings, where the run has them.
+        Fields of the kind's request in addition to the settings, if the run has them.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -174,8 +175,8 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Fields of a round's request beside the settings, where the run has them.
+    """Return the fields of a round's request in addition to the settings, if the run has them.
 
-    The last round has no release; its request carries the final model.
+    The last round has no release. The request of the last round carries the final model.
     """
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")

@@ -1,7 +1,8 @@
-"""Forecast of a run of patient mode, and the resources that it needs, from public facts alone.
+"""Forecast the outcome and the resources of a run in patient mode, from public facts alone.
 
-The chance is that every model beats every fit to shuffled patients, which is how real data are
-judged (docs/results.md). It depends on the signal alone, and was calibrated on real cohorts.
+The forecast chance is the chance that every model beats every fit to shuffled patients, which is
+the test for real data (docs/results.md). It depends only on the signal and was calibrated on real
+cohorts.
 """
 
 from __future__ import annotations
@@ -18,46 +19,51 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength of an even chance, and the slope of the chance in its logarithm
+"""Strength with a chance of one half, and slope of the chance in the logarithm of the strength
 (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1
-"""Chances. Below the second nearly every run fails, unless phenotypes are clear-cut."""
+"""Chances for the verdicts. Below the second chance nearly every run fails, unless phenotypes are
+distinct."""
 _CLEAR = 1.5
-"""Signal from which planted, clear-cut phenotypes come back. No such run is called hopeless."""
+"""Signal above which planted, distinct phenotypes are recovered. Runs with this signal are never
+called hopeless."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
 _SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
 """Mean factor match score of planted phenotypes after one refinement, by signal."""
 _MANY_CODES = 2_000
-"""With more codes than this in all, the start is so large that fewer are always proposed."""
+"""Total number of codes above which fewer codes are always proposed, because the start is very
+large."""
 BYTES_A_VALUE = 48
-"""Memory for one value of a release: one thread's sum, noise and packing (37 measured)."""
+"""Memory in bytes for one value of a release: one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Sites that the server's start keeps apart; more are summed in groups (`estimation.start`)."""
+"""Number of sites that the server's start keeps apart. More sites are summed in groups
+(`estimation.start`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
-"""The server's memory per value: of a site's start, of a site or group that candidates are fitted
-to, and of work matrices."""
+"""The server's memory in bytes per value: for a site's start, for a site or group that candidates
+are fitted to, and for work matrices."""
 _SURROGATE_BYTES = 80_000_000
-"""The server's memory for surrogates, which come after that (60 and 80 MB measured)."""
+"""The server's memory in bytes for surrogates, which follow the start (60 and 80 MB measured)."""
 _SENT_BITS = 12
-"""Of one value in a message (docs/explanation/noise.md)."""
+"""Bits of one value in a message (docs/explanation/noise.md)."""
 _MASKED_BITS = 32
-"""Of one masked value, which can't be compressed; 48 if `patients` is unknown."""
+"""Bits of one masked value, which cannot be compressed. 48 bits if `patients` is unknown."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
-"""Of one value's noise, and of one patient's refit for each phenotype, on a quiet core."""
+"""Seconds on an idle core for one value's noise, and for one patient's refit per phenotype."""
 _FIT_STEPS, _SEARCH_STEPS = 100, 12
-"""Iterations of the server's start beside growth's one per phenotype, and steps of growth's search
-for a phenotype, each from all sites and four other directions."""
+"""Iterations of the server's start in addition to one growth iteration per phenotype, and steps of
+growth's search for a phenotype, each with one direction per site and four random directions."""
 _PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.4
-"""Multiply-adds of a quiet core in a second, and its seconds per phenotype for surrogates.
-Measured: 518 and 200 codes, 20 and 50 phenotypes, 6 to 200 sites took .2 to 8 and 3 to 12 s,
-the fits to halves of the noise 5 and 8 s. Patients with many codes get the latter alone."""
+"""Multiply-adds per second of an idle core, and seconds per phenotype for surrogates. Measured for
+518 and 200 codes, 20 and 50 phenotypes and 6 to 200 sites: the start took 0.2 to 8 s, surrogates 3
+to 12 s, and the fits to halves of the noise 5 and 8 s. For patients with many codes, only the fits
+to halves are made."""
 
 
 class Facts(NamedTuple):
-    """Public facts about a run; 0 patients or sites means unknown.
+    """Public facts about a run. 0 patients or sites means unknown.
 
-    `sizes` are the codes of each feature mode that are kept. `sharing` says how sites share one
-    noise, if they do.
+    `sizes` has the number of kept codes of each feature mode. `sharing` says how sites share one
+    noise, or is None.
     """
 
     sizes: tuple[int, ...]
@@ -68,29 +74,29 @@ class Facts(NamedTuple):
 
     @property
     def known(self) -> bool:
-        """Whether the numbers of patients and sites are given."""
+        """Whether the numbers of patients and sites are both known."""
         return self.patients > 0 and self.sites > 0
 
     @property
     def noises(self) -> float:
-        """Variance of the noise in the sum of all that the server learns, relative to sigma**2."""
+        """Variance of the noise in the sum of all vectors that the server learns, over sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
     @property
     def sums(self) -> int:
-        """Vectors that the server learns of each release."""
+        """Number of vectors that the server learns from each release."""
         return self.sharing.slots if self.sharing else self.sites
 
     @property
     def start_scale(self) -> float:
-        """Signal of a start with noise multiplier 1, see `Outlook.signal`."""
+        """Signal of a start with noise multiplier 1; see `Outlook.signal`."""
         return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
 
     def signal(self, rho: float) -> float:
-        """Signal of one refinement with the whole budget and a bound of 1; 0 if unknown.
+        """Return the signal of one refinement with the whole budget and a bound of 1; 0 if unknown.
 
-        The noise is that of a column of the largest mode, summed over sites.
+        The signal is relative to the noise of a column of the largest mode, summed over sites.
         """
         if not self.known:
             return 0.0
@@ -99,16 +105,16 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One quantity that could be changed, all else equal.
+    """One quantity that could be changed, with all others equal.
 
     Attributes
     ----------
     name : str
-        More sites bring their own patients, as many as the others have.
+        Name of the quantity. Each additional site brings patients, as many as an average site has.
     good : float
-        Value from which the verdict would be good; 0 if there is none.
+        Value from which the verdict would be good, or 0 if no value is enough.
     chance : float
-        The chance with half the value (rank, codes) or twice the value (the others).
+        The chance with half the value (rank, codes) or twice the value (other quantities).
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -117,7 +123,10 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text; rounded up if it must grow, so never the run's own value."""
+        """`good` as text.
+
+        A value that must grow is rounded up, so the text never shows the run's own value.
+        """
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -126,28 +135,27 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """A plan's forecast, from public facts alone.
+    """The forecast for a plan, from public facts alone.
 
     Attributes
     ----------
     verdict : str
-        "unknown" if the number of patients or sites is not given.
+        The verdict, which is "unknown" if the number of patients or sites is not given.
     sentence : str
-        The verdict in plain words, and what would help.
+        The verdict in plain words, with the changes that would help.
     rank : int
-        Largest number of phenotypes with a good verdict, at most the plan's own; 1 if there is
-        none.
+        Largest number of phenotypes with a good verdict, at most the plan's number. 1 if no number
+        has a good verdict.
     signal : float
-        Patients per phenotype against the noise in the start:
-        ``(I / R) / (sigma sqrt(2 n T))``, for I patients, n codes and T sites. The noise is a
-        random matrix's largest eigenvalue. NaN if unknown.
+        Patients per phenotype against the noise in the start: ``(I / R) / (sigma sqrt(2 n T))``,
+        for I patients, n codes and T sites. The noise is the largest eigenvalue of a random matrix.
+        NaN if unknown.
     score : float
-        Factor match score that planted, clear-cut phenotypes reached at this signal. NaN if
-        unknown.
+        Factor match score that planted, distinct phenotypes reached at this signal. NaN if unknown.
     chance : float
-        That every model of a real cohort beats every null, at this signal. NaN if unknown.
+        Chance that every model of a real cohort beats every null, at this signal. NaN if unknown.
     levers : tuple
-        The most helpful first.
+        Levers, with the most helpful first.
     """
 
     verdict: Verdict
@@ -160,19 +168,21 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Resources that a run needs at one site, without its patients' own memory, and at the server.
+    """Resources that a run needs at one site and at the server.
 
     Attributes
     ----------
     memory, sent : int
-        Bytes for the largest release, and of all releases as they are sent.
+        Bytes of memory for the largest release, without the memory of the patients' data, and bytes
+        sent for all releases.
     server, server_seconds : float
-        The server's bytes for all sites' starts, and a quiet core's time for the start, by a simple
-        model of what was measured; 0 if the number of sites is unknown.
+        The server's memory in bytes for the starts of all sites, and the seconds of an idle core
+        for the start, by a simple model of measurements. 0 if the number of sites is unknown.
     seconds : float
-        Of a quiet core for all releases; of the noise alone if patients are unknown.
+        Seconds of an idle core for all releases, or only for the noise if the number of patients is
+        unknown.
     codes : str
-        Setting that would make the start smaller; empty if it is small already.
+        Setting that would make the start smaller. Empty if the start is already small.
     """
 
     memory: int
@@ -184,19 +194,20 @@ class Needs(NamedTuple):
 
 
 def chance_of(strength: float) -> float:
-    """Chance that every model of a real cohort beats every null."""
+    """Return the chance that every model of a real cohort beats every null."""
     return 1 / (1 + (_MIDDLE / strength) ** _STEEP) if strength > 1e-9 else 0.0
 
 
 def good_strength() -> float:
-    """Strength from which a run is called good."""
+    """Return the strength from which a run is called good."""
     return float(_MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP))
 
 
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run.
+    """Forecast the outcome of a run.
 
-    `multiplier` is sensitivity / sigma of the start, `mu` the Gaussian-DP cost of all releases.
+    `multiplier` is sensitivity / sigma of the start, and `mu` is the Gaussian-DP cost of all
+    releases.
     """
     if not facts.known:
         return Outlook(
@@ -220,10 +231,11 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 
 
 def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
-    """Resources that a plan's releases need.
+    """Return the resources that a plan's releases need.
 
-    `counts` has the number of values of each release; `refinements` of them are refinements.
-    `offered` is the setting `codes`. If it is empty and there are many codes, one is proposed.
+    `counts` has the number of values of each release, and `refinements` is the number of
+    refinements among the releases. `offered` is the setting `codes`. If the setting is empty and
+    there are many codes, a setting is proposed.
     """
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     values = sum(counts) * slots
@@ -256,16 +268,17 @@ def _server_seconds(facts: Facts) -> float:
 def _levers(
     facts: Facts, strength: float, mu: float, epsilon: float, delta: float
 ) -> tuple[Lever, ...]:
-    """Strength is proportional to mu and patients, and to the root of the others.
+    """Return the levers of a run.
 
-    If sites share one noise, more sites bring patients and hardly any noise.
+    Strength is proportional to mu and the number of patients, and to the root of the other
+    quantities. If sites share one noise, more sites bring patients and little additional noise.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
-    # mu goes nearly with epsilon: how nearly, from what twice the mu would cost.
+    # mu is nearly proportional to epsilon. The cost of twice the mu gives the exponent.
     power = math.log(2) / math.log(twice / epsilon) if twice > epsilon else 0.0
     needed = epsilon_gaussian_discrete(mu * lacking, delta, 1) if power else 0.0
-    needed = needed if math.isfinite(needed) else 0.0  # beyond the proof for discrete noise
+    needed = needed if math.isfinite(needed) else 0.0  # outside the proof for discrete noise
     codes, fewest = sum(facts.sizes), 2 * len(facts.sizes)
     fewer, root = math.floor(codes / lacking**2), math.sqrt(2)
     steep, gain = (1, 2.0) if facts.sharing else (2, root)
@@ -277,11 +290,11 @@ def _levers(
         Lever("sites", float(math.ceil(facts.sites * lacking**steep)), gain),
     )
     changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
-    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: of equals, rank first
+    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: equals keep their order
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """The setting `codes` that keeps at most so many in all; short modes stay as they are."""
+    """Return the setting `codes` that keeps at most `most` codes in total. Short modes keep all."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))
@@ -315,7 +328,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """How a lever would make the verdict good; empty if it can't."""
+    """Return the change by a lever that would make the verdict good, as text, or an empty text."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

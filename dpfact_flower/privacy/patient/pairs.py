@@ -1,13 +1,14 @@
-"""A patient's part of the start: the co-occurrences of their codes; compiled.
+"""Compute a patient's part of the start, the co-occurrences of their codes, in compiled code.
 
 X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
-its diagonal: codes of one mode that occur with the same codes of the others. Block (m, n) is X
-summed over all modes but these two. Each block is scaled to norm 1 and weighted, and then all of
-them are scaled to norm 1. So neither the unit of counts nor the number of cells matters.
+its diagonal: codes of one mode that occur with the same codes of the other modes. Block (m, n) is X
+summed over all modes except m and n. Each block is scaled to norm 1 and weighted, and then all
+blocks together are scaled to norm 1. Neither the unit of counts nor the number of cells therefore
+matters.
 
-IEEE arithmetic, one patient after another. Between patients only the total and work space remain,
-and the work space is reset for each patient. Cells are sorted, so sums do not depend on their
-source.
+The code uses IEEE arithmetic for one patient after another. Only the total and the work space
+persist between patients, and the work space is reset for each patient. Cells are sorted, so sums do
+not depend on the source of the cells.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dpfact_flower.tensor.triangle import strict_row, strict_size
 
 _row, _size = compiled()(strict_row), compiled()(strict_size)
 CROSS = 2.0
-"""Weight of a block of two modes, relative to that of one mode (docs/explanation/start.md)."""
+"""Weight of a block of two modes, relative to a block of one mode (docs/explanation/start.md)."""
 
 
 @compiled()
@@ -34,9 +35,9 @@ def add_pairs(
     Parameters
     ----------
     starts : ndarray of int64, shape (patients + 1,)
-        First cell of each patient, and the end of the last.
+        First cell of each patient, and the end of the last patient's cells.
     offsets : ndarray of int64
-        First code of each feature mode among all codes, then their number.
+        First code of each feature mode among all codes, then the number of codes.
     total : ndarray of int64
         Strict upper triangle of all codes, row after row.
     """
@@ -81,8 +82,8 @@ def _number_codes(
 ) -> None:  # fmt: skip
     """Number one patient's distinct codes, mode after mode and ascending in each.
 
-    Fills `codes` (numbered over all modes), `bounds` (first code of each mode, then their number)
-    and `places` (number of each cell's codes). `slot` is -1 before and after.
+    Fill `codes` (numbered over all modes), `bounds` (first code of each mode, then the number of
+    codes) and `places` (number of each cell's codes). `slot` is -1 before and after.
     """
     count = 0
     for mode in range(len(offsets) - 1):
@@ -105,7 +106,7 @@ def _number_codes(
 
 @compiled()
 def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -> None:
-    """Sums over all modes but two."""
+    """Sum the counts over all modes except two."""
     modes = places.shape[1]
     for cell in range(cells):
         for mode in range(modes):
@@ -118,10 +119,10 @@ def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -
 def _sort_by_column(
     places: Array, cells: int, bounds: Array, mode: int, order: Array, spare: Array, heads: Array
 ) -> None:
-    """Order cells by their codes of all other modes, so a column of the unfolding is a stretch.
+    """Sort cells by their codes of all other modes, so that columns are contiguous.
 
-    A stable counting sort for each mode, the last first. Within a column, cells keep their order,
-    which ascends in `mode`.
+    Columns are those of the unfolding. The method is a stable counting sort for each mode, from the
+    last mode to the first. Within a column, cells keep their order, which ascends in `mode`.
     """
     for cell in range(cells):
         order[cell] = cell
@@ -154,7 +155,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 def _gram(
     counts: Array, places: Array, cells: int, order: Array, mode: int, count: int, pairs: Array
 ) -> None:
-    """Products of the cells of each column, two at a time."""
+    """Add up the products of each two cells of a column."""
     begin = 0
     while begin < cells:
         end = begin + 1
@@ -170,7 +171,7 @@ def _gram(
 
 @compiled()
 def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> None:
-    """The factor of each block; 0 for an empty one."""
+    """Compute the factor of each block, which is 0 for an empty block."""
     modes = len(bounds) - 1
     squares = 0.0
     for mode in range(modes):
@@ -185,10 +186,11 @@ def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> N
 
 @compiled()
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
-    """Norm of a block.
+    """Return the norm of a block.
 
-    Values are divided by the largest, so a square that underflows is negligible beside 1. They are
-    summed row by row, so errors grow with the number of codes, not of pairs.
+    Values are divided by the largest value, so a square that underflows is negligible compared with
+    1. The squares are summed row by row, so errors grow with the number of codes and not with the
+    number of pairs.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

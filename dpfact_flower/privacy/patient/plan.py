@@ -1,12 +1,12 @@
-"""Patient mode's plan: the releases of a run, the noise of each, and a forecast.
+"""Plan a run in patient mode: the releases, the noise of each release, and a forecast.
 
 A plan is arithmetic on public facts: epsilon and delta, the numbers of codes, phenotypes and sites,
-and a public estimate of the number of patients. It is made before any patient is read. Server and
-sites make the same plan from the same settings.
+and a public estimate of the number of patients. The plan is made before any patient is read. Server
+and sites make the same plan from the same settings.
 
 The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, with the
 largest mu for which (epsilon, delta) holds after the slack of discrete noise is subtracted from
-both. Above epsilon 500, where this is not proven for discrete noise, tight zCDP is used. So
+both. Above epsilon 500 the slack is not proven, so tight zCDP is used. With either method,
 `account` gives at most epsilon for the plan's releases.
 
 The rules below were found on planted cohorts of 1,000 to 160,000 patients with 10 to 50 phenotypes,
@@ -48,50 +48,54 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget for the start, which decides which optimum refinement reaches. With
-less, small real cohorts lose factor match, and planted ones at epsilon 1."""
+"""Share of the model's budget for the start, which determines the optimum that refinement reaches.
+With a smaller share, small real cohorts lose factor match, and so do planted cohorts at epsilon
+1."""
 _ROUND = 4.0
-"""Signal of the whole budget, if one refinement had it, for each round of refinement."""
+"""Signal for each planned round of refinement. The signal is that of one refinement with the whole
+budget."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
-"""Above this rank the number of rounds falls in proportion, because each takes longer."""
+"""Largest number of rounds of refinement, and the rank above which this number falls in proportion,
+because each round takes longer."""
 _BOUND, _WIDEST = 0.1, 1.0
-"""Least and largest norm to which parts of a refinement are clipped. Clipping biases: a patient
-whom the model explains well counts less. At 1 hardly any part is clipped."""
+"""Smallest and largest norm to which parts of a refinement are clipped. Clipping causes bias,
+because a patient whom the model explains well gets less weight. At 1 hardly any part is clipped."""
 _WIDER = 0.1
-"""Bound for each unit of signal per phenotype and code. With more codes the model explains less of
-a patient, parts have smaller norms, and a wider bound would add only noise."""
+"""Bound per unit of signal per phenotype and code. With more codes the model explains less of a
+patient, parts have smaller norms, and a larger bound would only add noise."""
 _CLEAR = 100.0
 """Signal of the whole budget above which refinements are not averaged over rounds."""
 _MEMORY = 0.5
-"""Share of the earlier rounds in that average."""
+"""Share of the earlier rounds in the average of refinements."""
 _MOST_NOISE = 1e4
-"""Largest sigma, in sensitivities. A release that costs next to nothing still has the site read its
-patients, and the time of that is visible. This limits how many of them a budget allows."""
+"""Largest sigma, in sensitivities. A release with almost no cost still makes the site read its
+patients, and the server can see the time of this reading. The limit bounds the number of releases
+that a budget allows."""
 MOST_VALUES = 2 * 10**8
-"""Values of one release. A site sums them in 8 bytes each. Its ledger keeps them in one field, and
-SQLite allows a billion bytes."""
+"""Largest number of values of one release. A site sums values of 8 bytes each. The site's ledger
+keeps the values in one field, in which SQLite allows a billion bytes."""
 _ROUNDING = 1 - 1e-12
-"""Factor on the budget, so that rounding in sums and square roots can't exceed it."""
+"""Factor on the budget, so that rounding in sums and square roots cannot exceed the budget."""
 
 
 @dataclass(frozen=True)
 class PatientPlan:
-    """The releases of a run, one per Flower round, then a last round that releases nothing.
+    """The releases of a run, one per Flower round, followed by a last round without a release.
 
     Attributes
     ----------
     rounds : int
-        Flower rounds, the last one included.
+        Number of Flower rounds, including the last round.
     start_share : float
-        Share of the model's budget (all but that of the codes) that the start has.
+        Share of the start in the model's budget, which is the budget without the counts of codes.
     refine_rounds : int
         How often every mode is refined.
     bound : float
-        Norm to which a patient's part of a refinement is clipped.
+        Largest norm of a patient's part of a refinement, by clipping.
     memory : float
         Share of earlier rounds in the server's average of refinements, which is post-processing.
     sharing : Sharing or None
-        How sites share one noise under secure sums; None if each adds its own.
+        How sites share one noise in secure sums, or None if each site adds its own noise.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -106,7 +110,7 @@ class PatientPlan:
     sharing: Sharing | None = None
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
-        """The settings with all planned values filled in, as a server must send them."""
+        """Return the settings with all planned values, as a server must send them."""
         settled = replace(
             settings, start_share=self.start_share, refine_rounds=self.refine_rounds,
             bound=self.bound,
@@ -121,19 +125,19 @@ class PatientPlan:
 
     @property
     def start(self) -> PlannedRelease:
-        """The release that the model starts from."""
+        """The release from which the model starts."""
         return next(release for release in self.releases if release.kind == "start")
 
     def release_of(self, round_number: int) -> PlannedRelease | None:
-        """The release of a round; None in the last round, and for any other number."""
+        """Return the release of a round, or None for the last round and for other numbers."""
         return next((r for r in self.releases if r.round == round_number), None)
 
     def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
-        """The releases' events for the accountant; `modes` are the names of the feature modes."""
+        """Return the releases' events for the accountant. `modes` names the feature modes."""
         return tuple(release.event(modes, seeded=seeded) for release in self.releases)
 
     def guarantee(self, *, seeded: bool = False) -> Guarantee:
-        """The cost of the whole run for each site's patients."""
+        """Return the guarantee of the whole run for each site's patients."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.releases, start=1)]
         return account(self.events(modes, seeded=seeded), self.delta)
 
@@ -143,18 +147,19 @@ def plan_patient(
 ) -> PatientPlan:
     """Plan a run of patient mode.
 
-    ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` mean: planned here, also from
-    `sites` and ``settings.patients``. A server sends settings with all three filled in. Then the
-    schedule depends on epsilon, delta, sizes and rank alone, so a site computes the same.
+    The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced by planned
+    values, which also depend on `sites` and ``settings.patients``. A server sends settings with all
+    three planned values. The schedule then depends only on epsilon, delta, sizes and rank, so a
+    site computes the same schedule.
 
     Parameters
     ----------
     sizes : sequence of int
-        Number of codes of each feature mode, before any are chosen.
+        Number of codes of each feature mode, before the selection of codes.
     rank : int
         Number of phenotypes.
     sites : int
-        0 if unknown.
+        Number of sites, or 0 if unknown.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -197,7 +202,7 @@ def plan_patient(
 
 
 def _is_weak(facts: Facts, split: _Split) -> bool:
-    """Whether the start has no signal to spare: then it is not divided among slots."""
+    """Return whether the start's signal is too weak to divide the start among slots."""
     signal = facts.start_scale * math.sqrt(2 * split.start)
     return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
@@ -206,7 +211,7 @@ def _planned(
     number: int, kind: str, mode: int | None, rho: float, *,
     every: Sequence[int], facts: Facts, bound: float,
 ) -> PlannedRelease:  # fmt: skip
-    """A release with all that follows from its kind and cost."""
+    """Plan a release from its kind and cost."""
     sensitivity = KINDS[kind].sensitivity(bound)
     count = KINDS[kind].size(every, facts.sizes, mode, facts.rank)
     sigma = sigma_of(rho, sensitivity)
@@ -214,7 +219,7 @@ def _planned(
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
-    """Refuse releases that no site could hold, before anything is made of that size."""
+    """Refuse releases that are too large for a site, before any array of that size is made."""
     codes = sum(kept)
     for what, count, most, advice in (
         ("sizes", sum(every), MOST_VALUES, "fewer codes"),
@@ -230,10 +235,10 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
 
 
 def total_rho(epsilon: float, delta: float) -> float:
-    """Largest cost in zCDP of all releases together whose epsilon by `account` is within `epsilon`.
+    """Return the largest total cost in zCDP for which `account` gives at most `epsilon`.
 
-    `DISCRETE_SLACK`, by which discrete noise may fall short of Gaussian noise, is subtracted from
-    epsilon, and relatively from delta, first.
+    First `DISCRETE_SLACK`, the largest deficit of discrete noise against Gaussian noise, is
+    subtracted from epsilon, and relatively from delta.
     """
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(
@@ -248,7 +253,7 @@ def total_rho(epsilon: float, delta: float) -> float:
     def excess(rho: float) -> float:
         return epsilon_zcdp_tight(rho, delta) - epsilon
 
-    # Proposition 2.8 is never tighter, exact Gaussian DP never looser.
+    # Proposition 2.8 is never tighter, and exact Gaussian DP is never looser.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
     return _ROUNDING * sign_change(excess, low, high)
 
@@ -259,9 +264,9 @@ class _Split(NamedTuple):
     Attributes
     ----------
     codes, start, refine : float
-        Of the counts of codes (0 if there are none), the start, and each refinement.
+        Costs of the counts of codes (0 without counts), of the start, and of each refinement.
     share : float
-        Of the start, in the budget that the codes leave.
+        Share of the start in the budget without the counts of codes.
     rounds : int
         How often every mode is refined.
     """
@@ -273,14 +278,14 @@ class _Split(NamedTuple):
     rounds: int
 
     def schedule(self, modes: int) -> list[tuple[str, int | None, float]]:
-        """Kind, mode and cost of each release, in order."""
+        """Return kind, mode and cost of each release, in order."""
         codes: list[tuple[str, int | None, float]] = [("codes", None, self.codes)]
         refinements = [("refine", mode, self.refine) for mode in range(modes)] * self.rounds
         return (codes if self.codes else []) + [("start", None, self.start), *refinements]
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget: as the settings say, the rest planned."""
+    """Divide a budget by the settings, with planned values for unset ones."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds
@@ -303,12 +308,15 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
 
 
 def _planned_rounds(facts: Facts, rho: float) -> int:
-    """At least one, and the more the more signal there is: real data are far from their start."""
+    """Return the planned number of rounds of refinement, which is at least one.
+
+    The number grows with the signal, because the best factors of real data are far from the start.
+    """
     rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
     return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 
 
 def _planned_bound(facts: Facts, rho: float) -> float:
-    """As wide as the patients of each code can bear."""
+    """Return the planned bound, which grows with the signal per code."""
     each = facts.signal(rho) * facts.rank / sum(facts.sizes)
     return min(_WIDEST, max(_BOUND, _WIDER * each))

@@ -1,7 +1,7 @@
-"""Exact integer noise on a bounded sum: all of the noise (`release`), or a site's part (`share`).
+"""Add exact integer noise to a bounded sum: all of the noise (`release`) or a part (`share`).
 
-Unit: one patient. Neighbours: one patient is in only one of the two data sets. Sensitivity and
-noise come from the `BoundedSum` and are never passed as numbers. The proof is in
+Unit: one patient. Neighbours: one patient is in only one of the two data sets. The `BoundedSum`
+supplies sensitivity and noise, which are never passed as numbers. The proof is in
 ``docs/explanation/proof.md``.
 """
 
@@ -19,28 +19,28 @@ from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import Release, Share, replay
 
 _FINE_BITS = 8
-"""A released value is a multiple of 1/256 of its noise's standard deviation. This rounding adds a
-millionth to the noise's variance."""
+"""Released values are multiples of 1/256 of the noise's standard deviation. This rounding increases
+the noise's variance by a millionth."""
 
 
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to the sum.
 
-    Unit: one patient. Sensitivity: that of `bounded`. Everything after the noise is
+    Unit: one patient. Sensitivity: the sensitivity of `bounded`. All steps after the noise are
     post-processing: the integers are rounded to steps (`step_of`) and become float32 in real units.
 
-    `name` is that of the planned release, never anything about a patient. The values are in the
-    order of `bounded`.
+    `name` is the name of the planned release, without information about a patient. The values are
+    in the order of `bounded`.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
-    steps = (noisy + (1 << (fine - 1))) >> fine  # the nearest; halves go up
+    steps = (noisy + (1 << (fine - 1))) >> fine  # nearest step, halves up
     event = patient_event(name, bounded.sensitivity, bounded.sigma, len(noisy), seeded=noise.seeded)
     return replay([(steps * _step(event)).astype(np.float32)], [event])
 
 
 def step_of(release: Release) -> float:
-    """The step that the values are multiples of, in real units; 0 if it is not known."""
+    """Return the step in real units, which divides all values, or 0 if it is not known."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -50,11 +50,11 @@ def _step(event: ReleaseEvent) -> np.float64:
 
 
 def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
-    """Add this site's part of the noise that sites share.
+    """Add this site's part of the noise that the sites share.
 
-    The sum is in its slot; noise is in all slots. The integers are not rounded, because a sum of
-    rounded values would be no function of the sum. They must be masked before they leave.
-    `bounded` was made for this site's own noise.
+    The sum is in the site's slot, and noise is in all slots. The integers are not rounded, because
+    a sum of rounded values would not be a function of the sum. The integers must be masked before
+    they leave the site. `bounded` must be made for this site's own noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

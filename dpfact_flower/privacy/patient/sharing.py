@@ -1,9 +1,9 @@
-"""How sites share one noise under secure sums.
+"""Plan how sites share one noise in secure sums.
 
-Of `sites`, at most `colluding` tell the server their noise, and at most `dropouts` are lost during
-a sum. So each sum has noise of at least `honest` sites that the server does not know. A sum has
-`slots`: a site's statistic is in one, its noise in all, and the server learns each slot's total.
-Proof: ``docs/explanation/secure-sums.md``.
+At most `colluding` of the `sites` reveal their noise to the server, and at most `dropouts` are lost
+during a sum. Each sum therefore has the noise of at least `honest` sites whose noise the server
+does not know. A sum has `slots`. A site's statistic is in one slot, the site's noise is in all
+slots, and the server learns the total of each slot. Proof: ``docs/explanation/secure-sums.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.settings import PrivacySettings
 LEAST_SITES = 3
 _TENTH = 10
 _SLOTS = 2
-"""With one sum of all sites, phenotypes of a single site are lost."""
+"""Number of slots. With a single slot for all sites, phenotypes of a single site are lost."""
 
 
 class Sharing(NamedTuple):
@@ -32,30 +32,30 @@ class Sharing(NamedTuple):
 
     @property
     def honest(self) -> int:
-        """Least number of sites whose noise hides a sum."""
+        """Smallest number of sites whose noise protects a sum."""
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Deviation of one site's noise, such that the honest sites together have `sigma`."""
+        """Return the deviation of a site's noise that gives the honest sites together `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
-        """Deviation of the noise on a slot's total, which has all sites' noise."""
+        """Return the deviation of the noise on a slot's total, which has the noise of all sites."""
         return self.own_sigma(sigma) * math.sqrt(self.sites)
 
     def slot(self, place: int) -> int:
-        """Slot of the site at a place in the sorted list of names."""
+        """Return the slot of the site at a place in the sorted list of names."""
         return place % self.slots
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
-        """The terms that the sites sign for a job; `settings` is a digest of shared settings."""
+        """Return the terms that sites sign for a job. `settings` is a digest of shared settings."""
         if len(names) != self.sites:
             raise MessageError(f"secure sum: {len(names)} names for {self.sites} sites")
         return Terms(job, settings, tuple(names), self.colluding, self.dropouts)
 
     @property
     def claim(self) -> str:
-        """The claim for the sites' releases together, with its condition."""
+        """The claim for all releases of the sites together, with the condition of the claim."""
         return (
             f"proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"
@@ -63,13 +63,13 @@ class Sharing(NamedTuple):
 
 
 def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
-    """Plan secure sums over this number of sites; None if the settings have no secure sums.
+    """Plan secure sums over this number of sites, or return None without secure sums.
 
     Raises
     ------
     SettingsError
-        If there are too few sites, their number is unknown, or fewer than two honest ones may be
-        left. Fewer than half of the sites that do not collude may be lost.
+        If the number of sites is too small or unknown, if fewer than two honest sites may be left,
+        or if half or more of the sites that do not collude may be lost.
     """
     if not settings.secure_sums:
         return None

@@ -1,17 +1,19 @@
-"""The statistics of patient mode: sums over a site's patients, each patient's part bounded.
+"""Compute the statistics of patient mode: sums over a site's patients of bounded parts.
 
 Unit of privacy: one patient, that is, all cells of one slice of mode 0. Neighbouring data sets: one
-patient is present in only one of the two. There is one statistic per kind of release:
-`code_counts`, `cooccurrence`, `refinement`.
+patient is present in only one of the two. Each kind of release has one statistic: `code_counts`,
+`cooccurrence`, `refinement`.
 
-Why the sensitivity holds: a patient's part is a function of their own cells and of public values
-alone (settings and earlier releases). Its L2 norm is at most the sensitivity. It is truncated
-toward zero to a grid of integers, which can't lengthen it. Parts are added as integers, hence
-exactly, so one patient more or less moves the total by that patient's part. A factor of 1 - 1e-9
-before the truncation outweighs all rounding errors in a norm.
+The sensitivity holds for these reasons. A patient's part is a function only of the patient's own
+cells and of public values (settings and earlier releases). The part's L2 norm is at most the
+sensitivity. The part is truncated toward zero to a grid of integers, which cannot increase its
+norm. Parts are added as integers and therefore exactly, so one patient more or less changes the
+total by that patient's part. A factor of 1 - 1e-9 before the truncation exceeds all rounding errors
+in a norm.
 
-A `BoundedSum` carries its sensitivity and the noise it was made for. `patient.release` takes both
-from it and accepts no number, so noise can't be calibrated to anything else.
+A `BoundedSum` has its sensitivity and the standard deviation of the noise that it was made for.
+`patient.release` takes both from the sum and accepts no number, so no other calibration of the
+noise is possible.
 """
 
 from __future__ import annotations
@@ -35,37 +37,40 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _SAFETY = 1 - 1e-9
 _SWEEPS = 30
-"""Most sweeps of coordinate descent over one patient's factor."""
+"""Largest number of sweeps of coordinate descent over one patient's factor."""
 _SETTLED = 1e-6
-"""A patient's factor is found when a sweep changes it by no more than this; its scale is 1."""
+"""Change by a sweep at or below which a patient's factor, of scale 1, has converged."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
-"""Entries of factors, changes of a patient's factor, and entries of Gram matrices and ridges that
-are closer to 0 count as 0. Products of smaller ones would be subnormal numbers, which take a
-hundred times as long: a server could choose factors that reveal a single patient by the time of a
-round."""
+"""Limits below which numbers count as 0: entries of factors, changes of a patient's factor, and
+entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
+on subnormal numbers take a hundred times as long. A server could then choose factors for which the
+time of a round reveals a single patient."""
 _MOST_RIDGE = 1e100
-"""A larger ridge counts as infinite; quotients by it would be subnormal, too."""
+"""Limit above which a ridge counts as infinite. Quotients by a larger ridge would be subnormal,
+too."""
 MOST_REFINED = 16_000_000
-"""Codes times phenotypes, plus phenotypes squared, of a refinement. Up to here `_SAFETY` exceeds
-the rounding of a norm."""
+"""Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size
+`_SAFETY` exceeds the rounding of a norm."""
 MAX_PATIENTS = 2**27
-"""Patients of a site that sums have room for; constant, so that no refusal depends on patients."""
+"""Number of patients for which sums are large enough. It is constant, so that no refusal depends on
+patients."""
 _MOST_UNITS = 2.0**62
-_MOST_SHARED = 4_000_000  # values of a sum up to which every thread has its own
+_MOST_SHARED = 4_000_000  # largest sum of which every thread has its own copy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundedSum:
-    """Exact sum over a site's patients, ready for noise.
+    """Exact sum over a site's patients, to which noise can be added.
 
     Attributes
     ----------
     total : ndarray of int64, shape (count,)
-        In units of `grid`; un-noised, so it must not leave the site.
+        Sum in units of `grid`. It has no noise, so it must not leave the site.
     sensitivity : float
-        Largest L2 norm of one patient's part, so of the change by adding or removing one patient.
+        Largest L2 norm of one patient's part, and therefore of the change by adding or removing one
+        patient.
     sigma : float
-        Standard deviation of the noise that it was made for.
+        Standard deviation of the noise that the sum was made for.
     """
 
     total: NDArray[np.int64]
@@ -78,14 +83,15 @@ class BoundedSum:
         return self.sigma / SIGMA
 
     def __repr__(self) -> str:
-        # Not a value: they are un-noised.
+        # No values, because they have no noise.
         return f"BoundedSum({len(self.total)} values, sensitivity {self.sensitivity:g})"
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Sum over patients of 1 at each of their codes, each patient's part scaled to norm 1.
+    """Count the patients with each code, with each patient's part scaled to norm 1.
 
-    One value per code, mode after mode. Unit: one patient. Neighbours: add or remove. Sensitivity:
+    A patient's part has a 1 at each of their codes before scaling. There is one value per code,
+    mode after mode. Unit: one patient. Neighbours: add or remove. Sensitivity:
     1. The grid is made for noise of `sigma`.
     """
     offsets = _offsets(tensor)
@@ -98,13 +104,14 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 
 
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Sum over patients of the co-occurrences of all pairs of codes.
+    """Sum the co-occurrences of all pairs of codes over patients.
 
-    A patient's part has, for two codes of one mode, the sum of products of their counts over all
-    combinations of the other modes' codes; for codes of two modes, the sum of the counts of cells
-    with both. Each block (two modes, or one) is scaled to norm 1, blocks of two modes are doubled,
-    and all of it is scaled to norm 1. The sum is the strict `triangle`, without pairs of a code
-    with itself. Unit: one patient. Neighbours: add or remove. Sensitivity: 1.
+    For two codes of one mode, a patient's part has the sum of products of their counts over all
+    combinations of the other modes' codes. For codes of two modes, it has the sum of the counts of
+    cells with both codes. Each block (of two modes, or of one mode) is scaled to norm 1, blocks of
+    two modes are doubled, and the whole part is scaled to norm 1. The sum is the strict `triangle`,
+    without pairs of a code with itself. Unit: one patient. Neighbours: add or remove. Sensitivity:
+    1.
     """
     offsets = _offsets(tensor)
     codes = int(offsets[-1])
@@ -127,15 +134,15 @@ def refinement(
     bound: float,
     sigma: float,
 ) -> BoundedSum:
-    """Sufficient statistics of a least-squares update of one mode's factor.
+    """Compute sufficient statistics of a least-squares update of one mode's factor.
 
     Patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, with f_r the outer product
     of the factors' columns. The patient's part is (M_i, a_i a_i^T). M_i is the matricised tensor
-    times Khatri-Rao product of X_i for `mode`, its columns weighted by a_i. One weight scales both
-    to a joint norm of at most `bound`, so the update stays a weighted least squares. The sum is M
-    row after row, then the `triangle` of the Gram matrix with its diagonal. Unit: one patient.
-    Neighbours: add or remove. Sensitivity: `bound`.
+    times Khatri-Rao product of X_i for `mode`, with columns weighted by a_i. One weight scales M_i
+    and a_i a_i^T to a joint norm of at most `bound`, so the update remains a weighted least-squares
+    problem. The sum has the rows of M, then the `triangle` of the Gram matrix with its diagonal.
+    Unit: one patient. Neighbours: add or remove. Sensitivity: `bound`.
 
     Parameters
     ----------
@@ -144,7 +151,7 @@ def refinement(
     mode : int
         Feature mode to update, from 0.
     ridge : ndarray of float64, shape (R,)
-        From public or released values; infinity removes a phenotype.
+        Ridge, computed from public or released values. Infinity removes a phenotype.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -155,7 +162,7 @@ def refinement(
         raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
     gram = np.ones((rank, rank))
     for columns in whole:
-        # Not by BLAS: sums must not depend on threads or processors.
+        # Not by BLAS, because sums must not depend on threads or processors.
         gram *= np.einsum("ir,is->rs", columns, columns)
     gram = _without_least(gram, _LEAST_PRODUCT)
     scale = _units(positive("bound", bound), sigma)
@@ -173,12 +180,12 @@ def refinement(
 
 
 def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.float64]:
-    """Values with 0 for those that are closer to 0 than `least`."""
+    """Return `values` with 0 in place of values closer to 0 than `least`."""
     return np.where(np.abs(values) < least, 0.0, values)
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Units of the grid in 1.0, times `_SAFETY`; refuses a sum that could overflow int64."""
+    """Return the units of the grid in 1.0, times `_SAFETY`. Refuse a possible int64 overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(
@@ -189,18 +196,18 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Threads for a sum of this size, each with a copy of it; does not depend on patients."""
+    """Return the number of threads for a sum of this size, independently of the patients."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
 ) -> NDArray[np.int64]:
-    """Sum of the patients' parts, by several threads.
+    """Sum the patients' parts in several threads.
 
-    Each thread has its own patients and its own total of `size` values. Integers add up exactly, so
-    the division of patients among threads does not affect the result. `add_up` takes a stretch of
-    `_patients` and a total, and adds their parts to it.
+    Each thread has its own patients and its own total of `size` values. Integers are added exactly,
+    so the division of patients among threads does not affect the result. `add_up` takes a slice of
+    `_patients` and a total, and adds the parts of these patients to the total.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)
@@ -216,7 +223,7 @@ def _summed(
 
 
 def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
-    """First non-zero of each patient, then their number; shape (patients + 1,)."""
+    """Return the first non-zero of each patient, then their number; shape (patients + 1,)."""
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
     rows = np.arange(tensor.n_patients + 1)
@@ -224,7 +231,7 @@ def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
 
 
 def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
-    """First code of each feature mode among all codes, then their number."""
+    """Return the first code of each feature mode among all codes, then the number of codes."""
     return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
 
 
@@ -253,14 +260,14 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """One patient's factor by coordinate descent from 0; `pull` is work space for gram @ a."""
+    """Fit one patient's factor by coordinate descent from 0. `pull` is work space for gram @ a."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0
     for _ in range(_SWEEPS):
         largest = 0.0
         for r in range(rank):
-            if a[r] == 0.0 and score[r] <= pull[r]:  # stays 0, as most do: no need to divide
+            if a[r] == 0.0 and score[r] <= pull[r]:  # stays 0, as most entries do, so do not divide
                 continue
             curvature = gram[r, r] + ridge[r]
             if not 0 < curvature < math.inf:
@@ -281,9 +288,9 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """MTTKRP of one patient's cells for `mode`, row by row as rows occur, and their `score`.
+    """Compute the MTTKRP of one patient's cells for `mode`, row by row as rows occur, and `score`.
 
-    Fills `rows`, `product` and `score`; returns the number of rows. `slot` is restored.
+    Fill `rows`, `product` and `score`, and return the number of rows. `slot` is restored.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -311,10 +318,10 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Norm of one patient's part; multiplies the columns of `product` by `a`, except by 0."""
+    """Multiply the columns of `product` by `a`, except by 0, and return the norm of the part."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
-        if a[r] == 0.0:  # as most are; `_add_part` leaves them out, too
+        if a[r] == 0.0:  # like most entries; `_add_part` skips them, too
             continue
         energy += a[r] * a[r]
         for place in range(used):

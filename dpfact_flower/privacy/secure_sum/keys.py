@@ -1,8 +1,9 @@
-"""The participants of secure sums, signed by keys that the hospitals pinned, and the question.
+"""Define the participants of secure sums, signed by keys that hospitals pinned, and the question.
 
-A hospital has one long-term key (Ed25519, RFC 8032). The others get its public half without the
-server. For each job a site makes a fresh key (X25519, RFC 7748), and signs it together with the
-job's terms. So a server can't impersonate a site without that site's long-term key.
+A hospital has one long-term key (Ed25519, RFC 8032). The other hospitals get the public half
+without the server. For each job a site makes a fresh key (X25519, RFC 7748), and signs the key
+together with the job's terms. A server can therefore not impersonate a site without that site's
+long-term key.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, shown
 
 MOST_WIDTH = 6
-"""Most bytes of a masked word that are sent."""
+"""Largest number of bytes of a masked word that are sent."""
 _VERSION = "dpfact secure sum 1"
 _KIND = "ed25519:"
 _KEY, _SIGNATURE = 32, 64  # bytes
@@ -37,14 +38,14 @@ _MOST_ROUNDS = 2**32
 
 
 def new_signing_key() -> bytes:
-    """A new long-term key as the content of a PEM file without a password."""
+    """Make a long-term key, as the content of a PEM file without a password."""
     return Ed25519PrivateKey.generate().private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
     )
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
-    """Read the key of a PEM file; a SettingsError if it has anything else."""
+    """Read the key of a PEM file. Raise a SettingsError if the file has other content."""
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -55,12 +56,12 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """The public half of a key on one line, for the others to pin."""
+    """Return the public half of a key on one line, for other hospitals to pin."""
     return _KIND + base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 def read_public_key(text: str) -> bytes:
-    """The 32 bytes of a `public_text`; a SettingsError for other text."""
+    """Return the 32 bytes of a `public_text`. Raise a SettingsError for other text."""
     kind, colon, encoded = text.strip().partition(":")
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -72,16 +73,16 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Half of the SHA-256 of a public key in groups of four, to compare by telephone."""
+    """Return half of a public key's SHA-256 in groups of four, to compare by telephone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
 
-# --- A job's terms, and its members ---------------------------------------------------------------
+# --- Terms and members of a job -------------------------------------------------------------------
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """SHA-256 of the version and a list of parts; other lists have other hashes."""
+    """Return the SHA-256 of the version and a list of parts. Different lists hash differently."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -92,16 +93,17 @@ def hashed(*parts: str | bytes | int) -> bytes:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of all sums of a job: public, and the same for every site.
+    """The terms of all sums of a job, which are public and the same for every site.
 
     Attributes
     ----------
     settings : str
-        Digest of everything else that the sites must agree on.
+        Digest of all other settings that the sites must agree on.
     sites : tuple of str
         Names of all H sites, sorted.
     colluding, dropouts : int
-        T, the sites that may collude with the server, and D, those that may be lost in a sum.
+        T, the number of sites that may collude with the server, and D, the number that may be lost
+        in a sum.
     """
 
     job: str
@@ -124,14 +126,14 @@ class Terms:
 
     @property
     def honest(self) -> int:
-        """Least number of honest shares of noise in a sum: m = H - T - D."""
+        """Smallest number of honest shares of noise in a sum, m = H - T - D."""
         return len(self.sites) - self.colluding - self.dropouts
 
     @property
     def threshold(self) -> int:
-        """Sites that open a sum: all that collude, and more than half of the others.
+        """Number of sites that open a sum: all colluding sites, and more than half of the others.
 
-        So no two attempts at a sum are both opened.
+        With this number, two attempts at a sum can never both be opened.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 
@@ -143,7 +145,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Member:
-    """A site's public key of a job, signed with its long-term key."""
+    """A site's public key for a job, signed with the site's long-term key."""
 
     site: str
     key: bytes
@@ -157,14 +159,14 @@ class Member:
 
 
 def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519PrivateKey) -> Member:
-    """A site's own entry in the list of members."""
+    """Return a site's own entry in the list of members."""
     return Member(site, key, signing_key.sign(_statement(terms, site, key)))
 
 
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list with a stranger, a key that its owner did not sign, or too few sites.
+    """Refuse a list with an unknown site, a key that its owner did not sign, or too few sites.
 
     `peers` has the pinned long-term public keys by site name.
     """
@@ -186,7 +188,7 @@ def check_members(
 
 
 def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
-    """A site's long-term public key; refused where none is pinned."""
+    """Return a site's pinned long-term public key. Refuse a site without one."""
     if site not in peers:
         raise PrivacyRefusedError(f"members: no key of {shown(site)} is pinned at this site")
     return peers[site]
@@ -205,7 +207,7 @@ def _check_signature(terms: Terms, member: Member, key: bytes) -> None:
 
 
 def _statement(terms: Terms, site: str, key: bytes) -> bytes:
-    """What a site signs."""
+    """Return the bytes that a site signs."""
     return hashed("key", terms.digest, site, key)
 
 
@@ -219,11 +221,13 @@ class Question:
     Attributes
     ----------
     request : bytes
-        Digest of the rest of the request. Masks cancel only among sites with the same request.
+        Digest of the other parts of the request. Masks cancel only among sites with the same
+        request.
     attempt : int
-        From 1; a further one if a site was lost before it sent its vector.
+        Number of the attempt, from 1. A further attempt follows if a site was lost before it sent
+        its vector.
     width : int
-        Bytes of a masked word that are sent; see `masks.width_of`.
+        Number of bytes of a masked word that are sent; see `masks.width_of`.
     members : tuple of Member
         The sites whose vectors are added, sorted by name.
     """
@@ -243,12 +247,12 @@ class Question:
 
     @property
     def sites(self) -> list[str]:
-        """The members' names."""
+        """The names of the members."""
         return [member.site for member in self.members]
 
 
 def context_of(terms: Terms, question: Question) -> bytes:
-    """Hash of everything that sites must agree on so that their masks cancel."""
+    """Return the hash of all values that sites must agree on so that their masks cancel."""
     members = [part for member in question.members for part in (member.site, member.key)]
     return hashed(
         "sum", terms.digest, question.round, question.request, question.attempt, question.width,

@@ -1,10 +1,10 @@
-"""Masks: keystreams modulo 2**64, their keys, and the bits of a masked word that are sent.
+"""Mask words by keystreams modulo 2**64, derive keys, and select the bits to send.
 
 Bits `LOW` to `LOW` + 8 width - 1 of a masked word are sent. Dropping bits of a *masked* word is
-post-processing. Rounding a vector before it is masked is not, because a sum of rounded vectors is
-no function of the sum.
+post-processing. Rounding a vector before masking is not, because a sum of rounded vectors is not a
+function of the sum.
 
-ChaCha20 is that of RFC 8439, HKDF that of RFC 5869, X25519 that of RFC 7748.
+ChaCha20 is as in RFC 8439, HKDF as in RFC 5869, and X25519 as in RFC 7748.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
 
 Words = NDArray[np.uint64]
 LOW = 16
-"""Low bits that are never sent: below 1/256 of a share's standard deviation, 2**24."""
+"""Number of low bits that are never sent. They are below 1/256 of a share's standard deviation,
+2**24."""
 _NOISE_BITS = 24
-_BLOCK = 1 << 14  # words of all keystreams that are added before the next; fits into a cache
+_BLOCK = 1 << 14  # words per block, to which all keystreams are added; fits into a cache
 
 
 def width_of(patients: int | None, ratio: float) -> int:
-    """Bytes of a word to send so that no sum wraps round.
+    """Return the number of bytes of a word to send so that no sum overflows.
 
-    The sum is at most `patients` parts, each of at most `ratio` standard deviations of a share of
-    noise, plus 64 standard deviations of noise. There is room for 16 times as much of either sign.
-    If the number of patients is unknown, all but the low bits are sent.
+    The sum has at most `patients` parts, each of at most `ratio` standard deviations of a share of
+    noise, plus 64 standard deviations of noise. The width allows 16 times this sum, of either sign.
+    If the number of patients is unknown, all bits except the low bits are sent.
     """
     if patients is None:
         return MOST_WIDTH
@@ -44,7 +45,7 @@ def width_of(patients: int | None, ratio: float) -> int:
 
 
 def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
-    """The shared secret of two X25519 keys, from a private key and the other's public key."""
+    """Return the shared secret of a private X25519 key and another site's public key."""
     try:
         return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:
@@ -52,15 +53,16 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 
 
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
-    """A key for one purpose in one context, by HKDF-SHA256.
+    """Derive a key for one purpose in one context, by HKDF-SHA256.
 
-    The purpose names the sites, so keys differ even if a site claims another's public key.
+    The purpose names the sites, so keys differ even if a site claims the public key of another
+    site.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add and subtract the keystreams of some keys, in place.
+    """Add keystreams to words and subtract keystreams from words, in place.
 
     Each key makes one keystream only, so the nonce is constant.
     """
@@ -79,28 +81,29 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """The bits of each word that are sent."""
+    """Return the bits of each word to send."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Sum of packed vectors, exact in the sent bits, plus the mean of the dropped bits.
+    """Add packed vectors exactly in the sent bits, plus the mean of the dropped bits.
 
-    Each vector lost `LOW` bits of each word, which are uniform because the words were masked.
+    Each word of a vector lost `LOW` bits, which are uniform because the words were masked.
     """
     size = len(vectors[0])
     if size % width or any(len(vector) != size for vector in vectors):
         raise MessageError(f"secure sum: need vectors of one length, {width} bytes a value")
     total = np.zeros(size // width, np.uint64)
     for vector in vectors:
-        # Words that overlap: what a word has of the next lies above the bits that travelled.
+        # The words overlap. The part of a word that belongs to the next word lies above the sent
+        # bits.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Words modulo 2**(LOW + 8 width) as the integers nearest to 0."""
+    """Return words modulo 2**(LOW + 8 width) as the integers nearest to 0."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 

@@ -1,4 +1,4 @@
-"""The server's half of secure sums: masked vectors and openings in, the sum out."""
+"""The server's half of secure sums, from masked vectors and openings to the sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """The shares that the others sealed for a site, sent with the request to open."""
+    """Return the shares that other sites sealed for a site, for the request to open."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -22,7 +22,10 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Members whose seed is neither given nor recoverable; if none, the sum can be made."""
+    """Return the members whose seed is neither given nor recoverable.
+
+    If the result is empty, the sum can be computed.
+    """
     if not terms.dropouts:
         return []
     return [
@@ -38,20 +41,21 @@ def summed(
     answers: Mapping[str, Masked],
     openings: Mapping[str, Opening],
 ) -> NDArray[np.int64]:
-    """Sum of the vectors of all members, with the mean in place of the low bits.
+    """Return the sum of the vectors of all members, with the mean in place of the low bits.
 
-    The error has the variance of one uniform number below 2**16 per member, a millionth of that of
-    the noise.
+    The error has the variance of one uniform number below 2**16 per member, which is a millionth of
+    the noise's variance.
 
     Parameters
     ----------
     answers, openings : mapping of str to Masked, and to Opening
-        By the site's name. Without dropouts nothing is opened.
+        Answers and openings by site name. Without dropouts, nothing is opened.
 
     Raises
     ------
     QuorumError
-        If a vector is missing (begin a further attempt), or openings (ask for them again).
+        If a vector is missing (begin a further attempt), or if openings are missing (request them
+        again).
     MessageError
         If a vector answers another question or has another length.
     """
@@ -70,7 +74,7 @@ def summed(
 
 
 def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> dict[str, bytes]:
-    """The seed of each member: given by itself, or recovered from the others' shares."""
+    """Return each member's seed, sent by the member or recovered from other members' shares."""
     closed = unopened(terms, question, openings)
     if closed:
         raise QuorumError(
@@ -88,7 +92,7 @@ def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) ->
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """The opened shares of a site's seed, by place."""
+    """Return the opened shares of a site's seed, by place."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

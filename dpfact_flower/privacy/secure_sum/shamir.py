@@ -1,7 +1,7 @@
-"""Shamir's sharing of a 32-byte secret among numbered places, modulo the prime 2**255 - 19.
+"""Share a 32-byte secret by Shamir's method among numbered places, modulo 2**255 - 19, a prime.
 
-Any `threshold` shares give the secret; fewer reveal nothing about it (Shamir 1979). Shares are not
-authenticated: with a false share, `recover` returns another number.
+Any `threshold` shares give the secret. Fewer shares reveal nothing about the secret (Shamir 1979).
+Shares are not authenticated: with a false share, `recover` returns a different number.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 
 PRIME = 2**255 - 19
 SIZE = 32
-"""Bytes of a secret and of a share, lowest first."""
+"""Number of bytes of a secret and of a share. The lowest byte is first."""
 
 
 def new_secret(random_bytes: Callable[[int], bytes]) -> bytes:
-    """A secret below the prime, uniform up to 2**-256 if the bytes are."""
+    """Draw a secret below the prime, uniform up to 2**-256 if the bytes are uniform."""
     number = int.from_bytes(random_bytes(2 * SIZE), "little") % PRIME
     return number.to_bytes(SIZE, "little")
 
 
 def share(secret: bytes, threshold: int, places: int) -> list[bytes]:
-    """Shares for the places 1, 2, ..., `places`: values of a random polynomial, secret at 0."""
+    """Return shares for the places 1, 2, ..., `places`.
+
+    The shares are the values of a random polynomial whose value at 0 is the secret.
+    """
     rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     polynomial = [int.from_bytes(secret, "little"), *rest]
     return [_value(polynomial, place).to_bytes(SIZE, "little") for place in range(1, places + 1)]
 
 
 def recover(shares: Mapping[int, bytes]) -> bytes:
-    """The secret from the shares of at least `threshold` places: Lagrange's polynomial at 0."""
+    """Return the secret from at least `threshold` shares, by Lagrange interpolation at 0."""
     secret = 0
     for place, share_of_place in shares.items():
         above, below = 1, 1
@@ -42,7 +45,7 @@ def recover(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _value(polynomial: Sequence[int], place: int) -> int:
-    """A polynomial's value, by Horner's rule; coefficients from the constant on."""
+    """Return a polynomial's value by Horner's rule. The constant coefficient is first."""
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * place + coefficient) % PRIME

@@ -1,17 +1,17 @@
-"""A site's half of secure sums: pure functions from its kept values to the next ones.
+"""A site's half of secure sums, as pure functions from the site's stored values to the next ones.
 
-A site keeps its `JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask,
-and its opening. Both must be on its disk before anything that follows from them leaves. These
-functions enforce the rules:
+A site stores its `JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask,
+and its opening. Both must be on the site's disk before any message that depends on them leaves. The
+functions here enforce the rules:
 
-- a vector is drawn once a round;
-- the same question gets the same bytes, and another question, member or key is refused;
-- there is one opening a round, of its last attempt, and no other attempt is answered after it.
+- a vector is drawn once per round;
+- the same question gets the same bytes, and a different question, member or key is refused;
+- a round has one opening, for its last attempt, and no other attempt is answered afterwards.
 
-Otherwise a server that got two sums of a round, one of them without a site, would know that site's
-vector under a single share of noise. So a site also adds a mask of its own, whose seed it shares
-among the others (Bonawitz et al. 2017). Where no site may be lost there is one attempt, without own
-mask and opening.
+Otherwise a server with two sums of a round, one of them without a site, would know the vector of
+this site with only one share of noise. For the same reason a site adds a mask of its own and shares
+the mask's seed among the other sites (Bonawitz et al. 2017). If no site may be lost, a round has a
+single attempt, without own masks and openings.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ KEY_BYTES = 32
 _NONCE = bytes(12)  # each key seals one share
 
 
-# --- What a site keeps ----------------------------------------------------------------------------
+# --- Stored values of a site ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh key of a job (X25519). It is deleted with the job."""
+    """A site's fresh key for a job (X25519). It is deleted with the job."""
 
     terms: Terms
     key: bytes = field(repr=False)
@@ -60,7 +60,7 @@ class JobSecrets:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> JobSecrets:
-        """The value that `to_json` was given; a StateError if it is damaged."""
+        """Read the secrets from the result of `to_json`. Raise a StateError if they are damaged."""
         try:
             terms = Terms(**kept["terms"] | {"sites": tuple(kept["terms"]["sites"])})
             return cls(terms, bytes.fromhex(kept["key"]), _member(kept["member"]))
@@ -70,7 +70,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """A site's opening of an attempt: its own seed, and its shares of the others' seeds."""
+    """A site's opening of an attempt: its own seed, and its shares of the other sites' seeds."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -82,18 +82,18 @@ class Opening:
 
 @dataclass(frozen=True, eq=False)
 class RoundState:
-    """A site's state of a round: the last question that it answered, and the values it used.
+    """A site's state of a round: the last answered question, and the values used in the answer.
 
     Attributes
     ----------
     noisy : ndarray of int64
-        The site's vector with its own share of the noise; it must not leave the site.
+        The site's vector with its own share of the noise. It must not leave the site.
     seed : bytes
-        Of the site's own mask; empty where no site may be lost.
+        Seed of the site's own mask. Empty if no site may be lost.
     sealed : mapping of str to bytes
-        Each other member's share of the seed, which only that member can read.
+        Shares of the seed by member. Only that member can read the share.
     opening : Opening or None
-        If there is one, the question is the last of its round.
+        The opening, if it was made. The question is then the last of its round.
     """
 
     question: Question
@@ -104,7 +104,10 @@ class RoundState:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], noisy: NDArray[np.int64]) -> RoundState:
-        """The value that `to_json` was given, and its vector; a StateError if it is damaged."""
+        """Read the state from the result of `to_json` and the vector.
+
+        Raise a StateError if the stored values are damaged.
+        """
         try:
             asked, opened = kept["question"], kept["opening"]
             members = tuple(map(_member, asked["members"]))
@@ -119,7 +122,7 @@ class RoundState:
 
 
 def to_json(value: object) -> Any:
-    """A kept value as plain values for JSON, without a round's vector."""
+    """Return a stored object as plain values for JSON, without a round's vector."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):
@@ -153,10 +156,10 @@ def join(
     state: RoundState | None = None,
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """A fresh key for a job, or the kept one for the same terms; only its `member` leaves.
+    """Return a fresh key for a job, or the stored key for the same terms. Only its `member` leaves.
 
-    `kept` and `state` are the site's values of this job. Other terms get a fresh key if no round
-    was answered.
+    `kept` and `state` are the site's stored values of this job. Different terms get a fresh key if
+    no round was answered.
     """
     if kept is not None and kept.terms == terms:
         return kept
@@ -187,10 +190,10 @@ class Masked:
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
 ) -> Step:
-    """The step that a question asks for, or a PrivacyRefusedError. Reads no patient.
+    """Return the step that a question asks for, without reading patients.
 
-    A new "round" needs a new vector. A further "attempt" uses the vector of the one before. A
-    "repeat" uses the kept answer.
+    A new "round" needs a new vector. A further "attempt" uses the vector of the previous attempt. A
+    "repeat" uses the stored answer. Raise a PrivacyRefusedError if the question breaks the rules.
     """
     check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
@@ -205,7 +208,7 @@ def check_question(
         raise PrivacyRefusedError(f"secure sum: round {question.round} is over")
     if (question.request, question.width) != (last.request, last.width):
         raise PrivacyRefusedError("secure sum: this round was answered to another request")
-    if job.member not in last.members:  # nor under other names: then two attempts could be opened
+    if job.member not in last.members:  # other names would allow two openings
         raise PrivacyRefusedError("secure sum: this round was answered with another key")
     if state.opening is not None:
         raise PrivacyRefusedError("secure sum: this round was opened; it has no further attempt")
@@ -224,10 +227,10 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """The state after a question; it must be on disk before its `masked` leaves.
+    """Return the state after a question. It must be on disk before its `masked` leaves.
 
-    `draw` makes the site's vector with its share of noise, and is called once a round. Seeded
-    `random_bytes` are for simulation only; they make a sum repeatable.
+    `draw` makes the site's vector with its share of noise, and is called once per round. Seeded
+    `random_bytes` make a sum repeatable and are for simulation only.
     """
     step = check_question(job, state, question, peers)
     if step == "repeat" and state is not None:
@@ -247,7 +250,7 @@ def answer(
 
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
-    """The answer to the question of a state: always the same bytes."""
+    """Return the answer to a state's question, which always has the same bytes."""
     context, site = context_of(job.terms, state.question), job.member.site
     added = [own_key(state.seed, context, site)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
@@ -261,7 +264,7 @@ def masked(job: JobSecrets, state: RoundState) -> Masked:
 
 
 def own_key(seed: bytes, context: bytes, site: str) -> bytes:
-    """Key of a site's own mask, from its seed."""
+    """Return the key of a site's own mask, derived from the seed."""
     return masks.derived(seed, context, "own", site)
 
 
@@ -271,9 +274,9 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """The state after opening its attempt; it must be on disk before its `opening` leaves.
+    """Return the state after opening its attempt. It must be on disk before its `opening` leaves.
 
-    `sealed` has the shares that others sealed for this site, by their names. A damaged share is
+    `sealed` has the shares that other sites sealed for this site, by site name. A damaged share is
     left out. A repeated request gets the same opening.
     """
     if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):
@@ -291,12 +294,12 @@ def opened(
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """The secret that this site shares with each other member, by name."""
+    """Return the secrets that this site shares with each other member, by name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}
 
 
 def _sealing(secret: bytes, context: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
-    """The cipher of one share between two sites (RFC 8439)."""
+    """Return the cipher for one share between two sites (RFC 8439)."""
     return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))
