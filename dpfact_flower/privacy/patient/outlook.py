@@ -290,7 +290,7 @@ def _levers(
         Lever("sites", float(math.ceil(facts.sites * lacking**steep)), gain),
     )
     changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
-    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: equals keep their order
+    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: equals keep order
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
