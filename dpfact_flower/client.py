@@ -29,7 +29,7 @@ from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
-"""Number that each reply has in place of the number of patients, which is private."""
+"""Number that each reply reports instead of the number of patients, which is private."""
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 

@@ -3,8 +3,9 @@
 Flower's own `send_and_receive` sends each request once. But a site's process may end after the
 charge and before the reply. Then a repeated request gets the bytes from the ledger without a second
 charge. So the server repeats the requests to lost sites until the round ends. Half-way through the
-round, the server repeats the request to every silent site once. This is needed because Flower's
-SuperNode loses a message silently if the SuperLink fails or the connection breaks during the fetch.
+round, the server repeats the request to every silent site once. The repetition is needed because
+Flower's SuperNode loses a message silently if the SuperLink fails or the connection breaks during
+the fetch.
 """
 
 from __future__ import annotations

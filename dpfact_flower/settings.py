@@ -184,7 +184,7 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """Settings of the protection of patients in releases.
+    """Settings of the privacy protection in releases.
 
     The guarantee of the default mode, "patient", is proved, and each site enforces it. Only mode
     "none" lets data leave a site unprotected.

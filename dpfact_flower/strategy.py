@@ -242,7 +242,7 @@ class DPFact(TrainOnlyStrategy):
         """Check every reply, update the global factors and log failures.
 
         The arrays are None if the quorum was missed. The metrics count sites, failures and bytes,
-        and do not depend on patients.
+        and contain nothing from a patient.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
         self._came += came.values()

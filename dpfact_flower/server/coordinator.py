@@ -270,7 +270,7 @@ class Coordinator:
     def check_connected(self, sites: int, *, first: bool) -> None:
         """Refuse a first round below the quorum, or with too many sites for the rule to be stable.
 
-        Later rounds may begin below the quorum. These rounds are recorded as missed, and lost sites
+        Later rounds may begin below the quorum. Such rounds are recorded as missed, and lost sites
         may return for the next round.
         """
         run = self.run

@@ -1,1 +1,1 @@
-"""A hospital without Flower: what it admits, computes, charges, keeps and answers."""
+"""A hospital's part of a run, without Flower: admission, computation, charges, files, replies."""

@@ -103,7 +103,7 @@ class Admitted:
     `ledger` is the open ledger, or None if the site has no ledger yet. `rows` are all rows of the
     ledger, and `last` is the latest row of the job. `repeated` is the row that already answers this
     request, if the row's release may be sent again. `secure` is the request's stage of a secure
-    sum. `store` is open for files without patient data only. Call `free_disk` right before the
+    sum. `store` gives access only to files without patient data. Call `free_disk` right before the
     reserved disk space is needed.
     """
 
@@ -245,7 +245,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse folders for the site's state that other users could create, change or move."""
+    """Refuse a state-dir, or a folder in it, that other users could create, change or move."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -320,7 +320,7 @@ def check_same_data(admission: Admitted, fingerprint: str) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has released nothing.
 
-    This limits the number of uncharged requests to the number of charged runs.
+    This check limits the number of uncharged requests to the number of charged runs.
     """
     if not any(row.events for row in of_job):
         raise MessageError(

@@ -195,8 +195,8 @@ class Site:
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and the job's folder, and count an attempt.
 
-        This is never called for a refused request. Otherwise a server could fill the disk with new
-        jobs.
+        This method is never called for a refused request. Otherwise a server could fill the disk
+        with new jobs.
         """
         hospital, request = self._hospital, admission.request
         existing = admission.ledger
@@ -273,7 +273,7 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """Return the only error that may leave after patients were read, and log the real one."""
+        """Log an error, and return the only error that may leave after patients were read."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)

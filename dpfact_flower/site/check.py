@@ -113,7 +113,7 @@ def check(title: str) -> Callable[[Check], Check]:
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
     """Run every check, or only the first one if the settings or the key cannot be read.
 
-    If the SuperNode and the executor are not yet `started`, run only the checks that need neither.
+    Unless `started` is set, run only the checks that work without the SuperNode and the executor.
     """
     places: list[Place] = []
 

@@ -140,8 +140,9 @@ def starting_state(
     """Return the factors at the start of a round, with the site's own or the global features.
 
     In the paper, a site continues from its own feature factors, and the elastic weight keeps these
-    near the global factors. With long code lists, the site's factors then overfit the site's data.
-    With a relative weight, every round therefore begins from the global feature factors.
+    factors near the global factors. With long code lists, the site's factors then overfit the
+    site's data. With a relative weight, every round therefore begins from the global feature
+    factors.
     """
     if state is None:
         return initial_state(tensor, request, rng)

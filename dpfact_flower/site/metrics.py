@@ -1,4 +1,4 @@
-"""A hospital's figures for its own monitoring; they never leave the hospital.
+"""A hospital's figures for its own monitoring, which never leave the hospital.
 
 Refusals are counted by the error code that left the site. The counts have no effect on the site.
 Their file has one entry for each code, so no server can fill the disk with it. Two kinds of
@@ -82,8 +82,8 @@ def refusals(folder: Path) -> dict[str, int]:
 def count_refusal(folder: Path, code: str) -> None:
     """Count a refusal in a site's folder, if it has a ledger.
 
-    If two processes count at the same time, one refusal may be lost. This is rare, because an
-    executor answers one message at a time.
+    If two processes count at the same time, one refusal may be lost. Such a loss is rare, because
+    an executor answers one message at a time.
     """
     if code == StateError.code or not (folder / LEDGER).exists():
         return

@@ -1,4 +1,4 @@
-"""A site's own model after a run of patient mode; it never leaves the site.
+"""A site's own model after a run of patient mode, which never leaves the site.
 
 The duration and the success of the fit depend on the patients. So no reply waits for the fit: the
 site keeps the last request (`SiteStore.keep_ending`), and the hospital fits its model later

@@ -61,8 +61,8 @@ class RoundWork(Protocol):
     charged_rounds: int
     """Number of rounds with noise that remain in the run, including this round."""
     is_final: bool
-    """Whether this is a last round without a release. In such a round, the site keeps the public
-    request and reads no patient."""
+    """Whether the round is a run's last round, without a release. In such a round, the site keeps
+    the public request and reads no patient."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """Return the releases that must fit the budget, computed from public facts."""

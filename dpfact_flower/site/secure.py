@@ -114,8 +114,8 @@ def secure_round(
 ) -> SecureRound:
     """Check a stage against this site's keys and earlier answers, without reading a patient.
 
-    `folder` is the job's folder. The kept state of the round counts only if the ledger has
-    `answered` this request.
+    `folder` is the job's folder. The kept state of the round counts only if `answered` is set,
+    because the ledger then has an answer to this request.
     """
     stage, sharing = request.secure, planned.sharing
     assert stage is not None
