@@ -106,12 +106,12 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "RMSE is over all cells, zeros included, of each site's own model on its own patients, as "
-        "in the paper. A site's own model has feature factors of its own, so a federated system "
-        "has more parameters than a centralised one. *RMSE shared* is of the shared factors with "
-        "every patient refitted. A system has converged when its RMSE is within "
-        f"{100 * _NEAR:g} % of the way from the first round's to the lowest. The paper prints no "
-        "numbers.",
+        "RMSE covers all cells, including zeros, of each site's own model on the site's own "
+        "patients, as in the paper. Each site's own model has its own feature factors, so a "
+        "federated system has more parameters than a centralised system. *RMSE shared* is the "
+        "RMSE of the shared factors after every patient is refitted. A system has converged when "
+        f"its RMSE exceeds the lowest RMSE by at most {100 * _NEAR:g} % of the decrease since the "
+        "first round. The paper prints no numbers for this comparison.",
         _figure(found),
         [
             Table("convergence", rows, _DIGITS, "error, fit, rounds and seconds of every system"),
@@ -134,9 +134,9 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "Fit of the sites' own models: 1 explains everything, below 0 is worse than no model. "
-        "After it stands the factor match of the shared phenotypes with planted ones. Epsilon is "
-        "the paper's, 1.2 to 1.9.",
+        "The table shows the fit of the sites' own models. A fit of 1 explains everything, and a "
+        "fit below 0 is worse than no model. The second number is the factor match of the shared "
+        "phenotypes with the planted phenotypes. Epsilon has the paper's values, 1.2 to 1.9.",
         Table(
             "at_a_glance",
             [
@@ -244,7 +244,7 @@ def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict
     )
     return Verdict(
         "DPFact (with its noise) converges to a smaller RMSE than CP-ALS and TRIP", said,
-        f"A case is a data set and a rival.<br>{why}{_published(rows)}",
+        f"Each combination of a data set and a rival is a case.<br>{why}{_published(rows)}",
     )  # fmt: skip
 
 

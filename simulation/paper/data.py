@@ -11,10 +11,10 @@ from simulation.paper.report import Section, Table
 from simulation.paper.systems import DESCRIPTION
 
 _CHOSEN = (
-    "Settings of P-SGD, of the paper's noise, of TRIP and of the l2,1 weight were searched on the "
-    f"synthetic EHR with data seed {SEARCHED_SEED}. The tables have data seed {REPORTED_SEED} and "
-    "open data, with the same settings. Two defaults of the package were chosen with a look at "
-    "open data: every patient's cells are scaled to norm 1 "
+    "The settings of P-SGD, of the paper's noise, of TRIP and of the l2,1 weight were tuned on "
+    f"the synthetic EHR with data seed {SEARCHED_SEED}. The tables use data seed {REPORTED_SEED} "
+    "and open data, with the same settings. Two defaults of the package were chosen after a look "
+    "at open data: the cells of every patient are scaled to norm 1 "
     "([algorithm](explanation/algorithm.md)), and patient mode has its plan "
     "([start](explanation/start.md))."
 )
@@ -32,7 +32,10 @@ def section(plan: Plan, results: Results) -> Section:
         for data in plan.sets(plan.names) if _job(data) in results
     ]  # fmt: skip
     table = Table(
-        "data", rows, about="sizes, sites, codes, deaths and rank, and what it stands for"
+        "data",
+        rows,
+        about="sizes, sites, codes, deaths and rank of each data set, and the data set of the "
+        "paper that it replaces",
     )
     return Section("The data", _CHOSEN, [], [table], [])
 

@@ -68,17 +68,18 @@ def section(plan: Plan, results: Results) -> Section:
             rows += _rows(plan, data, results)
     return Section(
         "Privacy: factor match against epsilon",
-        "Factor match score (FMS) of the shared factors. *With itself*: with the same system from "
-        "the same start without noise, which is the paper's measure. *With a fit*: mean over "
-        f"{len(_REFERENCES)} fits without noise from other starts. The ceiling is another such "
-        "fit, and the null is a fit to shuffled patients. A high match with itself alone proves "
-        "nothing, because a system that never leaves its start matches itself too.",
+        "The factor match score (FMS) compares shared factors. *With itself* is the FMS with the "
+        "same system from the same start without noise, which is the paper's measure. *With a "
+        f"fit* is the mean FMS with {len(_REFERENCES)} fits without noise from other starts. The "
+        "ceiling is another fit without noise, and the null is a fit to shuffled patients. A "
+        "high FMS of a system with itself proves nothing alone, because a system that never "
+        "leaves its start also matches itself.",
         _figures(data_sets, rows),
         [
             Table(
                 "fms_against_epsilon", rows,
                 {"FMS with itself": 2, "FMS with a fit": 2, "FMS planted": 2, "fit, shared": 3},
-                "every system and epsilon, with ceiling and null",
+                "FMS of every system and epsilon, with ceiling and null",
             )
         ],
         _verdicts(rows),
@@ -172,11 +173,11 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
     )
     return [
         Verdict(
-            "FMS with the model without noise rises to 1 with epsilon",
+            "With rising epsilon, the FMS with the model without noise rises to 1",
             answer(paper),
-            "A case is a data set, one fit each. Its FMS with itself must exceed "
-            f"{_HIGH:g} at the largest finite epsilon, and the FMS at the smallest."
-            f"{why}{_empty(rows)}",
+            "Each data set is a case, with one fit. The FMS with itself at the largest finite "
+            f"epsilon must exceed {_HIGH:g} and the FMS at the smallest "
+            f"epsilon.{why}{_empty(rows)}",
         )
     ]
 

@@ -38,15 +38,15 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Column norms against mu",
         "`relative-l21` is the weight `mu` relative to an average column of a site's patient "
-        "factor, so that it means the same at sites of any size. It acts from half of the "
-        f"{_ROUNDS} rounds on. The paper chose one `mu` by hand for every unit. A site has "
-        "switched a phenotype off when its column is exactly zero.",
+        "factor, so that a value means the same at sites of any size. The penalty applies in the "
+        f"second half of the {_ROUNDS} rounds. The paper chose one `mu` by hand for every unit. A "
+        "site has switched off a phenotype when the phenotype's column is exactly zero.",
         [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
         if found else [],
         [
             Table(
                 "norms", [_row(*one) for one in found], {"relative-l21": 1, "FMS planted": 2},
-                "phenotypes that each site switches off",
+                "number of phenotypes that each site switches off",
             ),
             Table(
                 "norms_planted", planted,
@@ -94,10 +94,11 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
     text = ", ".join(f"{count} at {weight:g}" for weight, count in counts.items())
     return [
         Verdict(
-            "With the l2,1 term, sites switch phenotypes off that others keep",
+            "With the l2,1 term, sites switch off phenotypes that other sites keep",
             answer([held((count > 0) == (weight > 0)) for weight, count in counts.items()]),
-            "A case is a weight. Above zero, some phenotypes must be off at some sites and not at "
-            f"all; at zero, none. Found: {text}.",
+            "Each weight is a case. At weights above zero, some phenotypes must be off at some "
+            "sites but not at all sites. At weight zero there must be no such phenotype. Number "
+            f"of such phenotypes: {text}.",
         )
     ]
 

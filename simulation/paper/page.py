@@ -14,29 +14,29 @@ from simulation.paper.systems import SYSTEMS, described
 from simulation.paper.verdicts import RULE, Verdict
 
 COMMANDS = """\
-With access to the full MIMIC-III or all of SynPUF, make a cohort and run the same on it:
+With access to the full MIMIC-III or to all of SynPUF, make a cohort and run the same evaluation:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
     dpfact data synpuf PATH/TO/all-of-synpuf --claims outpatient --top 0x0 --out data/synpuf-full
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
-These commands were tested on the demos only."""
+These commands were tested only on the demos."""
 """For readers who have the data that are not available here."""
 
 _COMPARED = """\
 Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and
-privacy. This page repeats the comparison on made-up and open data, because the paper's own data are
-not at hand. The CSV files have every figure.
+privacy. This page repeats the comparison on synthetic and open data, because the paper's own data
+is not available. The CSV files contain every figure.
 
-- **CP-ALS** and **SGD, centralised** have all patients in one place. **TRIP** is federated and adds
-  no noise.
-- **DPFact (P-SGD)** is the paper's method: *w/o DP*, or with *the paper's noise*. Its epsilon is
-  claimed for an entry of the tensor and not proven.
-- **DPFact (exact)** has the same objective and this package's solver, without noise.
-- **DPFact, patient mode (ours)** is what this package is for. Its epsilon is
-  [proven for a patient](explanation/proof.md). Epsilon and delta have the same values as the
-  paper's."""
+- **CP-ALS** and **SGD, centralised** use the pooled data of all patients. **TRIP** is federated and
+  adds no noise.
+- **DPFact (P-SGD)** is the paper's method, either *w/o DP* or with *the paper's noise*. The epsilon
+  of the paper's noise is claimed for one entry of the tensor and not proven.
+- **DPFact (exact)** minimises the same objective with this package's solver, without noise.
+- **DPFact, patient mode (ours)** is the main mode of this package. Its epsilon is
+  [proven for a patient](explanation/proof.md). Epsilon and delta have the same values as in the
+  paper."""
 """The systems, as the page introduces them."""
 _HEADLINED = (
     SYSTEMS["paper"].title, SYSTEMS["paper-small"].title, SYSTEMS["patient"].title,
@@ -141,7 +141,7 @@ def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
     if verdicts:
         rows = [f"| {v.claim} | **{v.answer}** | {_brief(v.why)} |" for v in verdicts]
         head = ["| the paper's claim | verdict | cases |", "|---|---|---|"]
-        lines += [f"{RULE} {_link('verdicts', files)} has all cases.", "", *head, *rows, ""]
+        lines += [f"{RULE} {_link('verdicts', files)} lists all cases.", "", *head, *rows, ""]
     for section in sections:
         if section.summary is not None:
             lead, table = section.summary
@@ -164,16 +164,17 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
     made = _MADE_BY.get(plan.name, plan.name)
     lines = [
         "## How this page was made", "",
-        f"`{made}` wrote the page, its verdicts and its CSV files from {state.finished} fits "
+        f"`{made}` wrote this page, its verdicts and its CSV files from {state.finished} fits "
         f"({state.seconds / 60:.0f} minutes on one core, code {state.code}). "
-        f"{_link('settings', files)} has the settings of every system. Delta is {DELTA:g}. "
-        "Noise is drawn from a seed here, so that runs repeat; such noise protects nobody.", "",
+        f"{_link('settings', files)} lists the settings of every system. Delta is {DELTA:g}. On "
+        "this page the noise is drawn from a seed, so that runs can be repeated. Seeded noise "
+        "protects no patient.", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
     less = reductions(plan)
     if less:
-        lines += [f"Less than `{_MADE_BY['thorough']}`: {'; '.join(less)}.", ""]
+        lines += [f"Differences from `{_MADE_BY['thorough']}`: {'; '.join(less)}.", ""]
     if plan.missing():
         lines += [
             f"Left out, because they were not found: {', '.join(plan.missing())}. Set DPFACT_DATA "

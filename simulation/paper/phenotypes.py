@@ -39,11 +39,11 @@ def section(plan: Plan, results: Results) -> Section:
             tables += _tables(data, {system: results[job] for system, job in jobs_of.items()})
     return Section(
         "Phenotypes",
-        "The coefficient is the log odds of death per standard deviation of the membership, all "
-        "phenotypes together, by maximum likelihood. Wald's p-value is not corrected for the "
-        "number of phenotypes. Prevalence is the share of patients with a score above 0.15. "
-        "Counts under ten are not shown. No privacy guarantee covers these figures, because they "
-        "are computed from patients' factors.",
+        "The coefficient is the change in the log odds of death per standard deviation of the "
+        "membership, estimated by maximum likelihood for all phenotypes together. Wald's p-value "
+        "is not corrected for the number of phenotypes. Prevalence is the share of patients with "
+        "a score above 0.15. Counts below ten are not shown. No privacy guarantee covers these "
+        "figures, because they are computed from patient factors.",
         [],
         tables,
         [],
@@ -56,7 +56,7 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
     made = [
         Table(
             f"phenotypes_{name}", _leading(tables["global"]), _DIGITS,
-            f"the leading ones by lambda, {SYSTEMS['exact'].title}",
+            f"the leading phenotypes by lambda, {SYSTEMS['exact'].title}",
         )
     ]  # fmt: skip
     if data.distinct:
@@ -64,7 +64,7 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
             Table(
                 f"phenotypes_{name}_{data.distinct}",
                 _leading(tables["sites"][data.distinct], by="coefficient"), _DIGITS,
-                f"{data.distinct}'s own factors, by the size of the coefficient",
+                f"phenotypes of {data.distinct}'s own factors, by the size of the coefficient",
             )
         )  # fmt: skip
     return [*made, _beside(data, found, data.distinct or max(tables["sites"]), name)]
@@ -118,8 +118,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the one that is most {site}'s own ({100 * weight[column]:.0f} % of its squared norm), in "
-        "all three models, with the cosine to the shared factors w/o DP",
+        f"the phenotype that is most specific to {site} ({100 * weight[column]:.0f} % of its "
+        "squared norm), in all three models, with the cosine to the shared factors w/o DP",
     )  # fmt: skip
 
 

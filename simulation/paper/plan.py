@@ -122,7 +122,7 @@ def _left_out(plan: Plan) -> list[str]:
         return " and ".join(datasets.dataset(name).title for name in names)
 
     gone = [name for name in THOROUGH.names if name not in plan.names]
-    said = [f"no data of the kinds {titles(gone)}"] if gone else []
+    said = [f"no data from {titles(gone)}"] if gone else []
     for field, word in (("convergence", "RMSE"), ("prediction", "AUC"), ("epsilon", "FMS")):
         kept = getattr(plan, field)
         less = [name for name in getattr(THOROUGH, field) if name not in (*kept, *gone)]

@@ -67,15 +67,20 @@ def section(plan: Plan, results: Results) -> Section:
         pairs += _paired(plan, data, group, results)
     return Section(
         "Utility: AUC of in-hospital death against rank",
-        "Logistic regression on the memberships of 60 % of the patients, AUC on the others, "
-        f"{plan.splits} splits that are the same for all systems. No factorisation sees a label. "
-        "As in the paper, patient factors are computed for all patients at once. *Random factors* "
-        "are the exact solver's with shuffled rows. The last site's patients are unlike all "
-        "others, as in the paper's neonatal unit, so it has its own regression. Intervals are of "
-        "the corrected resampled t-test (Nadeau and Bengio 2003).",
+        "A logistic regression is fitted to the memberships of 60 % of the patients, and the AUC "
+        f"is computed on the other patients, with {plan.splits} splits that are the same for all "
+        "systems. No factorisation uses a label. As in the paper, patient factors are computed "
+        "for all patients at once. *Random factors* are the factors of the exact solver with "
+        "shuffled rows. The patients of the last site are unlike all others, as in the paper's "
+        "neonatal unit, so this site has its own regression. Intervals come from the corrected "
+        "resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
-            Table("auc", rows, about="every system and rank, with the paper's AUC for MIMIC-III"),
+            Table(
+                "auc",
+                rows,
+                about="AUC of every system and rank, and the paper's AUC for MIMIC-III",
+            ),
             Table("auc_paired", pairs, about="paired differences at every rank"),
             Table(
                 "auc_paired_by_rank",
@@ -221,13 +226,16 @@ def _verdicts(
             _beside(from_20),
         ),
         _against(
-            "DPFact's AUC is above TRIP's for the site unlike all others", distinct, ("trip",), ""
+            "DPFact's AUC is above TRIP's at the site unlike all other sites",
+            distinct,
+            ("trip",),
+            "",
         ),
         Verdict(
             "The l2,1 term is worth .05 to .2 AUC",
             answer([row[".05 to .2?"] for rows in l21 for row in rows]),
-            "A case is a data set and a rank. It contradicts if the interval lies outside the "
-            "range."
+            "Each combination of a data set and a rank is a case. A case contradicts the claim if "
+            "the interval lies outside the range."
             + "".join(
                 f"<br>{SYSTEMS[system].title}: {tally([row['.05 to .2?'] for row in rows])} "
                 f"({_extent(rows)})"
@@ -252,7 +260,7 @@ def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more
         for system, found in of.items()
         if found
     )
-    text = f"A case is a data set, a rank and a rival.{why}{more}"
+    text = f"Each combination of a data set, a rank and a rival is a case.{why}{more}"
     return Verdict(claim, answer(_cases(of["paper"])), text)
 
 

@@ -55,22 +55,23 @@ def section(plan: Plan, results: Results) -> Section:
     sites = [_by_sites(data, results) for data in _SITES]
     return Section(
         "Traffic",
-        "Bytes of real Flower messages, both directions, all sites, R = 50 (1 MB is 10^6 bytes). A "
-        "site of TRIP sends its factors and as many multipliers, so a round takes three sets of "
-        "factors where DPFact's takes two. The multipliers of all sites sum to zero after every "
-        "round, so TRIP need not send them (`tests/simulation/test_baselines.py`). The paper gives "
-        "seconds at 15 MB/s for an unknown number of rounds, so compare ratios only.",
+        "Traffic is measured in bytes of real Flower messages, in both directions, over all "
+        "sites, with R = 50 (1 MB is 10^6 bytes). In TRIP each site sends its factors and equally "
+        "many multipliers, so a round transfers three sets of factors, where a round of DPFact "
+        "transfers two. The multipliers of all sites sum to zero after every round, so TRIP need "
+        "not send them (`tests/simulation/test_baselines.py`). The paper gives seconds at 15 MB/s "
+        "for an unknown number of rounds, so compare only ratios.",
         [],
         [
             Table(
                 "traffic", rows,
                 {"MB a round": 3, "of TRIP's": 3, "paper: of TRIP's": 3, "MB in all": 1,
                  "seconds at 15 MB/s": 2, "paper: seconds": 2},
-                "a round, and all rounds until convergence",
+                "traffic in one round, and in all rounds until convergence",
             ),
             Table(
                 "traffic_by_sites", sites, {"linear within": 5, **dict.fromkeys(_PAPER_SECONDS, 2)},
-                "1, 5 and 10 sites",
+                "traffic with 1, 5 and 10 sites",
             ),
         ],
         _verdicts(rows, sites),
@@ -150,15 +151,15 @@ def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[V
         Verdict(
             "DPFact's traffic is 20 to 47 % below TRIP's",
             answer(held(0.2 <= 1 - ratio <= 0.47) for ratio in _ratios(rows, "dpfact")),
-            f"A case is a size. A round of DPFact is {_below(rows, 'dpfact')} below TRIP's as "
-            f"published, and one of TRIP without multipliers {_below(rows, 'trip-lean')}. "
-            f"{_lean(rows)}{_in_all(rows)}".strip(),
+            f"Each size is a case. A round of DPFact takes {_below(rows, 'dpfact')} less traffic "
+            "than a round of TRIP as published. Without multipliers, a round of TRIP takes "
+            f"{_below(rows, 'trip-lean')} less. {_lean(rows)}{_in_all(rows)}".strip(),
         ),
         Verdict(
             "Traffic grows in proportion to the number of sites",
             answer(held(value < _LINEAR) for value in linear),
-            f"A case is a size. Up to 10 sites, traffic is within "
-            f"{100 * max(linear, default=float('nan')):.2f} % of proportional.",
+            "Each size is a case. Up to 10 sites, traffic deviates from proportional growth by "
+            f"at most {100 * max(linear, default=float('nan')):.2f} %.",
         ),
     ]
 
@@ -178,7 +179,7 @@ def _lean(rows: list[dict[str, Any]]) -> str:
     left = [lean - own for own, lean in pairs]
     if not left or max(left) > _LINEAR:
         return ""
-    return "So the whole saving is multipliers that TRIP need not send. "
+    return "So the whole saving comes from multipliers that TRIP need not send. "
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
