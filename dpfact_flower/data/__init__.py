@@ -1,4 +1,4 @@
-"""From EHR tables to one validated tensor per site.
+"""Convert EHR tables to one validated tensor per site.
 
     EHR tables -> sources -> a reader -> events (-> roll_up) -> cooccurrence -> SiteData (.npz)
                                                                  Vocabulary -^   of each site

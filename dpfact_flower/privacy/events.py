@@ -94,7 +94,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> ReleaseEvent:
-        """The same release with only this site's noise, in case that all other sites collude."""
+        """The release with only this site's noise. Its cost holds if all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)

@@ -81,7 +81,7 @@ class Share:
 def release_masked(parts: Sequence[Array]) -> Release:
     """Make a release of secure-sum bytes: keys, masked words of a charged `Share`, shares of seeds.
 
-    Their cost is charged with the `Share`.
+    The charge of the `Share` covers their cost.
     """
     return Release(tuple(parts), ())
 

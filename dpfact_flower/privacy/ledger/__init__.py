@@ -5,29 +5,32 @@ charge, and the sent values as float32. For values without noise, the row has on
 budget belongs to the site's patients, so every charged row counts, for any job or data.
 
 Durability
----------- `Ledger.charge` returns when row, events and bytes are on the disk, in one transaction.
-The ledger uses a rollback journal (journal_mode DELETE), not a write-ahead log. Between
-transactions the ledger is therefore one file, and a copy of this file is complete. In this mode the
-commit is the deletion of the journal, and only synchronous EXTRA makes the deletion durable.
-Otherwise a power loss could restore the state before the charge. A new ledger gets its name only
-when it is complete, so an empty or truncated file is always damaged.
+----------
+`Ledger.charge` returns after row, events and bytes are on the disk, in one transaction. The ledger
+uses a rollback journal (journal_mode DELETE), not a write-ahead log. Between transactions the
+ledger is therefore one file, and a copy of this file is complete. In this mode the commit is the
+deletion of the journal, and only synchronous EXTRA makes the deletion durable. Otherwise a power
+loss could restore the state before the charge. A new ledger gets its name only when it is complete,
+so an empty or truncated file is always damaged.
 
 A simulated site needs no protection from a power loss. With `durable` False, SQLite leaves writing
 to the operating system. A killed process still loses no row.
 
 Evidence
--------- A row is one JSON document. The row's hash is the SHA-256 of the previous row's hash and
-this document. All hashes are checked at every use of the ledger, which detects damage and careless
+--------
+A row is a JSON document. The row's hash is the SHA-256 of the previous row's hash and this
+document. All hashes are checked at every use of the ledger, which detects damage and careless
 edits. The newest head is also noted in a file next to the ledger (`verified_head`), which detects a
 restored old copy. To detect a rewrite of the whole chain and the note, keep the `Head` elsewhere
 (the site logs it).
 
 Secrecy
-------- A head is a commitment, because each row has random bytes. Instead of a fingerprint of the
-data, a row has the fingerprint's HMAC under a key next to the ledger (`key`). The time in a row is
-the time of the request. About patients, a head, a backup and `dpfact ledger show` therefore reveal
-only the released values, which are charged. The key, and a folder that contains it, are patient
-data.
+-------
+A head is a commitment to the rows, because each row has random bytes. Instead of a fingerprint of
+the data, a row has the fingerprint's HMAC under a key next to the ledger (`key`). The time in a row
+is the time of the request. About patients, a head, a backup and `dpfact ledger show` therefore
+reveal only the released values, which are charged. The key, and a folder that contains it, are
+patient data.
 
 Two processes may use one ledger. Writers take turns, and a round has only one release. The folder
 must be on a local disk, because SQLite's locks are unreliable on network shares.

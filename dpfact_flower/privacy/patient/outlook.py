@@ -110,7 +110,8 @@ class Lever(NamedTuple):
     Attributes
     ----------
     name : str
-        Name of the quantity. Each additional site brings patients, as many as an average site has.
+        Name of the quantity. Additional sites bring as many patients as the other sites have on
+        average.
     good : float
         Value from which the verdict would be good, or 0 if no value is enough.
     chance : float

@@ -3,8 +3,8 @@
 X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
 its diagonal: codes of one mode that occur with the same codes of the other modes. Block (m, n) is X
 summed over all modes except m and n. Each block is scaled to norm 1 and weighted, and then all
-blocks together are scaled to norm 1. Neither the unit of counts nor the number of cells therefore
-matters.
+blocks together are scaled to norm 1. The unit of counts and the number of cells therefore have no
+effect.
 
 The code uses IEEE arithmetic for one patient after another. Only the total and the work space
 persist between patients, and the work space is reset for each patient. Cells are sorted, so sums do
@@ -155,7 +155,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 def _gram(
     counts: Array, places: Array, cells: int, order: Array, mode: int, count: int, pairs: Array
 ) -> None:
-    """Add up the products of each two cells of a column."""
+    """Add up the products of all pairs of cells in a column."""
     begin = 0
     while begin < cells:
         end = begin + 1

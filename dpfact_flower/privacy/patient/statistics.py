@@ -52,8 +52,8 @@ MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size
 `_SAFETY` exceeds the rounding of a norm."""
 MAX_PATIENTS = 2**27
-"""Number of patients for which sums are large enough. It is constant, so that no refusal depends on
-patients."""
+"""Largest number of patients at a site for which sums cannot overflow. The limit is constant, so
+that no refusal depends on patients."""
 _MOST_UNITS = 2.0**62
 _MOST_SHARED = 4_000_000  # largest sum of which every thread has its own copy
 
