@@ -86,7 +86,7 @@ class Asked(NamedTuple):
 
 
 def _script_command(script: Script) -> Callable[..., None]:
-    """Return the command of a script: its own options, and those of `Asked`."""
+    """Return a script's command, with the script's own options and those of `Asked`."""
 
     def command(**given: Any) -> None:
         from dpfact_flower.data.readers import runner
@@ -332,7 +332,7 @@ def data_events(
 def data_show(
     folder: Annotated[Path, typer.Argument()],
 ) -> None:
-    """Show the sites in a folder of dpfact data, and how much was read, kept and left out."""
+    """Show the sites that dpfact data wrote, and how much was read, kept and left out."""
     from dpfact_flower.data.site_data import Cohort
 
     _show(Cohort.load(folder))

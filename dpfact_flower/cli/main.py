@@ -106,8 +106,8 @@ def every_command(
 def settings(flower_app: FlowerApp = APP_FOLDER, as_json: AsJson = False) -> None:
     """Show every setting with its default, range and meaning.
 
-    The defaults are the library's. dpfact run and dpfact simulate use the defaults in the Flower
-    App's config, and those that differ are listed at the end.
+    The defaults are the library's. dpfact run and dpfact simulate use the Flower App's config, and
+    the defaults that differ there are listed at the end.
     """
     chosen = app_config(flower_app)
     if as_json:

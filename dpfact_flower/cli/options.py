@@ -93,7 +93,7 @@ def check_app(flower_app: Path) -> None:
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """Return the config of a Flower App. It is empty if the default folder has no app."""
+    """Return the config of a Flower App, or an empty config if the default folder has no app."""
     file = flower_app / "pyproject.toml"
     if not file.exists() and flower_app == APP_FOLDER:
         return {}

@@ -165,8 +165,8 @@ def compare(
 ) -> None:
     """Compare finished runs in a Markdown table and, with --out, on a page.
 
-    The table has a row for each folder. The page shows epsilon against quality, the first run's
-    phenotypes matched with those of each other run, and the table.
+    The table has a row for each folder. The page shows the table, epsilon against quality, and the
+    first run's phenotypes beside their matches in the other runs.
     """
     from dpfact_flower.evaluation.comparison import comparison, write_comparison
     from dpfact_flower.evaluation.run_folder import read_summary

@@ -125,7 +125,7 @@ def site_answer(
 
 @site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
 def site_connect(context: typer.Context) -> None:
-    """Run Flower's SuperNode, and stop if it gives up. Takes flower-supernode's options.
+    """Run Flower's SuperNode, and stop if it gives up. It takes flower-supernode's options.
 
     Without this command, flower-supernode keeps running offline after it has given up, so systemd
     does not start it again.
@@ -141,7 +141,7 @@ def site_check(
     key: Annotated[Path, typer.Option(help="The SuperNode's --auth-supernode-private-key.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check this site, above all that only the installed code answers. Exit code 1 for a fault.
+    """Check a site, above all that only the installed code answers. Exit code 1 if a check fails.
 
     Run this command as root while both parts are running. Other users do not see everything.
     """

@@ -34,7 +34,7 @@ SIGNIFICANT = 0.05
 _MOST_CODES = 500
 """Largest number of codes that form known pairs. If more have a group, some are drawn at random."""
 _DIGITS = 9
-"""Decimals of cosines, so that rounding errors do not break ties."""
+"""Decimals to which cosines are rounded, so that equal cosines compare as equal."""
 Dense = tuple[NDArray[np.float64], ...]
 
 

@@ -26,9 +26,9 @@ def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor])
     """Return the mean coherence of the phenotypes in these patients, and that of dealt models.
 
     A phenotype's coherence is the mean of the normalised pointwise mutual information (NPMI) of all
-    pairs of its leading codes: 1 always together, 0 as by chance, -1 never. At most five codes of
-    each mode lead, each with at least a third of the mode's largest weight. Smaller weights are
-    mostly noise.
+    pairs of its leading codes: 1 if two codes always occur together, 0 as by chance, -1 if they
+    never do. At most five codes of each mode lead, each with at least a third of the mode's largest
+    weight. Smaller weights are mostly noise.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)

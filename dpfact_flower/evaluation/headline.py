@@ -17,7 +17,7 @@ _WAYS_OUT = {
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Return the label and text of each line. Measures that a deployment lacks are left out."""
+    """Return the label and text of each line. Lines without a value are left out."""
     s, sent = summary, summary.exchange
     lines = {
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",

@@ -1,9 +1,10 @@
-"""The rule that decides who has a phenotype, for every table, page and file; counts of patients.
+"""The rule that decides who has a phenotype, and counts of patients.
 
-A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
-1. Therefore a score does not depend on the number of a patient's codes. A score of 0 means that the
-record has no part of the phenotype, and 1 that it consists of the phenotype alone. The rule was
-chosen on tuning halves (``simulation.studies.who_has``).
+The rule applies to every table, page and file. A patient's record is scaled to norm 1 and fitted to
+the shared phenotypes, whose columns have norm 1. Therefore a score does not depend on the number of
+a patient's codes. A score of 0 means that the record has no part of the phenotype, and 1 that it
+consists of the phenotype alone. The rule was chosen on tuning halves
+(``simulation.studies.who_has``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def scores(
     nonnegative: bool = True,
     norms: NDArray[np.floating[Any]] | None = None,
 ) -> NDArray[np.float64]:
-    """Return how much of each phenotype each patient has, (patients, R). Keep it at the site.
+    """Return each patient's score for each phenotype, (patients, R). Scores stay at the site.
 
     `norms` are the `column_norms` of the whole model, if `features` has only some of its rows.
     """

@@ -76,7 +76,7 @@ class CodeRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memberships:
-    """Scores of a site's patients for each phenotype. They must not leave the site.
+    """Scores of a site's patients for each phenotype. The scores must not leave the site.
 
     `patients` are the site's own identifiers, or row numbers from 1 if its file has no identifiers.
     `names` are the names of the R columns of `scores`
@@ -143,7 +143,7 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique name for each phenotype. Phenotypes with the same name get their numbers too."""
+        """A unique name for each phenotype. Names that occur twice have the number added."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
@@ -250,7 +250,7 @@ class GlobalModel:
         return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Return ascending positions of the model's codes in the site's lists, and factor rows."""
+        """Return ascending positions of the model's codes in the site's lists, and their rows."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(

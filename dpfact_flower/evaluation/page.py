@@ -65,7 +65,7 @@ def belonging(folder: Path) -> Iterator[None]:
 
 
 def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
-    """Fill in a template, named by its file, and write a page that only its owner can read."""
+    """Fill in a template file, and write a page that only its owner can read."""
     import jinja2  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
@@ -119,7 +119,7 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
 
 
 def _odds_place(coefficient: float, reach: float) -> int:
-    """Return the place of log odds on a scale 160 wide, from odds of 1/reach to reach."""
+    """Return the place of log odds on a scale of width 160, from odds of 1/reach to reach."""
     return round(80 + 80 * coefficient / math.log(reach))
 
 

@@ -54,8 +54,8 @@ def phenotype_table(
 ) -> PhenotypeTable:
     """Describe every phenotype by the patients who have it.
 
-    `memberships` are each site's `dpfact_flower.evaluation.membership.scores` on the `features`,
-    in the order of `sites`. Labels that some site lacks are left out.
+    `memberships` are each site's `dpfact_flower.evaluation.membership.scores` on the `features`, in
+    the order of `sites`. Labels that some site lacks are left out.
     """
     has = [has_phenotype(scores) for scores in memberships]
     counted = (PatientCounts.of(*pair, features) for pair in zip(sites, has, strict=True))
@@ -125,12 +125,12 @@ def _codes(
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
-    """Return the shown value, or ``hidden`` if a small number would follow from it."""
+    """Return the shown value, or ``hidden`` if the value would reveal a small number."""
     return "hidden" if tells and isinstance(shown, float) else shown
 
 
 def _by_site(counts: Mapping[str, int | None], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site. A count is None if all its scores are 0.
+    """Return a phenotype's prevalence at each site. A count is None if all scores are 0.
 
     The prevalence of all patients could reveal a single small number, or several that are all 0 or
     all 9. In that case, the smallest numbers of the other sites are hidden too.
@@ -193,7 +193,7 @@ def _associations(
     has: NDArray[np.bool_],
     label: NDArray[np.float64],
 ) -> list[Association]:
-    """Return each phenotype's rate of an outcome, and its odds with all others held equal."""
+    """Return each phenotype's rate of an outcome, and its odds, other phenotypes held equal."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())

@@ -1,7 +1,7 @@
 """Prediction of an outcome from patient factors, compared with predictions without them.
 
-An area under the curve (AUC) alone says nothing about phenotypes: the number of a patient's codes
-alone predicts many outcomes well, and random sparse factors predict a little. Therefore every AUC
+An area under the curve (AUC) alone says nothing about phenotypes: the mere number of a patient's
+codes predicts outcomes well, and even random sparse factors predict a little. Therefore every AUC
 here appears beside two others from the same splits: logistic regression on the raw codes, and on
 code volume.
 

@@ -41,8 +41,8 @@ LAMBDA = 0.6
 _NAMED = 2
 """A title names at most this many codes of its first mode, and one code of each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
-"""A title omits codes that lead more than `_COMMON` of the phenotypes. It omits the mode if no
-other leading code has `_ENOUGH` of the largest weight."""
+"""A title omits codes that lead more than `_COMMON` of the phenotypes. A mode is
+omitted if its other leading codes all have less than `_ENOUGH` of its largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Names of modes that hold treatments, not diagnoses."""
 _FILLERS = re.compile(
@@ -204,7 +204,7 @@ def leading_sentence(rows: Rows) -> str:
 
 
 def chance_sentence(chance: float | None) -> str:
-    """Describe a phenotype's certainty by its own run. The text is empty if `chance` is None."""
+    """Describe a phenotype's certainty in its own run. The text is empty if `chance` is None."""
     if chance is None:
         return ""
     word = certainty((), chance).capitalize()

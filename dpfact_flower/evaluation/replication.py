@@ -2,7 +2,7 @@
 
 The other runs may have other noise, another seed, no noise at all, or other data. A phenotype that
 returns in each of them is unlikely to be the luck of one run. Only models are compared, so no
-patient data is needed. The result is kept in ``beside.json`` in the run's folder, so that its
+patient data is needed. The result is kept in ``beside.json`` in the run's folder, so that the
 report can be written again.
 """
 
@@ -32,7 +32,7 @@ BESIDE = "beside.json"
 _CHANCES = 20
 _CHANCE_LEVEL = 95
 _DIGITS = 6
-"""Decimals of likenesses, so that rounding errors do not break ties."""
+"""Decimals to which likenesses are rounded, so that equal likenesses compare as equal."""
 FAIR = 0.85
 """Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
 Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
@@ -68,7 +68,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Replication:
-    """The phenotypes of a run that were looked for in another run.
+    """The matches of a run's phenotypes in another run.
 
     `name` is the name of the other run's folder. `how` describes the protection of the other run's
     patients, and gives no epsilon without its claim. `rank` is the rank of the first run.
@@ -92,14 +92,15 @@ class Replication:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, _EVEN = 0.1, 0.5
-"""Limits of the chance that other patients lack a phenotype: of likely real, of uncertain."""
+"""A phenotype is likely real if the chance that other patients lack it is at most `MOST_FALSE`, and
+uncertain if this chance is at most `_EVEN`."""
 
 
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     """Return one word for a phenotype's certainty, from its pair in each other run.
 
     Without pairs, the word follows from the `chance` that the phenotype is missing in other
-    patients. It is empty if `chance` is None.
+    patients. Without that chance, the word is empty.
     """
     if not pairs:
         if chance is None:
@@ -175,7 +176,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
 
 
 def by_chance(ours: Dense, theirs: Dense) -> list[float]:
-    """Return `Pair.chance` of each phenotype, by recombining the other run's modes."""
+    """Return `Pair.chance` of each phenotype, computed by recombining the other run's modes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

@@ -119,7 +119,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each spending with its sites. Sites that spent the same share a row."""
+    """Return each distinct spending with the names of its sites."""
     rows: list[tuple[SiteSpending, list[str]]] = []
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         alike = next((sites for own, sites in rows if own == spent), None)
@@ -143,7 +143,7 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
 
 
 def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
-    """Return each site's number of asynchronous replies, and their mean and maximal staleness."""
+    """Return each site's number of asynchronous replies, and their mean and maximum staleness."""
     staleness: dict[str, list[int]] = {}
     for record in records:
         for arrival in record.arrivals:

@@ -1,4 +1,4 @@
-"""A chart review: a check of whether a site's patients have the disease of a phenotype.
+"""A chart review: a check of a phenotype against the charts of a site's patients.
 
 A review is made at a hospital, for that hospital. The sheet (CSV) and its page (HTML) name single
 patients in a random order and show neither scores nor groups. Scores and groups are in a key file
@@ -124,8 +124,8 @@ def write_sheet(
 
     Only their owner can read the files. Half of the patients have the highest scores, and the
     others are nearest to the threshold on both sides. `seed` determines the random order. `out` is
-    the files' path without the ending. It must be outside the run's folder, which others may read.
-    Return ``OUT.csv``.
+    the files' path without the ending. The files must be outside the run's folder, which others may
+    read. Return ``OUT.csv``.
     """
     check_libraries()
     sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)

@@ -46,7 +46,7 @@ def write_model(
 ) -> None:
     """Write `global_model.npz`: the arrays NAME, NAME_codes, NAME_text of each feature mode NAME.
 
-    A `DataError` refuses names that NumPy reserves, or that two arrays would share.
+    A `DataError` is raised for names that NumPy reserves, and for names that collide.
     """
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
@@ -178,16 +178,16 @@ def read_names(folder: Path, rank: int) -> Names:
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
-    """Name a phenotype. An empty `name` removes its name.
+    """Name a phenotype, or remove the phenotype's name if `name` is empty.
 
-    A `DataError` refuses a phenotype that the model does not have, and a name of several lines.
+    A `DataError` is raised for a phenotype that the model lacks, and for a name of several lines.
     """
     known = read_names(folder, rank)
     _write_names(folder, replace(known, phenotypes=known.phenotypes | {number: name}), rank)
 
 
 def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
-    """Record a chart review of a phenotype. It replaces an earlier review."""
+    """Record a chart review of a phenotype in place of an earlier review."""
     known = read_names(folder, rank)
     _write_names(folder, replace(known, reviewed=known.reviewed | {number: review}), rank)
 
@@ -208,7 +208,7 @@ def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(names: Names, rank: int) -> Names:
-    """Return `names` without empty ones. A `DataError` refuses wrong numbers and names."""
+    """Return `names` without empty names. A `DataError` is raised for wrong numbers or names."""
     for number in (*names.phenotypes, *names.reviewed):
         if not 1 <= number <= rank:
             raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number}")

@@ -95,7 +95,7 @@ class RoundErrors:
 
 @dataclass(frozen=True)
 class SiteFit:
-    """A site's data, and the share of it that the site's own model explains."""
+    """The size of a site's data, and the share that the site's own model explains."""
 
     site: str
     patients: int
@@ -160,7 +160,7 @@ class OutcomePrediction:
 
 @dataclass(frozen=True)
 class Coherence:
-    """How often phenotypes' leading codes occur together, as `coherence.coherence` measures it.
+    """The coherence of phenotypes, as `coherence.coherence` measures it.
 
     `by_chance` is the mean over models whose codes' weights were dealt to phenotypes at random.
     """
@@ -176,9 +176,9 @@ class Measured:
     `fms` is the factor match score with the planted phenotypes, if these are known. `auc` is the
     AUC of the first label's overall prediction by memberships, and `predictions` are by label.
     `errors` is None if there is no round after which all sites measured errors, or if the run had
-    another loss. `fit_shared` is the share of the data that the shared factors explain with every
-    patient refitted to them. `fit_frequencies` is the share that the frequencies of codes explain,
-    as a single component. `coherence` is None if nothing was learned.
+    another loss. `fit_shared` is the share of the data that the shared factors explain after every
+    patient is refitted. `fit_frequencies` is the share that the frequencies of codes explain, as a
+    single component. `coherence` is None if nothing was learned.
     """
 
     fms: float | None

@@ -162,7 +162,7 @@ Lists = Mapping[int, Mapping[str, Codes]]
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in a random order. An odd number has one more real item."""
+    """Return real and made-up items in a random order. If the number is odd, one more is real."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)

@@ -15,7 +15,7 @@ Share = float | str | None
 
 @dataclass(frozen=True)
 class CodeWeight:
-    """A code in a phenotype. `weight` is its share of the total weight of its mode.
+    """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
     `observed` is the share of the phenotype's patients who have the code, and `everybody` the share
     of all patients.
@@ -32,10 +32,10 @@ class CodeWeight:
 class Association:
     """The association of a phenotype with an outcome, all other phenotypes held equal.
 
-    The `coefficient` is in log odds per standard deviation of the membership. It has a two-sided
-    Wald test, not corrected for the number of phenotypes, and a 95 % interval. `reason` explains a
-    missing coefficient. `rate` is the share with the outcome among the patients who have the
-    phenotype, with Wilson's 95 % interval if `rate` is a number.
+    The `coefficient` is in log odds per standard deviation of the membership. `p_value` is from a
+    two-sided Wald test, not corrected for the number of phenotypes, and `interval` is the 95 %
+    interval. `reason` explains a missing coefficient. `rate` is the share with the outcome among
+    the patients who have the phenotype, with Wilson's 95 % interval if `rate` is a number.
     """
 
     coefficient: float | None = None
@@ -53,9 +53,8 @@ class Phenotype:
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
     of patients who have the phenotype, and `by_site` that share at each site. `carriers` is the
     share of all patients who carry a leading code of every mode
-    (`dpfact_flower.evaluation.membership.leading_codes`), and `precision` the share of the
-    phenotype's patients who do. `codes` are by mode, the largest weights first, and `outcomes` by
-    label.
+    (`dpfact_flower.evaluation.membership.leading_codes`), and `precision` the same share of the
+    phenotype's patients. `codes` are by mode, the largest weights first, and `outcomes` by label.
     """
 
     number: int
@@ -86,7 +85,7 @@ class PhenotypeTable:
 class SiteUsage:
     """The usage of each phenotype at each site.
 
-    `norms` are the column norms of the patients' factors, sites by phenotypes. They grow with a
+    `norms` are the column norms of the patients' factors, sites by phenotypes. Norms grow with a
     site's number of patients. A column is `off` if the l2,1 penalty has made it exactly zero.
     """
 

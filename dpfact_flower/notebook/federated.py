@@ -129,7 +129,7 @@ def _federated(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return settings of sites with a lasting ledger, which allow this mode up to a budget."""
+    """Return the settings of sites with a lasting ledger: this privacy mode, up to a budget."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(

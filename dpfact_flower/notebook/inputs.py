@@ -57,7 +57,7 @@ def as_cohort(
 
 
 def is_site(given: Any) -> bool:
-    """Return whether an object is one site, and not a cohort or a list of numbers or sites."""
+    """Return whether an object is a single site, not a cohort or a list."""
     return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
 
 
@@ -77,12 +77,12 @@ def is_matrix(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return the names of a frame's rows, or None. Only pandas has an index."""
+    """Return the names of a frame's rows, or None. Only pandas frames have row names."""
     return tuple(map(str, given.index)) if hasattr(given, "index") else None
 
 
 def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
-    """Return vocabularies of codes without names."""
+    """Return vocabularies of numbered codes: ``x0``, ``x1`` and so on."""
     modes = [f"mode-{mode}" for mode in range(1, len(sizes) + 1)] if len(sizes) > 1 else [ONE_MODE]
     return tuple(
         Vocabulary(mode, tuple(f"x{code}" for code in range(size)))

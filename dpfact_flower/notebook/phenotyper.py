@@ -61,7 +61,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         private fit, this reveals codes without a charge.
     window_days : int or None
         For events: codes at most this far apart occur together. With None, codes of one encounter
-        do.
+        occur together.
     state_dir : path, optional
         Folder in which the sites keep their ledgers. **Without it, a ledger lasts for one fit**:
         each fit spends `epsilon` again on the same patients, and no ledger records the total.
@@ -151,7 +151,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        """Return how much of each phenotype every patient has, shape (patients, rank).
+        """Return every patient's score for each phenotype, shape (patients, rank).
 
         Patients are in the order of X, one site after the other. If X has events, patients are in
         the order of `memberships`.
@@ -163,7 +163,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return pandas().concat([site.to_frame() for site in self._memberships(X)])
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return the names of the columns of `transform`, such as ``phenotype_3`` if unnamed.
+        """Return the column names of `transform`. An unnamed phenotype is called ``phenotype_3``.
 
         `input_features` is ignored.
         """

@@ -52,7 +52,7 @@ class Run:
     summary : Summary
         The content of ``summary.json``.
     records : tuple of RoundRecord
-        One per round.
+        One record per round.
     tables : SharedPhenotypes or GlobalCodes
         A simulation's tables over all sites' patients, or codes alone.
     settings, versions : mapping
@@ -120,7 +120,7 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """Protection of the patients, in words. An epsilon always has its claim."""
+        """Protection of the patients, in words. An epsilon is always shown with its claim."""
         return dict(headline(self.summary))["privacy"]
 
     @property
@@ -171,7 +171,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Name a phenotype, in the run's folder too if it has one, and return the named run.
+        """Name a phenotype, also in the run's folder, and return the run with that name.
 
         Raises
         ------
