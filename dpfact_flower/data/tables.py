@@ -87,7 +87,8 @@ class Rows(NamedTuple):
     concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
     only rows with this value in the column ``mode`` count. With `sites`, the sites of the frames,
     the rows get a column ``site``. Equal identifiers at two sites then mean two patients: the
-    identifier in the column `patient` becomes ``SITE/PATIENT``.
+    identifier in the column `patient` becomes ``SITE/PATIENT``. `renamed` gives columns of frames
+    other names.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Rows(NamedTuple):
     table: str = ""
     mode: str = ""
     sites: Sequence[str] = ()
+    renamed: Mapping[str, str] = {}
 
     def __str__(self) -> str:
         return self.name
@@ -109,12 +111,16 @@ class Rows(NamedTuple):
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
         own = [f"* REPLACE ({literal(site + '/')} || patient AS patient), {literal(site)} AS site"
-               for site in self.sites] or ["*"] * len(self.frames)  # fmt: skip
+               for site in self.sites] or [self._all()] * len(self.frames)  # fmt: skip
         below = " UNION ALL BY NAME ".join(
             f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
         )
         rows = self.table or f"({below})"
         return f"(FROM {rows} WHERE mode::VARCHAR = {literal(self.mode)})" if self.mode else rows
+
+    def _all(self) -> str:
+        pairs = (f"{quoted(old)} AS {quoted(new)}" for old, new in self.renamed.items())
+        return f"* RENAME ({', '.join(pairs)})" if self.renamed else "*"
 
 
 def columns_of(frame: Any) -> list[str]:

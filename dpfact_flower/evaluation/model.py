@@ -196,6 +196,11 @@ class GlobalModel:
         be longer than the model's or in another order, and may lack some codes. A `DataError` says
         if the site has other modes, or if it has no code of the model in some mode.
         """
+        if not isinstance(site, SiteData):
+            raise DataError(
+                f"memberships: need a SiteData, got {type(site).__name__}; a cohort has one for "
+                "each of its sites"
+            )
         positions, features = self._shared_codes(site)
         tensor = site.tensor.select_features(positions)
         return Memberships(

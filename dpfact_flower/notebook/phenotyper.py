@@ -230,10 +230,18 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         self, X: Any, lists: Sequence[Vocabulary] | None, *, reset: bool
     ) -> SiteData:
         rows = rows_of(X) if columns_of(X) else None
-        checked = validate_data(
-            self, X, reset=reset, accept_sparse="csr", dtype=np.float64,
-            accept_large_sparse=False, ensure_min_features=2 if reset else 1,
-        )  # fmt: skip
+        try:
+            checked = validate_data(
+                self, X, reset=reset, accept_sparse="csr", dtype=np.float64,
+                accept_large_sparse=False, ensure_min_features=2 if reset else 1,
+            )  # fmt: skip
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise DataError(  # scikit-learn's message has the text, which may be a patient's
+                "X: could not convert text to numbers. If its rows are events, read them with "
+                "read_events"
+            ) from None
         check_non_negative(checked, f"{type(self).__name__}.fit")
         names = getattr(self, "feature_names_in_", None)
         known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]

@@ -100,6 +100,18 @@ def test_columns_with_other_names_are_read_as_the_error_says():
     )
 
 
+@pytest.mark.parametrize("other", [lambda frame: frame, as_polars, as_arrow, duckdb.from_df])
+def test_columns_of_modes_and_sites_may_have_other_names_too(other):
+    columns = {"mode": "Art", "site": "Klinik", "patient": "Fallnr"}
+    elsewhere = EVENTS.rename(columns=columns)
+    found = read_events(other(elsewhere), columns=columns)
+    assert [(site.name, cells(site)) for site in found.sites] == [
+        (site.name, cells(site)) for site in read_events(EVENTS).sites
+    ]
+    with pytest.raises(DataError, match=r"no column Haus; there are \['Fallnr'"):
+        read_events(other(elsewhere), columns={**columns, "site": "Haus"})
+
+
 def test_times_in_another_form_are_read_with_a_format():
     german = HERE.assign(time=pd.to_datetime(HERE["time"]).dt.strftime("%d.%m.%Y"))
     with pytest.raises(DataError, match=r"14:05 \(time_format= for another\)"):
@@ -148,7 +160,7 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
         read_events(wrong)
     assert "yesterday" not in str(caught.value)
     with pytest.raises(
-        DataError, match=r"need a DataFrame with a column mode, .* it has \['patient'"
+        DataError, match=r"need a DataFrame with a column mode .* it has \['patient'"
     ):
         read_events(HERE.drop(columns="mode"))
     two = EVENTS.assign(site=["north", "south", "north", "south", "south"])

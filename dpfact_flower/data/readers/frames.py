@@ -40,36 +40,43 @@ def read(
     """Read frames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps our column names to yours: ``{"patient": "subject_id", "code": "icd_code"}``. `time_format`
+    maps our column names, ``mode`` and ``site`` among them, to yours: ``{"patient": "subject_id",
+    "code": "icd_code"}``. `time_format`
     is a format of ``strptime``; without it, times are ISO 8601. `window_days` and `options` are as
     in `event_tables.read`. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
     label's name to a frame of ``patient`` and a column with the label's name.
     """
+    own = dict(columns or {})
+    renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}
     if isinstance(events, Mapping):
         parts = list(events.values())
-        tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
-    elif MODE in _columns(events):
+        tables = {mode: Rows(mode, [frame], renamed=renamed) for mode, frame in events.items()}
+    elif MODE in _columns(events, renamed):
         parts = [events]
-        tables = _by_mode(Rows("events", parts))
+        tables = _by_mode(Rows("events", parts, renamed=renamed))
     else:
         raise DataError(
-            "events: need a DataFrame with a column mode, or a frame for each feature mode by its "
-            f'name, as {{"diagnoses": frame, ...}}; it has {columns_of(events)}'
+            "events: need a DataFrame with a column mode (or columns={'mode': its name}), or a "
+            f'frame for each feature mode, as {{"diagnoses": frame, ...}}; it has '
+            f"{columns_of(events)}"
         )
-    having = [SITE in _columns(frame) for frame in parts]
+    if missing := {name for frame in parts for name in renamed if name not in columns_of(frame)}:
+        raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
+    having = [SITE in _columns(frame, renamed) for frame in parts]
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in the frames of all modes, or of none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
-    if unknown := (columns or {}).keys() - event_tables.Columns().names.keys():
+    roles = event_tables.Columns().names
+    if unknown := own.keys() - roles.keys():
         raise SettingsError(
-            f"columns: name some of {', '.join(event_tables.Columns().names)}; got {min(unknown)}"
+            f"columns: name some of {', '.join((*roles, MODE, SITE))}; got {min(unknown)}"
         )
-    names = event_tables.Columns(**(columns or {}))
+    names = event_tables.Columns(**own)
     return event_tables.read(
         {mode: event_tables.EventTable([rows], names, time_format=time_format)
          for mode, rows in tables.items()},
         name, columns=names, window_days=window_days,
-        sites=Rows("sites", parts) if all(having) else None,
+        sites=Rows("sites", parts, renamed=renamed) if all(having) else None,
         labels={
             label: event_tables.LabelTable(Rows(f"labels of {label}", [frame]))
             for label, frame in by_name.items() if frame is not None
@@ -94,8 +101,8 @@ def read_sites(
     ))  # fmt: skip
 
 
-def _columns(frame: Any) -> set[str]:
-    return {name.strip().lower() for name in columns_of(frame)}
+def _columns(frame: Any, renamed: Mapping[str, str] | None = None) -> set[str]:
+    return {(renamed or {}).get(name, name).strip().lower() for name in columns_of(frame)}
 
 
 def _by_mode(events: Rows) -> dict[str, Rows]:
