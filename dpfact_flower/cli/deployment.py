@@ -40,7 +40,7 @@ _STDERR = 2
 
 
 def superlink(context: typer.Context) -> None:
-    """Run Flower's SuperLink, and stop if its helper stops. It takes flower-superlink's options.
+    """Run Flower's SuperLink with the options of flower-superlink, and stop if its helper stops.
 
     Without this command, flower-superlink keeps running after its helper has stopped, and every run
     stays pending.

@@ -28,7 +28,7 @@ def make(
     """Make a long-term key in the file KEY, and print the line that the other sites need.
 
     Send that line to every other site, not through the centre, and compare the fingerprint by
-    telephone. Keep KEY secret. It is never sent.
+    telephone. Keep KEY secret: the key is never sent.
     """
     from dpfact_flower.machine.files import create_once
     from dpfact_flower.privacy.secure_sum.keys import new_signing_key

@@ -109,7 +109,7 @@ def backup(
     to: Annotated[Path, typer.Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
-    """Copy a whole ledger, check the copy, and print its head. The site may keep working.
+    """Copy a whole ledger, check the copy, and print its head. The site may be running.
 
     FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
     owner.

@@ -125,7 +125,7 @@ def site_answer(
 
 @site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
 def site_connect(context: typer.Context) -> None:
-    """Run Flower's SuperNode, and stop if it gives up. It takes flower-supernode's options.
+    """Run Flower's SuperNode with the options of flower-supernode, and stop if it gives up.
 
     Without this command, flower-supernode keeps running offline after it has given up, so systemd
     does not start it again.

@@ -35,7 +35,7 @@ def survey(
     files come from the model and are as public as the model.
 
     --read ANSWERS.csv gives each reader's accuracy and Cohen's kappa, and the kappa of each pair of
-    readers. It needs STEM.key.json.
+    readers. --read needs STEM.key.json.
     """
     from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey
 

@@ -1,7 +1,7 @@
 """Coherence of a phenotype: whether its leading codes occur in the same patients.
 
-Coherence is computed from patients. A site's own value stays at the site. A simulation's value is
-in its summary.
+Coherence is computed from patients' data. A site's own value stays at the site. A simulation's
+value is in its summary.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
 
 
 def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
-    """Count the patients in total, and those with each pair of codes of all modes (sparse)."""
+    """Count all patients, and the patients with each pair of codes (sparse, over all modes)."""
     patients, products = 0, []
     for tensor in tensors:
         modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]

@@ -1,7 +1,8 @@
 """Measures of a simulation, which has all sites' data and state on one machine.
 
 Errors, AUC and phenotype tables are computed here, from files, after the rounds. No message
-contains them. Sites that finished no round are left out, and the summary names these sites.
+contains these results. Sites that finished no round are left out, and the summary names these
+sites.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Return all patients, or about `MOST_PREDICTED` of them: the same share of each site."""
+    """Return all patients, or the same share of each site if they exceed `MOST_PREDICTED`."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -183,7 +184,7 @@ def _errors(
     """Return the errors of the sites' own models after each round, pooled over all sites.
 
     This is the paper's measure. If the sites did not measure the last round's error over non-zeros,
-    it is computed from their `models`.
+    this error is computed from the `models`.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))

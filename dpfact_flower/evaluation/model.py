@@ -58,8 +58,8 @@ class CodeRow:
     nobody named it. The code with `place` 1 has the largest share of its mode. `weight` is the
     factor's entry, `share` that entry over the column's absolute sum, and `lift` the share over the
     code's mean share in all phenotypes. A code with a lift above 1 marks this phenotype, and a code
-    with a lift near 1 belongs to all. `false_discovery` is the chance, if known, that the phenotype
-    is missing in other patients.
+    with a lift near 1 is common to all. `false_discovery` is the chance, if known, that the
+    phenotype is missing in other patients.
     """
 
     phenotype: int

@@ -206,7 +206,7 @@ def _associations(
 
 
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
-    """Return the rate of an outcome in a phenotype's patients, unless a count behind it is small.
+    """Return an outcome's rate among a phenotype's patients, unless a count behind it is small.
 
     The numbers of patients are known, so the rate reveals all four counts: with and without the
     phenotype, and with and without the outcome.

@@ -65,7 +65,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of charts of a group with each of the `VERDICTS`. Only yes is a confirmation."""
+    """Number of charts of a group by verdict (`VERDICTS`). Only yes is a confirmation."""
 
     yes: int
     no: int
@@ -101,7 +101,8 @@ class Tally:
 class Verdicts:
     """A completed sheet: verdicts on patients with the highest scores, and near the threshold.
 
-    The `decision` is a word of `DECISIONS`, or empty. The decision ``name`` needs a `name`.
+    The `decision` is a word of `DECISIONS`, or empty. With the decision ``name``, `name` is the new
+    name.
     """
 
     phenotype: int

@@ -163,7 +163,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return pandas().concat([site.to_frame() for site in self._memberships(X)])
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return the column names of `transform`. An unnamed phenotype is called ``phenotype_3``.
+        """Return the names of the columns of `transform`, for example ``phenotype_3``.
 
         `input_features` is ignored.
         """

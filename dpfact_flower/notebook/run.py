@@ -40,7 +40,7 @@ _FIGURE = (7.0, 3.6)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A finished run, as `dpfact_flower.federate` returns it or as its folder holds it.
+    """A finished run, as `dpfact_flower.federate` returns it or as read from its folder.
 
     A run holds nothing about single patients and can be pickled. A simulated run's measures are
     computed on all sites' patients, so protect the measures like the data.
