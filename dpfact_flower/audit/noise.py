@@ -158,7 +158,7 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
     """Count releases with repeated noise, and settings that make the noise predictable."""
-    # Compares whole releases, because single values may coincide.
+    # Whole releases are compared, because single values may coincide.
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream]
     twice = len(noises) - len(set(noises))

@@ -102,8 +102,8 @@ class AuditTarget:
                 selection=selection if "selection" in carries else (),
                 weights=self._weights(selection) if "weights" in carries else (),
             )
-            # Through the protocol's own parser: a server cannot send requests that the parser
-            # refuses.
+            # The request passes through the protocol's own parser, because a server cannot send
+            # requests that the parser refuses.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
 

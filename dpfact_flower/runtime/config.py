@@ -64,7 +64,7 @@ def prepare_data(app: AppSettings) -> list[Path]:
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():
         chosen = preset(app.synthetic_preset)
         log(INFO, "making synthetic data (%s) in %s", app.synthetic_preset, app.cohort_folder)
-        private_folder(app.cohort_folder)  # the folder is among the sites' own files
+        private_folder(app.cohort_folder)  # as private as the sites' own files
         synthetic(chosen).save(app.cohort_folder)
     return site_files(app.cohort_folder)
 

@@ -65,7 +65,7 @@ def supervise(command: Sequence[str]) -> int:
     stop = Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for number in (signal.SIGINT, signal.SIGHUP):
-        # The handlers do nothing. If the signals were ignored, the command would inherit that.
+        # The handlers do nothing. Signals that are ignored would also be ignored by the command.
         signal.signal(number, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     Thread(target=_await_parents_end, args=(stop,), daemon=True).start()

@@ -119,7 +119,7 @@ class _Site:
         self.starts, self.visits = first_entries(often[0]), often[1:]
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not the gradient of the objective, which may rise at any step size.
-        # With clipping, every pass is accepted whose loss is at most that of a zero model.
+        # With clipping, a pass is also accepted if its loss is at most that of a zero model.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:

@@ -69,7 +69,7 @@ def visits(
     bounds = np.append(first, tensor.n_patients)
     cells = ZeroCells(tensor, zeros, bounds, model) if zeros else None
     zeros_in = cells.spread(rng) if cells else np.zeros_like(first)
-    offsets = tuple(row_offsets(tensor.shape).tolist())  # a tuple: loops over modes are unrolled
+    offsets = tuple(row_offsets(tensor.shape).tolist())  # a tuple: numba unrolls loops over modes
     for b in rng.permutation(len(first)).tolist():
         entries = starts[bounds[b] : bounds[b + 1] + 1]
         size, number = int(entries[-1] - entries[0] + zeros_in[b]), 0
