@@ -1,4 +1,4 @@
-# What needs root at the centre. Read it, then: sudo sh $folder/install.sh
+# The steps that need root at the centre. Read this file, then run: sudo sh $folder/install.sh
 set -e
 id dpfact-centre >/dev/null 2>&1 || useradd --system dpfact-centre
 chmod 755 $folder
