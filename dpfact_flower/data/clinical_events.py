@@ -55,7 +55,7 @@ def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
 def table_of(mode: str) -> str:
     """Return the SQL name of the table of a mode's events.
 
-    Its columns are patient, encounter, time and code, each a number or NULL.
+    The table's columns are patient, encounter, time and code, each a number or NULL.
     """
     return quoted(f"events of {mode}")
 
@@ -67,7 +67,7 @@ def add_events(
 
     `source` is SQL of a relation with patient, encounter and code as text and time in minutes. Rows
     without a patient or code are ignored. `without` names the columns, among encounter and time,
-    that are NULL in every row. Leaving them out of the comparison saves time.
+    that are NULL in every row. The comparison skips these columns to save time.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}

@@ -1,7 +1,7 @@
 """Full English names of codes, from classifications in the public domain.
 
-The names ship with the package in the folder ``names``, which also lists their sources. They need
-no network. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system of a code.
+The names ship with the package in the folder ``names``, which also lists their sources. No network
+is needed. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system of a code.
 Codes without a prefix are assigned together: their mode gets the system that knows most of them.
 """
 
@@ -33,8 +33,8 @@ _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Form of a code that can be neither an ICD-9 procedure nor a number in a list."""
 _MOST = 0.8
 _LETTERS = 3
-"""Different first letters that ICD-10 codes need. With fewer, they may be a numbering such as D01,
-D02."""
+"""Smallest number of different first letters in ICD-10 codes. Codes with fewer may be a numbering
+such as D01, D02."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
 """Shortest length of a group whose name can stand for a code that has no name of its own."""
 _UNSPECIFIED = {"nos", "nec"}
@@ -54,7 +54,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     code : str
         With or without dot and prefix. An ICD category or chapter (``390-459``) is allowed.
     exact : bool
-        Do not use the names of groups above the code.
+        Whether to ignore the names of groups above the code.
     """
     bare, table = icd.parts(code)[1], names_of(system)
     for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -78,7 +78,8 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     Parameters
     ----------
     mode : str
-        Name of the mode. A name for procedures excludes diagnoses. A name for drugs excludes both.
+        Name of the mode. A name for procedures excludes diagnoses. A name for drugs excludes
+        diagnoses and procedures.
     codes : sequence of str
         All codes of the mode, because one code is not enough to identify a system.
     """
@@ -128,9 +129,10 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. A shorter text is one if at least half of its words
-    match the name, and at least one of them is cut. A word matches if it is in the name, has two or
-    more letters of a name's word left out, or consists of initials of the name.
+    A text with NOS or NEC is an abbreviation. A text that is shorter than the name is an
+    abbreviation if at least half of its words match the name, and at least one word is shortened. A
+    word matches the name as a whole word, as a word with two or more letters left out, or as
+    initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)

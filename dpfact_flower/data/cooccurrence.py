@@ -1,14 +1,14 @@
 """Count which codes occur together in a patient, within a window of time or an encounter.
 
 The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts the tuples of
-events, one of each mode, that belong to the patient and lie in one window. It is defined here for
-any number of modes m >= 1.
+events, one of each mode, that belong to the patient and lie in one window. This module defines the
+tensor for any number of modes m >= 1.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode. Repeated rows count once. A
   code recorded at two times, or in two encounters, counts twice.
 - A window is an encounter or a number of days. Events are in one window of days if any two of them
-  are at most that many days apart. If both are given, both must hold. An event without the
-  encounter or time that the window needs is in no window.
+  are at most that many days apart. If a window has both limits, both must hold. An event without
+  the encounter or time that the window needs is in no window.
 - A patient without any cell is left out by default.
 
 The readers of `dpfact_flower.data` load their source into one DuckDB connection: the events of each
@@ -107,7 +107,7 @@ def choose_vocabularies(
     """Return the given vocabularies, or vocabularies of the patients' most frequent codes.
 
     `top` is the number of codes to keep in each mode, by number of events; None keeps all. The
-    paper selects its 202 and 316 codes this way. The selection depends on patients, and no privacy
+    paper selects 202 and 316 codes this way. The selection depends on patients, and no privacy
     guarantee of this package covers it. Use `top` for open data and experiments, and public lists
     otherwise.
     """
@@ -141,7 +141,7 @@ def build_cohort(
     keep_empty: bool = False,
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Build the tensors of all sites from the tables that this module's docstring describes.
+    """Build the tensors of all sites from the tables in the connection.
 
     Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
     identifier. `labels` are columns of ``patients``; NULL means a label of 0. Sites with fewer than

@@ -1,7 +1,7 @@
 """Chapters and categories of ICD-9-CM and ICD-10-CM, and a one-word name for each body system.
 
 A prefix such as ``icd9:`` or ``icd10:`` names the version of a code. Dots do not matter. Both
-versions order their codes by chapter, so the first code of a chapter marks its beginning.
+versions order their codes by chapter, so the first code of a chapter marks the chapter's beginning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from dpfact_flower.data.vocabulary import csv_rows
 
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
-"""Folder of the tables of names. Its README names their sources."""
+"""Folder of the tables of names. A README there names the sources."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
 """Version of ICD by prefix."""

@@ -1,6 +1,7 @@
 """Replace every code of a mode by its group, for fewer and broader codes.
 
-Fewer codes make sites easier to compare, and their phenotypes survive more noise. Groupings:
+Fewer codes make sites easier to compare, and their phenotypes survive more noise. The groupings
+are:
 
 - ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
@@ -10,8 +11,8 @@ Fewer codes make sites easier to compare, and their phenotypes survive more nois
 - ``first2``, ``first3``, ...: the first characters of the code, for procedures of ICD-9 (2) and
   ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, and optionally description (of the group) and version (9
-  or 10). It can hold CCSR, phecodes, ingredients, or your own groups. A code may be in several
-  groups.
+  or 10). The file can hold CCSR, phecodes, ingredients, or your own groups. A code may be in
+  several groups.
 
 The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
 

@@ -1,7 +1,7 @@
 """The data of one hospital (`SiteData`), and of several hospitals in one place (`Cohort`).
 
-A `SiteData` never leaves its hospital. It exists there as a file, and as an object in the
-hospital's process. A `Cohort` exists only in simulations and tests.
+A `SiteData` never leaves its hospital. At the hospital, a `SiteData` exists as a file, and as an
+object in a process. A `Cohort` exists only in simulations and tests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SiteData:
         Labels by name. Values are 0 or 1, and the arrays are read-only. A single array stands for
         the label ``died``, and None for no labels.
     patients : tuple of str or None
-        The hospital's identifiers of its patients, for its own use. They must be distinct.
+        The hospital's identifiers of its patients, for local use. All must be distinct.
     row_unit : str
         The unit of a row: a patient, or for example a discharge if patients cannot be identified.
     """
@@ -76,7 +76,7 @@ class SiteData:
             object.__setattr__(self, "patients", self._checked_patients(self.patients))
 
     def __repr__(self) -> str:
-        # No identifiers, labels or cells, because a repr ends up in logs.
+        # Do not show identifiers, labels or cells, because a repr ends up in logs.
         return f"SiteData({self.name!r}, {self.tensor!r})"
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class SiteData:
             save_npz(file, arrays)
 
     def read(self) -> SiteData:
-        """Return the object itself, which is already in memory; see `SiteFile`."""
+        """Return this object, whose patients are already in memory; compare `SiteFile.read`."""
         return self
 
     @cached_property
@@ -214,7 +214,8 @@ class Truth:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
         """Return the phenotypes restricted to some codes.
 
-        Phenotypes that are empty in some mode are dropped. Return None if all are dropped.
+        Phenotypes that are empty in some mode are dropped. Return None if all phenotypes are
+        dropped.
         """
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
@@ -306,8 +307,8 @@ class Cohort:
 
     def __getitem__(self, rows: Any) -> Cohort:
         # Patients of all sites are indexed like the rows of an array, so that scikit-learn can
-        # split them, and each stays at its site. Rows must ascend. Otherwise the result would be in
-        # another order than arrays that the caller indexes with the same rows.
+        # split them, and each stays at its site. Rows must ascend. Otherwise the result and other
+        # arrays, indexed with the same rows, would have different orders.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -458,7 +459,7 @@ def _load_truth(folder: Path) -> Truth:
 
 @dataclass(frozen=True, repr=False)
 class SiteFile:
-    """The data file of a site. Its public parts are loaded, and `read` loads the patients.
+    """The data file of a site, with the public parts loaded. The method `read` loads the patients.
 
     `open_site` creates it.
     """

@@ -66,8 +66,8 @@ class Source(NamedTuple):
     tables : collection of str
         Names of the tables, in lower case.
     fetch : callable
-        Function that reads a table into a temporary table of the given name. It returns the table's
-        name for error messages, and whether an incomplete last line was left out.
+        Function that reads a table into a temporary table of the given name. The function returns
+        the table's name for error messages, and whether an incomplete last line was left out.
     """
 
     tables: Collection[str]
@@ -96,7 +96,7 @@ def open_source(
     folders : sequence of str
         Names of subfolders that may also hold tables.
     lines : bool
-        Whether the place is one file of lines. It becomes the table ``lines`` with the columns
+        Whether the place is one file of lines, which becomes the table ``lines`` with the columns
         ``number`` and ``line``.
     """
     if lines:

@@ -58,10 +58,10 @@ _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Dialect:
-    """Format of a CSV file, as far as its first line does not show it.
+    """Format of a CSV file, for details that the first line does not show.
 
-    If `delimiter` is empty, it is the most frequent of comma, semicolon, tab and ``|`` in the first
-    line. `encoding` is utf-8, latin-1 or utf-16.
+    An empty `delimiter` stands for the most frequent of comma, semicolon, tab and ``|`` in the
+    first line. `encoding` is utf-8, latin-1 or utf-16.
     """
 
     delimiter: str = ""
@@ -85,10 +85,10 @@ class Rows(NamedTuple):
 
     Rows come from frames (of pandas, polars or Arrow, or DuckDB's relations), which are
     concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
-    only rows with this value in the column ``mode`` count. With `sites`, the sites of the frames,
-    the rows get a column ``site``. Equal identifiers at two sites then mean two patients: the
-    identifier in the column `patient` becomes ``SITE/PATIENT``. `renamed` gives columns of frames
-    other names.
+    only rows with this value in the column ``mode`` count. With `sites`, which names the site of
+    each frame, the rows get a column ``site``. Equal identifiers at two sites then mean two
+    patients: the identifier in the column `patient` becomes ``SITE/PATIENT``. `renamed` gives
+    columns of frames other names.
     """
 
     name: str
@@ -207,7 +207,7 @@ def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
 
 
 def find_table(folders: Sequence[Path], name: str) -> Path:
-    """Return the file of a table from the first folder that has it. Errors name the last folder."""
+    """Return a table's file from the first folder that has one. Errors name the last folder."""
     own = re.escape(name)
     for folder in folders:
         if found := list_tables(folder, own):
@@ -365,9 +365,9 @@ def _check_rejected(
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    Errors do not quote a first line that is no header, because it may be a patient's data. DuckDB's
-    own sniffer is not used: it reads a file with an open quote as a single column, renames the
-    second of two equal columns, and can take a patient's row for a header.
+    Errors do not quote a first line that is not a header, because the line may hold a patient's
+    data. DuckDB's own sniffer is not used: it reads a file with an open quote as a single column,
+    renames the second of two equal columns, and can take a patient's row for a header.
     """
     _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding

@@ -7,7 +7,7 @@ patients and not because of the noise. Several fits with different random starts
 patients' data allow several solutions. A phenotype that returns in these fits is likely to be found
 in other patients too.
 
-The server holds the releases, and everything here is post-processing, so it costs no privacy.
+The server holds the releases, and this module only post-processes them, which costs no privacy.
 docs/explanation/certainty.md says how far the figures can be trusted.
 """
 
@@ -37,11 +37,11 @@ _MOST_CELLS = 16.0
 in every mode."""
 _STEEP, _MIDDLE = 6.5, 2.7
 """Slope and offset of the logistic curve from `returns` to the chance of being absent in other
-patients. They were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
+patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _ALIKE, _MANY_CELLS, _EVEN = 0.97, 4.0, 0.5
-"""Three limits for phenotypes that may be part of another one: the smallest similarity without one
-mode, the number of a typical patient's cells above which the phenotype is in doubt, and the
-smallest chance that it then gets."""
+"""Three limits for phenotypes that may be part of another phenotype: the smallest similarity
+without one mode, the number of a typical patient's cells above which the phenotype is in doubt, and
+the smallest chance of a phenotype in doubt."""
 _ITERATIONS = 20
 """Iterations of the fit to a half's co-occurrences."""
 
@@ -128,9 +128,9 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def parts(factors: Factors) -> NDArray[np.bool_]:
-    """Return whether each phenotype resembles another one in all modes but one.
+    """Return whether each phenotype resembles another phenotype in all modes except one.
 
-    Such a phenotype may be part of the other one.
+    Such a phenotype may be part of the other phenotype.
     """
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [

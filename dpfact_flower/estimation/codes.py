@@ -18,7 +18,7 @@ _FREQUENT = 1000
 """Number of codes that are paired from longer lists. On 13,515 codes of a synthetic cohort, 4,000
 paired codes were no better and took the server 65 s instead of 4."""
 _SEEN = 3.0
-"""Smallest count, in standard deviations of its noise. Smaller counts are raised to it."""
+"""Smallest count, in standard deviations of its noise. Smaller counts are raised to this value."""
 
 
 def kept_codes(

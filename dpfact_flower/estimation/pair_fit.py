@@ -5,8 +5,9 @@ of F. Diagonals are unknown and have no effect. An iteration is exact coordinate
 F after another, then the usages of every site. Without a threshold, no iteration therefore raises
 the squared error.
 
-The product ``P_t F`` takes most of the time. It is computed once and then updated: after each block
-of rows, one matrix product over all sites adds the change. The usages need ``P_t F`` too.
+The product ``P_t F`` takes most of the time. The product is computed once and then updated: after
+each block of rows, one matrix product over all sites adds the change. The usages need ``P_t F``
+too.
 """
 
 from __future__ import annotations

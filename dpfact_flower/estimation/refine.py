@@ -33,8 +33,8 @@ _LEAST_WEIGHT = 0.02
 """Weight of a site that seems not to use a phenotype, relative to the largest user."""
 _FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
-With it, a noisy statistic moves a weak phenotype only a little, and several rounds average out the
-noise."""
+With this pull, a noisy statistic moves a weak phenotype only a little, and several rounds average
+out the noise."""
 _LEAST = 1e-9  # least energy or norm of a column, as a divisor
 
 
@@ -61,8 +61,8 @@ def packed_size(size: int, rank: int) -> int:
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
     """Pack the statistic (M, G) of one site for release.
 
-    The result has the rows of M, then the `triangle` of G with its diagonal. Its norm is the norm
-    of (M, G).
+    The result has the rows of M, then the `triangle` of G with its diagonal. The norm of the result
+    is the norm of (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)

@@ -3,8 +3,8 @@
 `events` records releases, and `conversions` and `guarantee` compute their cost. `patient` makes a
 `release` in patient mode, and `paper` in paper mode, with noise from `noise` and `noise_source`.
 `ledger` keeps the releases of a site. The accountant for Opacus is in
-`dpfact_flower.privacy.opacus_accountant`. No other module here imports it, because it imports
-torch.
+`dpfact_flower.privacy.opacus_accountant`. No other module of `privacy` imports the accountant,
+because the accountant imports torch.
 """
 
 from dpfact_flower.privacy.conversions import (

@@ -1,4 +1,4 @@
-"""Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert it to epsilon.
+"""Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
 All functions here are arithmetic on public numbers. Costs are exact for full-batch Gaussian noise,
 under the neighbouring relation of the sensitivity. The mechanism must ensure the sensitivity.
@@ -28,10 +28,10 @@ RDP = "RDP"
 # Brackets of roots are exact in real arithmetic. This margin keeps them valid in floating point.
 SLACK = 1e-12
 # Largest deficit of discrete Gaussian noise against Gaussian noise rounded to the grid: absolute in
-# epsilon, and relative in delta. `dpfact_flower.privacy.noise.gaussian_slack` proves it for a
+# epsilon, and relative in delta. `dpfact_flower.privacy.noise.gaussian_slack` has the proof for a
 # transcript.
 DISCRETE_SLACK = 1e-6
-# Limits of that proof: number of released values, epsilon and delta.
+# Limits of the proof: number of released values, epsilon and delta.
 _MOST_DISCRETE_VALUES = 2_000_000_000
 _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
@@ -103,9 +103,9 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     This is Proposition 12 of Canonne, Kamath & Steinke 2020.
 
     Each order alpha > 1 gives a valid
-    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. Its derivative
-    vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side increases, so
-    there is one minimum, and an inexact root still gives a valid epsilon.
+    ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. The derivative
+    of epsilon vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side
+    increases, so there is one minimum, and an inexact root still gives a valid epsilon.
     """
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
 

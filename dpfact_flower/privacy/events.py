@@ -51,7 +51,7 @@ class ReleaseEvent:
         Whether the noise can be recomputed from a seed. Seeded noise protects nothing.
     own_sigma : float
         With secure sums, the standard deviation of the noise that this site adds, which is less
-        than `sigma`. 0 if the site adds all the noise.
+        than `sigma`. The value is 0 if the site adds all the noise.
     """
 
     name: str
@@ -94,7 +94,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> ReleaseEvent:
-        """The release with only this site's noise. Its cost holds if all other sites collude."""
+        """The release with only this site's noise, whose cost holds if all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)

@@ -42,7 +42,10 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text about replacing, to follow an epsilon for adding or removing. Empty for None."""
+    """Return text about replacing, to follow an epsilon for adding or removing.
+
+    The text is empty if `epsilon` is None.
+    """
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -50,7 +53,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with its delta, accountant and claim. Its text includes all of them.
+    """One epsilon with its delta, accountant and claim. The text shows all four.
 
     Attributes
     ----------
@@ -83,7 +86,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The total cost of a list of releases. Its text always includes the claim.
+    """The total cost of a list of releases. The text always includes the claim.
 
     Attributes
     ----------

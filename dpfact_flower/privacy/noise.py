@@ -40,7 +40,7 @@ _ROUNDING = 1 + 1e-12  # exceeds the rounding of a few float operations
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Draw independent, exact samples of the discrete Gaussian of mean 0 and deviation `SIGMA`.
 
-    `random_bytes` returns the requested number of independent uniform bytes. It is `os.urandom`, or
+    `random_bytes` returns the requested number of independent uniform bytes. Pass `os.urandom`, or
     a seeded generator in simulation. A sample takes about 24 bytes. Bytes are requested 32 KiB at a
     time, and unused bytes are dropped.
     """
@@ -185,9 +185,9 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value of standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). With the distance ||y|
-    - S| = whole * S + rest, this probability is the product of exp(-whole**2 / 2), exp(-whole *
-    rest / S) and exp(-rest**2 / (2 S**2)). The product stays exact for any size of y.
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Let the distance
+    ||y| - S| be whole * S + rest. The probability is then the product of exp(-whole**2 / 2),
+    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)), which stays exact for any size of y.
     """
     while True:
         value = _laplace(bits, words, cursor)

@@ -1,9 +1,9 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only. Its values are float64 Gaussians rounded to float32. The
-set of possible floats depends on the value under the noise, and this leaks information (Mironov
-2012). The exact integers of `Noise.integers` do not leak. Tails end at 9.2 standard deviations, and
-2**-64 of the mass lies beyond.
+`Noise.gaussian` is for paper mode only. The values of this method are float64 Gaussians rounded to
+float32. The set of possible floats depends on the value under the noise, and this leaks information
+(Mironov 2012). The exact integers of `Noise.integers` do not leak. Tails end at 9.2 standard
+deviations, and 2**-64 of the mass lies beyond.
 """
 
 from __future__ import annotations

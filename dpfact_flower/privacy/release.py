@@ -28,7 +28,7 @@ class Release:
         Read-only float32: feature factors, each of shape (I_n, R), or one vector of statistics. In
         a secure sum, the arrays hold bytes.
     events : tuple of ReleaseEvent
-        One per array. Empty if no noise protects the arrays.
+        One per array. The tuple is empty if no noise protects the arrays.
     """
 
     arrays: tuple[Array, ...]
@@ -45,13 +45,13 @@ class Release:
         return claim_of(self.events) if self.arrays else "nothing was released"
 
     def __repr__(self) -> str:
-        # Shapes only, because released values do not belong in a log.
+        # Print shapes only, because released values do not belong in a log.
         return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
-    """A site's part of a secure sum, with the site's own noise. It leaves the site only masked.
+    """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
 
     Attributes
     ----------

@@ -62,12 +62,12 @@ _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
 # enough to check them.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970. They keep dividends positive, because integer division truncates
-towards zero."""
+"""Minutes from the year 1 to 1970, added to keep dividends positive, because integer division
+truncates towards zero."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Offset that marks minutes in UTC, and the number for an invalid time. Extra columns would cost
-more."""
+"""Offset that marks minutes in UTC, and the number for an invalid time. Extra columns would need
+more memory."""
 _SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),

@@ -30,7 +30,7 @@ _MINUTES = {
 }
 _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
-"""SQL that also accepts 20240531 as a date."""
+"""SQL for a date, which may also be written as 20240531."""
 
 
 class _Form(NamedTuple):
@@ -288,7 +288,7 @@ def _as_sql(value: Any) -> str:
 
 @contextmanager
 def _explained(script: str) -> Iterator[None]:
-    """Raise errors of the script's SQL as `DataError`. They quote the script, never a patient."""
+    """Raise errors of the script's SQL as `DataError`, which quotes the script, never a patient."""
     import duckdb  # noqa: PLC0415 - the connection came from it
 
     try:

@@ -18,13 +18,13 @@ order. A line above a statement gives the statement's purpose:
   of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query of places and numbers, for the report on rows read and left out.
 - ``-- @refuse REQUIREMENT``: a query of places and numbers. A number above 0 is an error.
-- ``-- @events``: a query of mode, patient and code. If the window needs them, it also has encounter
-  and time (a date, a timestamp, or minutes from any origin). The table ``people`` then has the
-  patients of the events.
+- ``-- @events``: a query of mode, patient and code, and of the columns that the window needs:
+  encounter and time (a date, a timestamp, or minutes from any origin). The table ``people`` then
+  has the patients of the events.
 - ``-- @describe``: a query of mode, code and description.
 - ``-- @patients``: a query of patient and site, with one row per patient.
-- ``-- @label NAME``: a query of the patients whose label is 1. It must follow ``@patients``.
-- ``-- @stays``: a query of patient, begun and ended, for the label of readmission. It must follow
+- ``-- @label NAME``: a query of the patients whose label is 1, after ``@patients``.
+- ``-- @stays``: a query of patient, begun and ended, for the label of readmission, after
   ``@patients``.
 
 If the condition of ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
@@ -60,9 +60,9 @@ _MORE = {"when", "where", "there", "optional", "cut"}
 class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
-    A TOML table is given as ``NAME=VALUE`` and becomes a map in SQL. An option ``mode`` is a table
-    whose names are the feature modes. An array holds codes, which the command reads from the file
-    of a list.
+    Users give a TOML table as ``NAME=VALUE`` pairs. In SQL the table is a map. An option ``mode``
+    is a table whose names are the feature modes. An array holds codes, which the command reads from
+    the file of a list.
     """
 
     help: str

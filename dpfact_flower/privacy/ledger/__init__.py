@@ -1,7 +1,7 @@
 """The ledger of a site, which stores every release on the site's disk before it is sent.
 
 One SQLite file per site, ``state-dir/site/ledger.sqlite``. A row is a release: the request, the
-charge, and the sent values as float32. For values without noise, the row has only their hash. The
+charge, and the sent values as float32. For values without noise, the row has only a hash. The
 budget belongs to the site's patients, so every charged row counts, for any job or data.
 
 Durability

@@ -18,7 +18,7 @@ def back_up(folder: Path, target: Path) -> Head:
     Returns
     -------
     Head
-        Head of the copy. Keep the head in another place than the copy.
+        Head of the copy. Store the head separately from the copy.
     """
     path = target / LEDGER
     with Ledger(folder, create=False):  # checks that the ledger exists and has the right owner

@@ -133,18 +133,19 @@ class Ledger:
         release: Release | Share,
         last_look: Callable[[], object] = lambda: None,
     ) -> Head:
-        """Record a release with its cost. After that it is on the disk and may be sent.
+        """Record a release with its cost on the disk, so that the release may be sent.
 
-        Return the new head, for the site's log. Charged bytes are kept, and of other bytes only the
-        hash. After an exception nothing may be sent. (If the disk failed late, the row may still
-        exist, which wastes budget.) Recording the same release again has no effect.
+        Return the new head, for the site's log. The ledger keeps charged bytes. For other bytes it
+        keeps only the hash. After an exception nothing may be sent. (If the disk failed late, the
+        row may still exist, which wastes budget.) Recording the same release again has no effect.
 
         Parameters
         ----------
         terms : str
             Digest of the settings that must not change within the job.
         last_look : callable
-            Called after writing and before the commit. An exception in this call undoes the charge.
+            Function that is called after writing and before the commit. An exception in this call
+            undoes the charge.
 
         Raises
         ------
@@ -155,7 +156,8 @@ class Ledger:
         """
         self._check_own()
         payload = pack(release.arrays)
-        # EXCLUSIVE waits here for readers. IMMEDIATE would wait at its end, after `last_look`.
+        # EXCLUSIVE waits here for readers. IMMEDIATE would wait at the end of the transaction,
+        # after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
@@ -190,9 +192,9 @@ class Ledger:
         The method checks the file (by SQLite), the chain of hashes, released bytes against their
         hash, and the head noted next to the ledger.
 
-        `noted` is a head that was kept earlier. Its row must still exist unchanged. Without
-        `noted`, the removal of the newest rows may not be detected. Each problem names its row, and
-        never a released value.
+        `noted` is a head that was kept earlier. The row of this head must still exist unchanged.
+        Without `noted`, the removal of the newest rows may not be detected. Each problem names its
+        row, and never a released value.
         """
         problems: list[str] = []
         try:

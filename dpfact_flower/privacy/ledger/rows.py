@@ -22,7 +22,7 @@ from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.release import Release, Share
 
 START = "0" * 64
-"""Replaces the hash of the previous row in the first row."""
+"""Hash that the first row uses as the hash of the previous row."""
 _RANDOM_BYTES = 32
 
 
@@ -83,9 +83,9 @@ class LedgerRow:
     terms : str
         Digest of the settings that must not change within the job.
     shapes : tuple of tuple of int
-        Shapes of the released arrays. Empty if nothing left the site.
+        Shapes of the released arrays. The tuple is empty if nothing left the site.
     events : tuple of ReleaseEvent
-        The charged events. Empty for a release without noise.
+        The charged events. The tuple is empty for a release without noise.
     """
 
     number: int

@@ -1,8 +1,8 @@
 """Forecast the outcome and the resources of a run in patient mode, from public facts alone.
 
 The forecast chance is the chance that every model beats every fit to shuffled patients, which is
-the test for real data (docs/results.md). It depends only on the signal and was calibrated on real
-cohorts.
+the test for real data (docs/results.md). The chance depends only on the signal and was calibrated
+on real cohorts.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Needs(NamedTuple):
         Seconds of an idle core for all releases, or only for the noise if the number of patients is
         unknown.
     codes : str
-        Setting that would make the start smaller. Empty if the start is already small.
+        Setting that would make the start smaller, or an empty text if the start is already small.
     """
 
     memory: int

@@ -121,8 +121,9 @@ def _sort_by_column(
 ) -> None:
     """Sort cells by their codes of all other modes, so that columns are contiguous.
 
-    Columns are those of the unfolding. The method is a stable counting sort for each mode, from the
-    last mode to the first. Within a column, cells keep their order, which ascends in `mode`.
+    Columns are the columns of the unfolding along `mode`. The method is a stable counting sort for
+    each mode, from the last mode to the first. Within a column, cells keep their order, which
+    ascends in `mode`.
     """
     for cell in range(cells):
         order[cell] = cell

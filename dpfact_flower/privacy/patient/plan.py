@@ -52,8 +52,8 @@ _START_SHARE = 0.7
 With a smaller share, small real cohorts lose factor match, and so do planted cohorts at epsilon
 1."""
 _ROUND = 4.0
-"""Signal for each planned round of refinement. The signal is that of one refinement with the whole
-budget."""
+"""Signal for each planned round of refinement. The signal is computed for one refinement with the
+whole budget."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
 """Largest number of rounds of refinement, and the rank above which this number falls in proportion,
 because each round takes longer."""

@@ -1,13 +1,13 @@
-"""Compute the statistics of patient mode: sums over a site's patients of bounded parts.
+"""Compute the statistics of patient mode: sums of bounded parts over a site's patients.
 
 Unit of privacy: one patient, that is, all cells of one slice of mode 0. Neighbouring data sets: one
 patient is present in only one of the two. Each kind of release has one statistic: `code_counts`,
 `cooccurrence`, `refinement`.
 
-The sensitivity holds for these reasons. A patient's part is a function only of the patient's own
-cells and of public values (settings and earlier releases). The part's L2 norm is at most the
-sensitivity. The part is truncated toward zero to a grid of integers, which cannot increase its
-norm. Parts are added as integers and therefore exactly, so one patient more or less changes the
+The sensitivity holds for the following reasons. A patient's part is a function only of the
+patient's own cells and of public values (settings and earlier releases). The part's L2 norm is at
+most the sensitivity. The part is truncated toward zero to a grid of integers, which cannot increase
+its norm. Parts are added as integers and therefore exactly, so one patient more or less changes the
 total by that patient's part. A factor of 1 - 1e-9 before the truncation exceeds all rounding errors
 in a norm.
 
@@ -65,7 +65,7 @@ class BoundedSum:
     Attributes
     ----------
     total : ndarray of int64, shape (count,)
-        Sum in units of `grid`. It has no noise, so it must not leave the site.
+        Sum in units of `grid`. The sum has no noise, so it must not leave the site.
     sensitivity : float
         Largest L2 norm of one patient's part, and therefore of the change by adding or removing one
         patient.
@@ -83,7 +83,7 @@ class BoundedSum:
         return self.sigma / SIGMA
 
     def __repr__(self) -> str:
-        # No values, because they have no noise.
+        # Do not print values, because they have no noise.
         return f"BoundedSum({len(self.total)} values, sensitivity {self.sensitivity:g})"
 
 
@@ -107,11 +107,11 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Sum the co-occurrences of all pairs of codes over patients.
 
     For two codes of one mode, a patient's part has the sum of products of their counts over all
-    combinations of the other modes' codes. For codes of two modes, it has the sum of the counts of
-    cells with both codes. Each block (of two modes, or of one mode) is scaled to norm 1, blocks of
-    two modes are doubled, and the whole part is scaled to norm 1. The sum is the strict `triangle`,
-    without pairs of a code with itself. Unit: one patient. Neighbours: add or remove. Sensitivity:
-    1.
+    combinations of the other modes' codes. For codes of two modes, a patient's part has the sum of
+    the counts of cells with both codes. Each block (of two modes, or of one mode) is scaled to norm
+    1, blocks of two modes are doubled, and the whole part is scaled to norm 1. The sum is the
+    strict `triangle`, without pairs of a code with itself. Unit: one patient. Neighbours: add or
+    remove. Sensitivity: 1.
     """
     offsets = _offsets(tensor)
     codes = int(offsets[-1])
@@ -162,7 +162,7 @@ def refinement(
         raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
     gram = np.ones((rank, rank))
     for columns in whole:
-        # Not by BLAS, because sums must not depend on threads or processors.
+        # BLAS is not used here, because sums must not depend on threads or processors.
         gram *= np.einsum("ir,is->rs", columns, columns)
     gram = _without_least(gram, _LEAST_PRODUCT)
     scale = _units(positive("bound", bound), sigma)
@@ -235,7 +235,7 @@ def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
     return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
 
 
-# --- Compiled: IEEE arithmetic, one patient after another, nothing shared but the total -----------
+# --- Compiled code: IEEE arithmetic, one patient after another; only the total is shared ----------
 
 
 @compiled()

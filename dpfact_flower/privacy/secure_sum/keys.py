@@ -188,7 +188,7 @@ def check_members(
 
 
 def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
-    """Return a site's pinned long-term public key. Refuse a site without one."""
+    """Return a site's pinned long-term public key. Refuse a site without a pinned key."""
     if site not in peers:
         raise PrivacyRefusedError(f"members: no key of {shown(site)} is pinned at this site")
     return peers[site]

@@ -25,8 +25,8 @@ from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
 
 Words = NDArray[np.uint64]
 LOW = 16
-"""Number of low bits that are never sent. They are below 1/256 of a share's standard deviation,
-2**24."""
+"""Number of low bits that are never sent. The dropped part is below 1/256 of a share's standard
+deviation, 2**24."""
 _NOISE_BITS = 24
 _BLOCK = 1 << 14  # words per block, to which all keystreams are added; fits into a cache
 

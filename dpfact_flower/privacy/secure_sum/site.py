@@ -52,7 +52,7 @@ _NONCE = bytes(12)  # each key seals one share
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh key for a job (X25519). It is deleted with the job."""
+    """A site's fresh key for a job (X25519), which is deleted with the job."""
 
     terms: Terms
     key: bytes = field(repr=False)
@@ -60,7 +60,7 @@ class JobSecrets:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> JobSecrets:
-        """Read the secrets from the result of `to_json`. Raise a StateError if they are damaged."""
+        """Read the secrets from the result of `to_json`. Raise a StateError for damaged values."""
         try:
             terms = Terms(**kept["terms"] | {"sites": tuple(kept["terms"]["sites"])})
             return cls(terms, bytes.fromhex(kept["key"]), _member(kept["member"]))
@@ -87,13 +87,14 @@ class RoundState:
     Attributes
     ----------
     noisy : ndarray of int64
-        The site's vector with its own share of the noise. It must not leave the site.
+        The site's vector with its own share of the noise. The vector must not leave the site.
     seed : bytes
-        Seed of the site's own mask. Empty if no site may be lost.
+        Seed of the site's own mask, or empty bytes if no site may be lost.
     sealed : mapping of str to bytes
         Shares of the seed by member. Only that member can read the share.
     opening : Opening or None
-        The opening, if it was made. The question is then the last of its round.
+        The site's opening, or None before the opening. A question with an opening is the last of
+        the round.
     """
 
     question: Question
@@ -227,7 +228,7 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the state after a question. It must be on disk before its `masked` leaves.
+    """Return the state after a question. The state must be on disk before its `masked` leaves.
 
     `draw` makes the site's vector with its share of noise, and is called once per round. Seeded
     `random_bytes` make a sum repeatable and are for simulation only.
@@ -274,7 +275,7 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """Return the state after opening its attempt. It must be on disk before its `opening` leaves.
+    """Return the state after its opening, which must be on disk before its `opening` leaves.
 
     `sealed` has the shares that other sites sealed for this site, by site name. A damaged share is
     left out. A repeated request gets the same opening.
