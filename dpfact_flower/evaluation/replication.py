@@ -100,7 +100,7 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     """Return one word for a phenotype's certainty, from its pair in each other run.
 
     Without pairs, the word follows from the `chance` that the phenotype is missing in other
-    patients. Without that chance, the word is empty.
+    patients. If the chance is unknown, the word is empty.
     """
     if not pairs:
         if chance is None:

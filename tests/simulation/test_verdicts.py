@@ -145,8 +145,8 @@ def recovery(closeness, fit):
 def test_the_verdict_on_epsilon_follows_the_numbers():
     rises = recovery(lambda at: 0.2 if at < 2 else 0.99, fit=0.3)
     assert rises.answer == "yes"
-    assert "not what the data hold" not in rises.why
-    assert "not what the data hold" in recovery(lambda at: 0.2 if at < 2 else 0.99, fit=0.0).why
+    assert "without having learned" not in rises.why
+    assert "without having learned" in recovery(lambda at: 0.2 if at < 2 else 0.99, fit=0.0).why
     assert recovery(lambda at: 0.2, fit=0.3).answer == "no"
     assert recovery(lambda at: 1.0, fit=0.3).answer == "no"  # nothing rises
 

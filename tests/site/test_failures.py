@@ -279,7 +279,7 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
 def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
     with (
         files_up_to(5000),
-        pytest.raises(StateError, match="a round needs 30 MiB free"),
+        pytest.raises(StateError, match="a round needs 30 MiB of free disk space"),
         reserve(tmp_path, 30 * 2**20),
     ):
         pass

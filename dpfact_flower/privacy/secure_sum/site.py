@@ -1,4 +1,4 @@
-"""A site's half of secure sums, as pure functions from the site's stored values to the next ones.
+"""The site's half of a secure sum, as pure functions: stored values in, new values out.
 
 A site stores its `JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask,
 and its opening. Both must be on the site's disk before any message that depends on them leaves. The
