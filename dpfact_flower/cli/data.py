@@ -156,7 +156,7 @@ def _shared_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A group with a command for each reader script: of this package, of another package, or a file."""
+    """A group with a command for each reader script, of this or another package, or a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from dpfact_flower.data.readers.script import script_names

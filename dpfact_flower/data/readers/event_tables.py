@@ -291,7 +291,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Count and report the events of each mode whose events are the same as those of another mode."""
+    """Count the events of each mode that equal the events of another mode, and warn of them."""
     for one, other in itertools.combinations(sources, 2):
         events = count_rows(connection, table_of(one))
         both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
