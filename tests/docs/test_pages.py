@@ -73,6 +73,7 @@ ELSEWHERE = {
     ("docs/how-to/deploy.md", "dpfact site init"): ONE_MACHINE,
     ("docs/how-to/deploy.md", "sh try/"): ONE_MACHINE,
     ("docs/how-to/deploy.md", "dpfact submit "): ONE_MACHINE,
+    ("docs/how-to/deploy.md", "dpfact ledger show try/"): ONE_MACHINE,
     ("docs/how-to/deploy.md", "sudo /opt/dpfact/bin/dpfact "): "tests/runtime/page.py::prepare",
     ("docs/how-to/deploy.md", "sudo sh "): "tests/runtime/page.py::prepare",
     ("docs/how-to/deploy.md", "dpfact data events "): "tests/cli/test_data.py::"

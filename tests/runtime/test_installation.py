@@ -57,6 +57,8 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
             "-s", "sites=2", "-s", "min-sites=2", "-s", "rank=4", "-s", "patients=100",
             "-s", "refine-rounds=1", "-s", "relative-l21=0.0", "-s", f"wait-timeout={PATIENCE}",
         )  # fmt: skip
+        for name in names:
+            dpfact("ledger", "show", tmp_path / name / "site" / "state")
         for process in started:
             process.send_signal(signal.SIGTERM)
         for process in started:
