@@ -7,28 +7,22 @@ BOUND := $(shell setpriv --pdeathsig TERM true 2>/dev/null && echo setpriv --pde
 
 .PHONY: demo check test nightly test-widths mutants lint docs follow packages bench paper lock sbom clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	@echo "Installing everything that the tests need into $(VENV): 2.7 GB, some minutes"
+# Each installation has a file of its own: what the tests need; what a demo needs, without torch and
+# linters; what the documentation and the linters need, without torch and Ray.
+INSTALLED := $(addprefix $(VENV)/,.installed .demo .light)
+$(VENV)/.installed: EXTRAS := dev
+$(VENV)/.installed: SIZE := 2.7 GB
+$(VENV)/.demo: EXTRAS := simulation,report
+$(VENV)/.demo: SIZE := 1.2 GB
+$(VENV)/.light: EXTRAS := docs,lint
+$(VENV)/.light: SIZE := 1.2 GB
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing [$(EXTRAS)] into $(VENV): $(SIZE), some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $@
 
-# What a demo needs: no torch, no linters.
-$(VENV)/.demo: pyproject.toml constraints.txt
-	@echo "Installing what the demo needs into $(VENV): 1.2 GB, some minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[simulation,report]'
-	touch $@
-
-# What the documentation and the linters need: no torch, no Ray.
-$(VENV)/.light: pyproject.toml constraints.txt
-	@echo "Installing what the documentation and the linters need into $(VENV): 1.2 GB, some minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs,lint]'
-	touch $@
 LIGHT := $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.light)
 
 # The federated job on the embedded synthetic EHR: six sites in Flower's simulation.
