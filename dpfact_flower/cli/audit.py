@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
 from dpfact_flower.cli.options import (
     APP_FOLDER,
@@ -23,38 +23,23 @@ from dpfact_flower.cli.options import (
     progress,
     run_config,
 )
-from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
-    from dpfact_flower.audit import Finding
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.runtime.config import RunConfig
 
-# Imports are inside the command, because `dpfact --help` must not wait for numba.
-# ruff: noqa: PLC0415
-
-Data = Annotated[
-    str,
-    typer.Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET."),
-]
-Site = Annotated[str, typer.Option(help="Which site of a folder; by default the first.")]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(help="The hospital's state-dir: its ledger and file permissions are checked too."),
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer trials: finds only gross faults.")]
-Seed = Annotated[
-    int, typer.Option(help="Seed of the auditor's choices; the noise has no seed.", min=0)
-]
-
 
 def audit(
-    data: Data = "synthetic:demo",
+    data: Annotated[
+        str, Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET.")
+    ] = "synthetic:demo",
     settings: Set = None,
-    site: Site = "",
-    state_dir: StateDir = None,
-    quick: Quick = False,
-    seed: Seed = 0,
+    site: Annotated[str, Option(help="Which site of a folder; by default the first.")] = "",
+    state_dir: Annotated[
+        Path | None, Option(help="The hospital's state-dir: its ledger and files are checked too.")
+    ] = None,
+    quick: Annotated[bool, Option("--quick", help="Fewer trials: only gross faults.")] = False,
+    seed: Annotated[int, Option(help="Of the auditor's choices, not of the noise.", min=0)] = 0,
     flower_app: FlowerApp = APP_FOLDER,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -78,33 +63,25 @@ def audit(
     if as_json:
         echo_json([{**asdict(found), "passed": found.passed} for found in findings])
         raise typer.Exit(bool(failed))
-    console.print(_table(findings))
+    table = Table("check", "measured", "allowed", "", title="Audit")
+    for finding in findings:
+        verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"
+        measured = f"{finding.measured:.5g}"
+        table.add_row(escape(finding.name), measured, finding.allowed_text, verdict)
+    console.print(table)
+    for finding in failed:
+        console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.detail)}")
     if failed:
-        for finding in failed:
-            console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.detail)}")
         console.print(f"[red]{len(failed)} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
     console.print(f"all {len(findings)} checks passed; an audit finds faults, but proves nothing")
 
 
 def _load(config: RunConfig, data: str) -> Cohort | SiteData:
-    """Load a cohort or one hospital's own file. Synthetic data is made in memory."""
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.data.synthetic import preset, synthetic
 
-    if not data:
-        raise SettingsError("data: an audit needs data")
     if config.app.synthetic_preset:
         return synthetic(preset(config.app.synthetic_preset))
     path = Path(data).expanduser()
     return SiteData.load(path) if path.is_file() else Cohort.load(path)
-
-
-def _table(findings: Sequence[Finding]) -> Table:
-    """Return a table with a row for each check. The JSON output has the details."""
-    table = Table("check", "measured", "allowed", "", title="Audit")
-    for finding in findings:
-        verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"
-        name, allowed = escape(finding.name), finding.allowed_text
-        table.add_row(name, f"{finding.measured:.5g}", allowed, verdict)
-    return table

@@ -6,32 +6,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
-from dpfact_flower.cli.options import console
+from dpfact_flower.cli.options import HOME, Home, Port, say
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import check_name
 
-# Imports are inside the commands, because `dpfact --help` must not wait for them.
-# ruff: noqa: PLC0415
-
-centre_app = typer.Typer(help="At the centre: set it up, admit hospitals.", no_args_is_help=True)
-
-Folder = Annotated[
-    Path, typer.Option(help="Where all of it lies, for good. Only root can write to the default.")
-]
-HOME = Path("/srv/dpfact")
-"""Default folder of a deployment."""
+centre_app = typer.Typer(
+    name="centre", help="At the centre: set it up, admit hospitals.", no_args_is_help=True
+)
 
 
 @centre_app.command("init")
 def centre_init(
-    name: Annotated[str, typer.Argument()],
-    folder: Folder = HOME,
-    port: Annotated[
-        int, typer.Option(help="Of the SuperLink, on this machine alone.", min=1, max=65535)
-    ] = 9190,
+    name: Annotated[str, Argument()],
+    folder: Home = HOME,
+    port: Port = 9190,
     renew: Annotated[
-        bool, typer.Option("--renew", help="Only make a new certificate, which lasts two years.")
+        bool, Option("--renew", help="Only make a new certificate, which lasts two years.")
     ] = False,
 ) -> None:
     """Write a centre's files: certificates, systemd unit, proxy, connection.
@@ -45,11 +37,11 @@ def centre_init(
     folder = folder.expanduser().absolute()
     if renew:
         renew_centre(folder, name)
-        _say(f"Restart dpfact-centre and the proxy to use the new {folder}/server.pem.")
+        say(f"Restart dpfact-centre and the proxy to use the new {folder}/server.pem.")
         return
     write_centre(folder, name, port)
     authority = fingerprint(read_certificate((folder / "ca.crt").read_bytes()))
-    _say(
+    say(
         f"Written to {folder}.\n"
         f"1. Start it. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
         f"   To try it without root: sh {folder}/start.sh\n"
@@ -62,10 +54,10 @@ def centre_init(
 
 @centre_app.command("admit")
 def centre_admit(
-    public_key: Annotated[Path, typer.Argument(metavar="NAME.pub")],
-    folder: Folder = HOME,
+    public_key: Annotated[Path, Argument(metavar="NAME.pub")],
+    folder: Home = HOME,
     fingerprint: Annotated[
-        str, typer.Option(help="What the hospital read to you; without it, you are asked.")
+        str, Option(help="What the hospital read to you; without it, you are asked.")
     ] = "",
 ) -> None:
     """Register a hospital's key under its name, after a comparison by telephone.
@@ -88,8 +80,4 @@ def centre_admit(
             "hospital for its file again"
         )
     node = Connection.of(str(folder.expanduser())).register(path, path.stem)
-    _say(f"{path.stem} is admitted, as node {node}. Its SuperNode comes online within a minute.")
-
-
-def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    say(f"{path.stem} is admitted, as node {node}. Its SuperNode comes online within a minute.")

@@ -10,54 +10,58 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from dpfact_flower.cli.option_parsing import (
     read_event_tables,
-    read_files,
     read_labels,
     read_lists,
     read_named,
     read_roll_ups,
-    read_top,
 )
-from dpfact_flower.cli.options import Force, Out, console, progress, refuse_overwrite
+from dpfact_flower.cli.options import (
+    Folder,
+    Force,
+    Out,
+    console,
+    progress,
+    read_sizes,
+    refuse_overwrite,
+    say,
+)
 
 if TYPE_CHECKING:
-    from dpfact_flower.data.readers.script import Option, Script
+    from dpfact_flower.data.readers import script as scripts
     from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
 
-# Imports are inside the commands, because `dpfact --help` must not wait for numba.
-# ruff: noqa: PLC0415
-
-
 Top = Annotated[
-    str,
-    typer.Option(help="How many of each mode's most frequent codes to keep, as 202x316; 0: all."),
+    str, Option(help="How many of each mode's most frequent codes to keep, as 202x316; 0: all.")
 ]
 Window = Annotated[
-    int, typer.Option(help="Days within which codes co-occur; 0 means the same encounter.", min=0)
+    int, Option(help="Days within which codes co-occur; 0 means the same encounter.", min=0)
 ]
 Codes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME=FILE",
         help="Public code list of a mode (.json, .csv, or one code per line); for all or none.",
     ),
 ]
 Rolled = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--roll-up",
         metavar="[NAME=]HOW",
         help="Replace a mode's codes (default: of diagnoses) by groups: icd3, chapter, ccs, first2 "
         "(so many characters), or a file of code and group.",
     ),
 ]
-Memory = Annotated[str, typer.Option(help="What DuckDB may use before it spills to disk.")]
+Name = Annotated[str, Option(help="Public name of the site, or of all sites together.")]
+Memory = Annotated[str, Option(help="What DuckDB may use before it spills to disk.")]
 Least = Annotated[
-    int, typer.Option(help="Sites with fewer patients are merged into one, named other.", min=1)
+    int, Option(help="Sites with fewer patients are merged into one, named other.", min=1)
 ]
 
 
@@ -81,11 +85,12 @@ class Asked(NamedTuple):
             "memory": self.memory,
         }
         if self.top:
-            found["top"] = None if self.top == "0" else read_top(self.top)
+            sizes = None if self.top == "0" else read_sizes("--top", self.top)
+            found["top"] = sizes and tuple(size or None for size in sizes)  # 0 keeps all
         return found
 
 
-def _script_command(script: Script) -> Callable[..., None]:
+def _script_command(script: scripts.Script) -> Callable[..., None]:
     """Return a script's command, with the script's own options and those of `Asked`."""
 
     def command(**given: Any) -> None:
@@ -112,8 +117,7 @@ def _script_command(script: Script) -> Callable[..., None]:
     return command
 
 
-def _option_value(name: str, option: Option, given: Any) -> Any:
-    """Return the value of a script's option, from the command line or the default."""
+def _option_value(name: str, option: scripts.Option, given: Any) -> Any:
     if isinstance(option.default, dict):
         return read_named(f"--{name}", given) or option.default
     if isinstance(option.default, list) and given:
@@ -123,14 +127,12 @@ def _option_value(name: str, option: Option, given: Any) -> Any:
     return option.default if given is None else given
 
 
-def _script_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, type and default of each of a script's own options."""
-    yield "source", Annotated[str, typer.Argument()], Parameter.empty
+def _script_parameters(script: scripts.Script) -> Iterator[tuple[str, Any, Any]]:
+    yield "source", Annotated[str, Argument()], Parameter.empty
     if script.named:
-        told = typer.Option(help="Public name of the site, or of all sites.")
-        yield "name", Annotated[str, told], Parameter.empty
+        yield "name", Name, Parameter.empty
     if script.source == "tables":
-        yield "schema", Annotated[str, typer.Option(help="Schema of the tables in a database.")], ""
+        yield "schema", Annotated[str, Option(help="Schema of the tables in a database.")], ""
     for name, option in script.options.items():
         kind: Any = type(option.default)
         flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
@@ -138,14 +140,13 @@ def _script_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
         asked = {dict: list[str], list: Path}.get(kind, kind)
         asked = Literal[tuple(option.choices)] if option.choices else asked
         usual = option.default if kind in (bool, int, str) and option.default != "" else None
-        shown = typer.Option(*flags, help=option.help, min=least, metavar=shape)
+        shown = Option(*flags, help=option.help, min=least, metavar=shape)
         yield name, Annotated[asked | None, shown], usual
     if script.window != "encounter":
         yield "window", Window, 30
 
 
-def _shared_parameters(script: Script) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the name, type and default of each option that all scripts share."""
+def _shared_parameters(script: scripts.Script) -> Iterator[tuple[str, Any, Any]]:
     sizes = "x".join(map(str, script.modes.values()))
     usual = Asked._field_defaults | {
         "top": "" if script.options.keys() & script.modes else sizes,
@@ -175,6 +176,7 @@ class _Readers(TyperGroup):
 
 
 data_app = typer.Typer(
+    name="data",
     help="Turn EHR tables into one file per site; a script of your own too: "
     "dpfact data READER.sql SOURCE.",
     no_args_is_help=True,
@@ -185,7 +187,7 @@ data_app = typer.Typer(
 @data_app.command("synthetic")
 def data_synthetic(
     out: Out,
-    preset: Annotated[str, typer.Argument()] = "demo",
+    preset: Annotated[str, Argument()] = "demo",
     force: Force = False,
 ) -> None:
     """Make an EHR with planted phenotypes, some shared by all sites, some at one site only.
@@ -200,19 +202,13 @@ def data_synthetic(
 
 @data_app.command("tns")
 def data_tns(
-    file: Annotated[Path, typer.Argument()],
+    file: Annotated[Path, Argument()],
     out: Out,
-    name: Annotated[
-        str, typer.Option(help="Public name of the site; with --parts, of the whole cohort.")
-    ],
-    patients: Annotated[int, typer.Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
-    modes: Annotated[
-        str, typer.Option(help="Names of the other modes, as procedures,diagnoses.")
-    ] = "",
+    name: Name,
+    patients: Annotated[int, Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
+    modes: Annotated[str, Option(help="Names of the others, as procedures,diagnoses.")] = "",
     codes: Codes = None,
-    parts: Annotated[
-        int, typer.Option(help="Sites to split the patients into, for a simulation.", min=1)
-    ] = 1,
+    parts: Annotated[int, Option(help="Sites to split into, for a simulation.", min=1)] = 1,
     force: Force = False,
 ) -> None:
     """Read a FROSTT tensor (.tns or .tns.gz) as one site.
@@ -222,14 +218,12 @@ def data_tns(
     from dpfact_flower.data.readers import tns
 
     names = [part.strip() for part in modes.split(",")] if modes else None
-    lists = read_lists(codes, names or [*read_files("--codes", codes)])
-    _save(
-        lambda: tns.read(
-            file, name, patients=patients, modes=names, vocabularies=lists, parts=parts
-        ),
-        out,
-        force=force,
-    )
+    lists = read_lists(codes, names or [*read_named("--codes", codes)])
+
+    def read() -> Cohort:
+        return tns.read(file, name, patients=patients, modes=names, vocabularies=lists, parts=parts)
+
+    _save(read, out, force=force)
 
 
 @data_app.command("events")
@@ -237,50 +231,41 @@ def data_events(
     out: Out,
     mode: Annotated[
         list[str],
-        typer.Option(
+        Option(
             metavar="NAME=FILE[,COLUMN=NAME]",
             help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
             "rx_*.csv); two or more. Columns of its own as patient=, code=, time=, encounter=, "
             "description=; and time-format=.",
         ),
     ],
-    name: Annotated[
-        str, typer.Option(help="Public name of the site; with --sites, of the whole cohort.")
-    ],
+    name: Name,
     window: Window = 30,
     labels: Annotated[
-        Path | None, typer.Option(help="Table of patient and died (0, or 1: death in hospital).")
+        Path | None, Option(help="Table of patient and died (0, or 1: death in hospital).")
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=FILE[,KEY=VALUE]",
             help="A label, in the column NAME or column=; missing=0 is the label of patients who "
             "are not in the table; patient= is the patients' column. May be repeated.",
         ),
     ] = None,
     sites: Annotated[
-        Path | None, typer.Option(help="Table of patient and site, for a simulation.")
+        Path | None, Option(help="Table of patient and site, for a simulation.")
     ] = None,
-    patient: Annotated[str, typer.Option(help="Column of the patient.")] = "patient",
-    code: Annotated[str, typer.Option(help="Column of the code.")] = "code",
-    time: Annotated[str, typer.Option(help="Column of the date or time.")] = "time",
-    encounter: Annotated[str, typer.Option(help="Column of the encounter.")] = "encounter",
-    description: Annotated[
-        str, typer.Option(help="Column of a code's description, if any.")
-    ] = "description",
+    patient: Annotated[str, Option(help="Column of the patient.")] = "patient",
+    code: Annotated[str, Option(help="Column of the code.")] = "code",
+    time: Annotated[str, Option(help="Column of the date or time.")] = "time",
+    encounter: Annotated[str, Option(help="Column of the encounter.")] = "encounter",
+    description: Annotated[str, Option(help="Column of a code's text, if any.")] = "description",
     time_format: Annotated[
-        str, typer.Option(help="How times are written, as %d.%m.%Y %H:%M; default: ISO 8601.")
+        str, Option(help="How times are written, as %d.%m.%Y %H:%M; default: ISO 8601.")
     ] = "",
     delimiter: Annotated[
-        str,
-        typer.Option(
-            help="Of CSV files; default: the most frequent of , ; | \\t in the first line."
-        ),
+        str, Option(help="Of CSV files; default: the most frequent of , ; | \\t in the first line.")
     ] = "",
-    encoding: Annotated[
-        str, typer.Option(help="Of CSV files: utf-8, latin-1 or utf-16.")
-    ] = "utf-8",
+    encoding: Annotated[str, Option(help="Of CSV files: utf-8, latin-1 or utf-16.")] = "utf-8",
     top: Top = "",
     codes: Codes = None,
     rolled_up: Rolled = None,
@@ -329,9 +314,7 @@ def data_events(
 
 
 @data_app.command("show")
-def data_show(
-    folder: Annotated[Path, typer.Argument()],
-) -> None:
+def data_show(folder: Folder) -> None:
     """Show the sites that dpfact data wrote, and how much was read, kept and left out."""
     from dpfact_flower.data.site_data import Cohort
 
@@ -351,7 +334,7 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
             remove_cohort(out)
         cohort.save(out, watch=watch)
     _show(cohort)
-    console.print("written to", escape(str(out)), soft_wrap=True)
+    say(f"written to {out}")
 
 
 def _show(cohort: Cohort) -> None:
@@ -370,6 +353,6 @@ def _show(cohort: Cohort) -> None:
         table.add_row(row.site, f"{row.patients:,}", f"{row.nonzeros:,}", *numbers)
     console.print(table)
     if not labels:
-        console.print("no labels")
+        say("no labels")
     for vocabulary in cohort.vocabularies:
-        console.print(escape(f"{vocabulary.name}: {len(vocabulary):,} codes"), soft_wrap=True)
+        say(f"{vocabulary.name}: {len(vocabulary):,} codes")

@@ -14,36 +14,30 @@ from dpfact_flower.cli.options import (
     APP_FOLDER,
     AsJson,
     FlowerApp,
+    Folder,
     Out,
     Set,
     check_app,
     console,
     echo_json,
     run_config,
+    say,
 )
 
 if TYPE_CHECKING:
-    from rich.console import JustifyMethod
-
     from dpfact_flower.machine.prometheus import Gauge
     from dpfact_flower.server.status import RunStatus
-
-# Imports are inside the commands, because `dpfact --help` must not wait for numba.
-# ruff: noqa: PLC0415
 
 FAILED = 1
 """Exit code of a run that failed or is not finished yet."""
 UNKNOWN = 4
 """Exit code if the SuperLink does not say how a run ended."""
 
-_STDERR = 2
-
 
 def superlink(context: typer.Context) -> None:
     """Run Flower's SuperLink with the options of flower-superlink, and stop if its helper stops.
 
-    Without this command, flower-superlink keeps running after its helper has stopped, and every run
-    stays pending.
+    flower-superlink itself would keep running, and every run would stay pending.
     """
     from dpfact_flower.runtime.superlink_main import superlink_main
 
@@ -77,16 +71,15 @@ def submit(
     run = link.submit(flower_app, config)
     typer.echo(f"run {run} on {connection}; its folder: {config['out']}", err=as_json)
     try:
-        ended = link.follow(run, _STDERR if as_json else None)
+        ended = link.follow(run, 2 if as_json else None)  # 2: standard error
     except RunUnknownError as error:
         typer.echo(f"error ({error.code}): {error}", err=True)
         ended = {"status": "unknown"}
     except KeyboardInterrupt:
         typer.echo(f"run {run} continues: flwr stop {run} {link.name} ends it", err=True)
         raise typer.Exit(130) from None
-    status = str(ended["status"])
+    status, details = str(ended["status"]), ended.get("status-details", "")
     if as_json:
-        details = ended.get("status-details", "")
         echo_json({"run": run, "status": status, "details": details, "out": config["out"]})
     else:
         typer.echo(f"run {run}: {status}")
@@ -95,7 +88,7 @@ def submit(
 
 
 def status(
-    folder: Annotated[Path, typer.Argument()],
+    folder: Folder,
     as_json: AsJson = False,
     prometheus: Annotated[
         Path | None, typer.Option(help="Write figures for Prometheus' textfile collector here.")
@@ -121,7 +114,7 @@ def status(
 
 def _show(found: RunStatus) -> None:
     end = f", the latest ended {found.last}" if found.last else ""
-    lines = [f"{escape(site.name)}: {escape(site.reason)}" for site in found.sites if site.reason]
+    lines = [f"{site.name}: {site.reason}" for site in found.sites if site.reason]
     if found.missed:
         rounds = ", ".join(map(str, found.missed))
         lines.append(f"rounds that missed their quorum after sites had answered: {rounds}")
@@ -131,18 +124,19 @@ def _show(found: RunStatus) -> None:
             "answers that were already charged at no cost"
         )
     table = Table(show_edge=False, pad_edge=False)
-    for name in ("site", "last seen, UTC", "used", "unused", "failed", "epsilon", "unused eps."):
-        side: JustifyMethod = "left" if name.startswith(("site", "last")) else "right"
-        table.add_column(name, justify=side, overflow="fold")
+    for name in ("site", "last seen, UTC"):
+        table.add_column(name, overflow="fold")
+    for name in ("used", "unused", "failed", "epsilon", "unused eps."):
+        table.add_column(name, justify="right", overflow="fold")
     for site in found.sites:
-        table.add_row(
-            escape(site.name), site.last_seen[:16].replace("T", " "), str(site.used),
-            str(site.unused), str(site.failed), _epsilon(site.epsilon),
-            _epsilon(site.epsilon_unused),
-        )  # fmt: skip
-    head = f"job {found.job}: {found.finished} of {found.rounds} rounds{end}"
-    for part in (head, table, *lines):
-        console.print(part, soft_wrap=isinstance(part, str))
+        counts = map(str, (site.used, site.unused, site.failed))
+        costs = map(_epsilon, (site.epsilon, site.epsilon_unused))
+        last_seen = site.last_seen[:16].replace("T", " ")
+        table.add_row(escape(site.name), last_seen, *counts, *costs)
+    say(f"job {found.job}: {found.finished} of {found.rounds} rounds{end}")
+    console.print(table)
+    for line in lines:
+        say(line)
 
 
 def _epsilon(value: float | None) -> str:

@@ -10,34 +10,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
-from dpfact_flower.cli.options import AsJson, console, echo_json
+from dpfact_flower.cli.options import AsJson, Folder, console, echo_json, say
 from dpfact_flower.errors import StateError
 
 if TYPE_CHECKING:
     from dpfact_flower.privacy import Guarantee, ReleaseEvent
     from dpfact_flower.privacy.ledger import LedgerRow
 
-# Imports are inside the commands, because `dpfact --help` must not wait for SciPy.
-# ruff: noqa: PLC0415
-
 ledger_app = typer.Typer(
+    name="ledger",
     help="Show and check a site's record of releases, which stays at the site.",
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Argument()]
-Site = Annotated[str, typer.Option(help="Which site, if the state-dir has several.")]
-Delta = Annotated[
-    float, typer.Option(help="Delta for every epsilon shown; give the site's budget-delta.")
-]
-Noted = Annotated[
-    str, typer.Option(help="A head from the site's log, ROWS:HASH: finds deleted rows.")
-]
+Site = Annotated[str, Option(help="Which site, if the state-dir has several.")]
+Noted = Annotated[str, Option(help="A head from the site's log, ROWS:HASH: finds deleted rows.")]
 
 
-@ledger_app.command("show")
-def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson = False) -> None:
+@ledger_app.command()
+def show(
+    folder: Folder,
+    site: Site = "",
+    delta: Annotated[float, Option(help="Of every epsilon; give the site's budget-delta.")] = 1e-5,
+    as_json: AsJson = False,
+) -> None:
     """Show every release, its cost and the totals, without the released values.
 
     FOLDER is the site's folder, or the state-dir that contains it.
@@ -68,10 +66,10 @@ def show(folder: Folder, site: Site = "", delta: Delta = 1e-5, as_json: AsJson =
     if rows:
         console.print(_table(rows, running, delta))
     for line in (*_sentences(rows, totals), f"head {head}"):
-        console.print(line, markup=False, soft_wrap=True)
+        say(line)
 
 
-@ledger_app.command("verify")
+@ledger_app.command()
 def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson = False) -> None:
     """Check the file, the hash chain, released bytes and costs. Exit code 1 if a check fails.
 
@@ -92,39 +90,37 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
         raise typer.Exit(bool(problems))
     for problem in problems:
         console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
-    if problems or head is None:
+    if head is None:
         raise typer.Exit(1)
-    console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    say(f"OK: {head.rows} rows, head {head}")
     if expected is None:
-        console.print(
+        say(
             "only a head from the site's log can show that the newest rows were deleted: give it "
-            "with --noted",
-            soft_wrap=True,
+            "with --noted"
         )
 
 
-@ledger_app.command("backup")
+@ledger_app.command()
 def backup(
     folder: Folder,
-    to: Annotated[Path, typer.Option(help="A new folder for the copy.")],
+    to: Annotated[Path, Option(help="A new folder for the copy.")],
     site: Site = "",
 ) -> None:
     """Copy a whole ledger, check the copy, and print its head. The site may be running.
 
-    FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
-    owner.
+    FOLDER is the site's folder, or the state-dir that contains it. Run it as the ledger's owner.
     """
     from dpfact_flower.privacy.ledger.copies import back_up
 
     head = back_up(_find(folder, site), to.expanduser())
-    console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    say(f"OK: {head.rows} rows, head {head}")
 
 
-@ledger_app.command("restore")
+@ledger_app.command()
 def restore(
     backup_folder: Annotated[Path, typer.Argument(metavar="BACKUP")],
     folder: Folder,
-    noted: Annotated[str, typer.Option(help="The last head in the site's log, ROWS:HASH.")],
+    noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
     """Restore a lost ledger from a backup that has every row up to a given head.
 
@@ -134,7 +130,7 @@ def restore(
     from dpfact_flower.privacy.ledger import Head, copies
 
     head = copies.restore(backup_folder.expanduser(), folder.expanduser(), Head.parse(noted))
-    console.print(f"OK: {head.rows} rows, head {head}", soft_wrap=True)
+    say(f"OK: {head.rows} rows, head {head}")
 
 
 def _find(folder: Path, site: str) -> Path:
@@ -158,10 +154,9 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the running total after each row, and the totals.
+    """Return the running total after each row that charged anything, and the totals.
 
-    The running total is None for a row that charged nothing. Only events with the same unit and the
-    same neighbouring relation can be added up.
+    Only events with the same unit and the same neighbouring relation can be added up.
     """
     from dpfact_flower.privacy import account
 
@@ -191,9 +186,8 @@ def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta
         for event in row.events:
             mark = " [red](seeded: not private)[/red]" if event.seeded else ""
             figures = (f"{each:.4g}" for each in (event.sensitivity, event.sigma, event.rho))
-            last = event is row.events[-1]
-            running_total = _epsilon(total) if last and total else ""
-            table.add_row(*place, escape(event.name) + mark, *figures, running_total)
+            cost = _epsilon(total) if total and event is row.events[-1] else ""
+            table.add_row(*place, escape(event.name) + mark, *figures, cost)
         if not row.events:
             what = "[red]values without noise[/red]" if row.unprotected else "nothing left the site"
             bound = "no bound" if row.unprotected else "-"

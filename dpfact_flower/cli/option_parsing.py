@@ -7,21 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dpfact_flower.cli.options import read_sizes
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
     from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
     from dpfact_flower.data.tables import Dialect
     from dpfact_flower.data.vocabulary import Vocabulary
-
-# Imports are inside the functions, because `dpfact --help` must not wait for numba.
-# ruff: noqa: PLC0415
-
-
-def read_top(text: str) -> tuple[int | None, ...]:
-    """Return how many codes of each mode to keep. 0 means all."""
-    return tuple(size or None for size in read_sizes("--top", text))
 
 
 def read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
@@ -37,23 +28,18 @@ def read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def read_files(option: str, values: Sequence[str] | None) -> dict[str, Path]:
-    """Return the file of each name."""
-    return {name: Path(file) for name, file in read_named(option, values).items()}
-
-
 def read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
     """Return the code lists of all modes, in the order of `modes`, or None if no list is given."""
     from dpfact_flower.data.vocabulary import load_codes
 
-    lists = read_files("--codes", values)
+    lists = read_named("--codes", values)
     if not lists:
         return None
     if lists.keys() != set(modes):
         raise SettingsError(
             f"--codes: need a list for each of {', '.join(modes)}, got {', '.join(lists)}"
         )
-    return [load_codes(lists[mode], mode) for mode in modes]
+    return [load_codes(Path(lists[mode]), mode) for mode in modes]
 
 
 def read_roll_ups(

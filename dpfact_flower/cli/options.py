@@ -1,4 +1,8 @@
-"""Options that several subcommands of `dpfact` share, and functions that read them."""
+"""Options that several subcommands of `dpfact` share, and functions that read them.
+
+The commands' own texts explain their arguments, because Flower requires Typer below 0.21, which
+loses an argument's help with click 8.5.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
+from typer import Argument, Option
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import AppSettings, Scalar, parse_assignments
@@ -20,23 +25,11 @@ from dpfact_flower.settings import AppSettings, Scalar, parse_assignments
 if TYPE_CHECKING:
     from dpfact_flower.machine.logs import ProgressCallback
 
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
-]
-FlowerApp = Annotated[
-    Path,
-    typer.Option(
-        "--app",
-        help="The Flower App's folder; its config holds the defaults.",
-        show_default="the one that is installed",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the whole log, Flower's too.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only results.")]
-PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of a command that passes its options on to one of Flower's commands."""
+PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "add_help_option": False,
+}
+"""How a command is made that passes its options on to one of Flower's commands."""
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED, _BESIDE = _PACKAGE / "flower_app", _PACKAGE.parent / "simulation" / "dpfact-app"
 APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTALLED
@@ -45,13 +38,54 @@ APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTA
 console = Console()
 """Standard output, for every command."""
 
-_SIZES = re.compile(r"\d{1,30}(x\d{1,30})*", re.ASCII | re.IGNORECASE)
-_TABLE = ("tool", "flwr", "app", "config")
+
+def _folder(given: str | Path) -> Path:
+    """Return a folder to write to, and refuse a bad path before hours of work, not after."""
+    path = Path(given).expanduser()
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not str(given).strip() or not nearest.is_dir():
+        raise typer.BadParameter(f"need a folder, got {str(given)!r}")
+    return path
+
+
+Set = Annotated[
+    list[str] | None,
+    Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
+]
+FlowerApp = Annotated[
+    Path,
+    Option(
+        "--app",
+        help="The Flower App's folder; its config holds the defaults.",
+        show_default="the one that is installed",
+    ),
+]
+Out = Annotated[
+    Path, Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to.")
+]
+AsJson = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+Force = Annotated[bool, Option("--force", help="Replace what the folder holds.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the whole log, Flower's too.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress, only results.")]
+Folder = Annotated[Path, Argument()]
+Run = Annotated[Path, Argument(metavar="RUN")]
+Seed = Annotated[int | None, Option(help="Seed of the choices (default: none).", min=0)]
+Config = Annotated[
+    Path, Option(help="The site's settings, which dpfact site init wrote (NAME.toml).")
+]
+Home = Annotated[
+    Path, Option(help="Where all of it lies, for good. Only root can write to the default.")
+]
+HOME = Path("/srv/dpfact")
+"""Default folder of a deployment."""
+Port = Annotated[
+    int, Option(help="Port of the SuperLink or SuperNode here, for this machine.", min=1, max=65535)
+]
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
     """Return the numbers of codes, one per feature mode, from a text such as ``202x316``."""
-    if not _SIZES.fullmatch(text):
+    if not re.fullmatch(r"[0-9]{1,30}(x[0-9]{1,30})*", text.lower()):
         raise SettingsError(
             f"{option}: need a number of codes per mode, such as 202x316, got {text!r}"
         )
@@ -61,9 +95,8 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
     """Return the settings of ``--set``. Refuse settings that are `options` of the command."""
     given = parse_assignments(settings or ())
-    twice = sorted(given.keys() & set(options))
-    if twice:
-        raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
+    for twice in given.keys() & set(options):
+        raise SettingsError(f"--set: {twice} is an option of this command: use --{twice}")
     return given
 
 
@@ -72,11 +105,10 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Return a run config from a Flower App's defaults, ``--set``, and options named like settings.
 
-    Without an app every setting has the library's default. An option that is None keeps its
-    default. For a synthetic EHR that is given by name, the default rank is the number of planted
-    phenotypes.
+    An option that is None keeps its default. For a synthetic EHR that is given by name, the default
+    rank is the number of planted phenotypes.
     """
-    from dpfact_flower.data.synthetic import preset  # noqa: PLC0415 - SciPy is slow to import
+    from dpfact_flower.data.synthetic import preset
 
     given = assigned(settings, options)
     chosen = {key: value for key, value in options.items() if value is not None}
@@ -99,31 +131,9 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
         return {}
     check_app(flower_app)
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise SettingsError(f"--app: {file} is not readable as TOML") from None
-    for key in _TABLE:
-        found = found.get(key, {})
-        if not isinstance(found, dict):
-            raise SettingsError(f"--app: {file}: {'.'.join(_TABLE)} must be a table")
-    return found
-
-
-def _folder(given: str | Path) -> Path:
-    """Return a folder to write to, and refuse a bad path before hours of work, not after."""
-    text = str(given)  # a default is already a path
-    path = Path(text).expanduser()
-    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
-    if not text.strip() or not nearest.is_dir():
-        raise typer.BadParameter(f"need a folder, got {text!r}")
-    return path
-
-
-Out = Annotated[
-    Path,
-    typer.Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace what the folder holds.")]
+        return dict(tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]["config"])
+    except (ValueError, TypeError, KeyError):
+        raise SettingsError(f"--app: {file} is no TOML with a table tool.flwr.app.config") from None
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
@@ -141,10 +151,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
-    """Show a bar with the remaining time for each reported task, on standard error.
-
-    Nothing is drawn if standard error is not a terminal.
-    """
+    """Show a bar with the remaining time for each reported task, on a terminal's standard error."""
     console = Console(stderr=True)
     hidden = hidden or not console.is_terminal
     with Progress(console=console, transient=True, disable=hidden) as bars:
@@ -161,3 +168,8 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 def echo_json(content: Any) -> None:
     """Print JSON for another program, without rich, which would wrap the lines."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
+
+
+def say(text: str) -> None:
+    """Print a text as it is, without markup, colours and wrapped lines."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
-from dpfact_flower.cli.options import AsJson, Set, assigned, console, echo_json, read_sizes
+from dpfact_flower.cli.options import AsJson, Set, assigned, console, echo_json, read_sizes, say
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import PrivacySettings, SolverSettings, refuse_unknown
 
@@ -18,31 +18,20 @@ if TYPE_CHECKING:
     from dpfact_flower.privacy.patient.outlook import Needs, Outlook
     from dpfact_flower.privacy.patient.plan import PatientPlan
 
-# Imports are inside the commands, because `dpfact --help` must not wait for SciPy.
-# ruff: noqa: PLC0415
-
 _EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
 _RANKS = (5, 10, 20, 50)
 _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
 
-Sizes = Annotated[str, typer.Option(help="Codes of each feature mode, e.g. 202x316.")]
-Rank = Annotated[int, typer.Option(help="Number of phenotypes.", min=1)]
-Sites = Annotated[int, typer.Option(help="Number of sites; 0 if unknown.", min=0)]
-Patients = Annotated[
-    int,
-    typer.Option(help="Public estimate of the patients at all sites together; 0: unknown.", min=0),
-]
-
 
 def plan(
-    sizes: Sizes,
-    patients: Patients = 0,
-    sites: Sites = 0,
-    rank: Rank = 20,
-    epsilon: Annotated[
-        float, typer.Option(help="Epsilon of the whole run, for each patient.")
-    ] = 4.0,
-    delta: Annotated[float, typer.Option(help="Delta of the whole run.")] = 1e-5,
+    sizes: Annotated[str, Option(help="Codes of each feature mode, e.g. 202x316.")],
+    patients: Annotated[
+        int, Option(help="Public estimate of the patients at all sites; 0: unknown.", min=0)
+    ] = 0,
+    sites: Annotated[int, Option(help="Number of sites; 0 if unknown.", min=0)] = 0,
+    rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = 20,
+    epsilon: Annotated[float, Option(help="Epsilon of the whole run, for each patient.")] = 4.0,
+    delta: Annotated[float, Option(help="Delta of the whole run.")] = 1e-5,
     settings: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,6 +41,7 @@ def plan(
     same settings.
     """
     from dpfact_flower.privacy.patient.plan import plan_patient
+    from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
     chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
     rank = SolverSettings(rank=rank).rank  # refuses a rank that a run would refuse
@@ -62,65 +52,53 @@ def plan(
         echo_json(_as_dict(made, modes))
         return
     console.print(_releases(made, modes))
-    console.print(f"{made.rounds} Flower rounds; the last one releases nothing")
+    say(f"{made.rounds} Flower rounds; the last one releases nothing")
     guarantee = made.guarantee()
     for figure in (*guarantee.figures, *filter(None, [guarantee.alone])):
-        console.print(f"  {figure}", markup=False, soft_wrap=True)
-    if made.outlook.verdict != "unknown":
+        say(f"  {figure}")
+    verdict = made.outlook.verdict
+    if verdict != "unknown":
         console.print(_prospects(chosen, codes, rank, sites))
         console.print(_levers(made.outlook))
-    verdict = made.outlook.verdict
     sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(made.outlook.sentence)}"
     console.print(sentence, soft_wrap=True)
-    console.print(_asked(made.needs), soft_wrap=True)
-    if other := _other_way(chosen, codes, rank, sites):
-        console.print(_compared(made, other), soft_wrap=True)
-
-
-def _other_way(
-    chosen: PrivacySettings, codes: tuple[int, ...], rank: int, sites: int
-) -> PatientPlan | None:
-    """Plan the same run with secure sums if it has none, or without them if it has them."""
-    from dpfact_flower.privacy.patient.plan import plan_patient
-    from dpfact_flower.privacy.patient.sharing import LEAST_SITES
-
-    if sites < LEAST_SITES or not chosen.patients:
-        return None
-    other = replace(chosen, secure_sums=not chosen.secure_sums)
-    return plan_patient(other, sizes=codes, rank=rank, sites=sites)
+    say(_asked(made.needs))
+    if sites >= LEAST_SITES and chosen.patients:
+        other = replace(chosen, secure_sums=not chosen.secure_sums)
+        say(_compared(made, plan_patient(other, sizes=codes, rank=rank, sites=sites)))
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Describe the benefit and the assumptions of secure sums in this run."""
+    """Describe the benefit and the assumptions of secure sums, which one of the plans has."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)
     alone, sharing = shared.guarantee().alone, shared.sharing
     assert alone is not None
     assert sharing is not None
-    chances = (100 * plan.outlook.chance for plan in (own, shared))
-    before, after = (f"{_short(plan.outlook.signal)}" for plan in (own, shared))
+    before, after = own.outlook, shared.outlook
     return (
-        "[bold]secure sums[/] (secure-sums = true): signal {} instead of {}, chance {:.0f} "
-        "instead of {:.0f} in 100. ".format(after, before, *reversed(list(chances)))
-        + f"They hold if at most {sharing.colluding} of {sharing.sites} sites collude with the "
-        f"server, and a sum survives the loss of {sharing.dropouts}. If all others collude, a "
-        f"patient has epsilon {rounded_up(alone.epsilon)} instead of "
+        f"secure sums (secure-sums = true): signal {_short(after.signal)} instead of "
+        f"{_short(before.signal)}, chance {100 * after.chance:.0f} instead of "
+        f"{100 * before.chance:.0f} in 100. They hold if at most {sharing.colluding} of "
+        f"{sharing.sites} sites collude with the server, and a sum survives the loss of "
+        f"{sharing.dropouts}. If all others collude, a patient has epsilon "
+        f"{rounded_up(alone.epsilon)} instead of "
         f"{rounded_up(shared.guarantee().headline.epsilon)}."
     )
 
 
 def budget(
-    rounds: Annotated[int, typer.Option(help="Federated rounds.", min=1)] = 20,
-    epsilon: Annotated[float, typer.Option(help="Total to plan for, without --rho.")] = 1.2,
+    rounds: Annotated[int, Option(help="Federated rounds.", min=1)] = 20,
+    epsilon: Annotated[float, Option(help="Total to plan for, without --rho.")] = 1.2,
     rho: Annotated[
-        float, typer.Option(help="zCDP cost of one factor in one round; 0 plans it from --epsilon.")
+        float, Option(help="zCDP cost of one factor in one round; 0 plans it from --epsilon.")
     ] = 0.0,
-    delta: Annotated[float, typer.Option(help="Delta of every epsilon.")] = 1e-4,
-    modes: Annotated[int, typer.Option(help="Number of feature modes.", min=1)] = 2,
-    tau: Annotated[int, typer.Option(help="Local passes per round.", min=1)] = 2,
-    clip: Annotated[float, typer.Option(help="L, bound on an entry's gradient.")] = 1.0,
-    eta: Annotated[float, typer.Option(help="Step size.")] = 0.01,
+    delta: Annotated[float, Option(help="Delta of every epsilon.")] = 1e-4,
+    modes: Annotated[int, Option(help="Number of feature modes.", min=1)] = 2,
+    tau: Annotated[int, Option(help="Local passes per round.", min=1)] = 2,
+    clip: Annotated[float, Option(help="L, bound on an entry's gradient.")] = 1.0,
+    eta: Annotated[float, Option(help="Step size.")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
@@ -137,15 +115,14 @@ def budget(
         noise = {"sensitivity": sensitivity, "sigma": made.sigma(sensitivity)}
         echo_json({"rho_per_factor_and_round": made.rho, **noise, **made.guarantee().to_dict()})
         return
-    console.print(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
-    console.print(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
-    console.print(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
+    say(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
+    say(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
+    say(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
     for figure in made.guarantee().figures:
-        console.print(f"  {figure}", markup=False, soft_wrap=True)
+        say(f"  {figure}")
 
 
 def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
-    """Return patient mode's settings, from ``--set`` and from the options."""
     given = {"privacy": "patient", **assigned(settings, facts)}
     refuse_unknown(given, PrivacySettings)
     if given["privacy"] != "patient":
@@ -166,7 +143,6 @@ def _releases(made: PatientPlan, modes: list[str]) -> Table:
 
 
 def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
-    """Return a table of chance and signal for other ranks and epsilons, all else equal."""
     from dpfact_flower.privacy import rounded_up
     from dpfact_flower.privacy.patient.plan import plan_patient
 
@@ -194,7 +170,6 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
 
 
 def _levers(outlook: Outlook) -> Table:
-    """Return a table of changes that would help, the most helpful first."""
     table = Table(title="What would help, all else equal; more sites bring their own patients")
     table.add_column("what")
     table.add_column("good from", justify="right")
@@ -205,14 +180,15 @@ def _levers(outlook: Outlook) -> Table:
 
 
 def _asked(needs: Needs) -> str:
-    """Describe the resources that a site and the server need for the run's releases."""
     text = (
         f"a site needs about {_bytes(needs.memory)} of memory besides its data, sends "
         f"{_bytes(needs.sent)} and computes for {needs.seconds:,.0f} s on one idle core"
     )
     if needs.server:
-        seconds = f"computes for about {needs.server_seconds:,.0f} s"
-        text += f"; the server needs about {_bytes(needs.server)} and {seconds}"
+        text += (
+            f"; the server needs about {_bytes(needs.server)} and computes for about "
+            f"{needs.server_seconds:,.0f} s"
+        )
     return text + f"; far less with codes = {needs.codes}" * bool(needs.codes)
 
 

@@ -1,4 +1,4 @@
-"""`dpfact run`, `simulate`, `demo`, `report`, `compare`: whole runs and their results."""
+"""`dpfact run`, `simulate`, `demo`: whole runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,9 @@ from dpfact_flower.cli.options import (
     progress,
     refuse_overwrite,
     run_config,
+    say,
 )
 from dpfact_flower.errors import MissingDependencyError, SettingsError
-
-# Imports are inside the commands, because `dpfact --help` must not wait for numba.
-# ruff: noqa: PLC0415
-
 
 NOTHING_LEARNED = 3
 """Exit code of a finished run whose phenotypes explain nothing."""
@@ -43,7 +40,6 @@ Data = Annotated[
         show_default="the Flower App's: synthetic:demo",
     ),
 ]
-Cpus = Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)]
 
 
 def run(
@@ -79,7 +75,7 @@ def simulate(
     data: Data = None,
     settings: Set = None,
     flower_app: FlowerApp = APP_FOLDER,
-    cpus: Cpus = 1,
+    cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
     force: Force = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -136,58 +132,12 @@ def demo(
     simulate(out, "synthetic:demo", force=True, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
-def report(
-    folder: Annotated[Path, typer.Argument()],
-    beside: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another finished run to look for the phenotypes in; may be repeated."),
-    ] = None,
-) -> None:
-    """Rewrite report.html from the files in a finished run's folder.
-
-    With --beside, the report says for each phenotype whether other runs found it again: with other
-    noise, without noise, or at another epsilon. The matches are kept in beside.json.
-    """
-    from dpfact_flower.evaluation.replication import replications, write_replications
-    from dpfact_flower.evaluation.report import write_report
-
-    if beside:
-        write_replications(folder, replications(folder, beside))
-    console.print("report:", escape(str(write_report(folder))), soft_wrap=True)
-
-
-def compare(
-    folders: Annotated[list[Path], typer.Argument()],
-    out: Annotated[
-        Path | None, typer.Option(help="A page to write as well, e.g. compare.html.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare finished runs in a Markdown table and, with --out, on a page.
-
-    The table has a row for each folder. The page shows the table, epsilon against quality, and the
-    first run's phenotypes beside their matches in the other runs.
-    """
-    from dpfact_flower.evaluation.comparison import comparison, write_comparison
-    from dpfact_flower.evaluation.run_folder import read_summary
-
-    if as_json:
-        echo_json([{"run": str(f), **read_summary(f).to_dict()} for f in folders])
-    else:
-        # Not through rich, which would wrap the rows.
-        typer.echo(comparison(folders))
-    if out is not None:
-        page = escape(str(write_comparison(folders, out)))
-        console.print("page:", page, soft_wrap=True)
-
-
 def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:
     """Refuse a finished run's folder. With resume=true, the server checks the folder instead."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
-    refuse_overwrite(
-        out, SUMMARY, "a finished run", force=force or "resume=true" in (settings or ())
-    )
+    force = force or "resume=true" in (settings or ())
+    refuse_overwrite(out, SUMMARY, "a finished run", force=force)
 
 
 def _finish(folder: Path, as_json: bool) -> None:
@@ -195,15 +145,16 @@ def _finish(folder: Path, as_json: bool) -> None:
     from dpfact_flower.evaluation.headline import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 
-    lines, summary = Table.grid(padding=(0, 2)), read_summary(folder)
+    summary = read_summary(folder)
     if as_json:
         echo_json(summary.to_dict())
     else:
+        lines = Table.grid(padding=(0, 2))
         for label, text in headline(summary):
             lines.add_row(f"[bold]{label}[/bold]", escape(text))
         console.print(lines)
         for name in (SUMMARY, REPORT):
             if (folder / name).exists():
-                console.print(escape(str(folder / name)), soft_wrap=True)
+                say(str(folder / name))
     if summary.measured and summary.measured.is_uninformative:
         raise typer.Exit(NOTHING_LEARNED)

@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from typer import Option
 
-from dpfact_flower.cli.centre import HOME, Folder
 from dpfact_flower.cli.options import (
+    HOME,
     PASSED_ON,
     AsJson,
+    Config,
+    Home,
+    Port,
     Set,
     assigned,
     console,
     echo_json,
     progress,
+    say,
 )
 from dpfact_flower.errors import StateError
 from dpfact_flower.settings import Scalar, check_name
@@ -26,31 +31,23 @@ from dpfact_flower.settings import Scalar, check_name
 if TYPE_CHECKING:
     from dpfact_flower.site.check import Finding
 
-# Imports are inside the commands, because `dpfact --help` must not wait for numba.
-# ruff: noqa: PLC0415
-
 site_app = typer.Typer(
-    help="At a hospital: set it up, run both parts, check the machine.", no_args_is_help=True
+    name="site",
+    help="At a hospital: set it up, run both parts, check the machine.",
+    no_args_is_help=True,
 )
-
-Config = Annotated[
-    Path, typer.Option(help="The site's settings, which dpfact site init wrote (NAME.toml).")
-]
+_SAFE: dict[str, Scalar] = {"allow-privacy": "patient", "budget-delta": 1e-5, "reply-after": 60.0}
 
 
 @site_app.command("init")
 def site_init(
     name: Annotated[str, typer.Argument()],
-    centre: Annotated[str, typer.Option(help="The centre's name, with :PORT unless that is 443.")],
-    ca: Annotated[Path, typer.Option(help="The ca.crt that the centre gave you.")],
-    data: Annotated[Path, typer.Option(help="The hospital's .npz file; it is copied.")],
-    max_epsilon: Annotated[
-        float, typer.Option(help="Largest epsilon for your patients, over all runs.")
-    ],
-    folder: Folder = HOME,
-    port: Annotated[
-        int, typer.Option(help="Of the SuperNode, on this machine alone.", min=1, max=65535)
-    ] = 9200,
+    centre: Annotated[str, Option(help="The centre's name, with :PORT unless that is 443.")],
+    ca: Annotated[Path, Option(help="The ca.crt that the centre gave you.")],
+    data: Annotated[Path, Option(help="The hospital's .npz file; it is copied.")],
+    max_epsilon: Annotated[float, Option(help="Largest epsilon for your patients, over all runs.")],
+    folder: Home = HOME,
+    port: Port = 9200,
     settings: Set = None,
 ) -> None:
     """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
@@ -82,7 +79,7 @@ def site_init(
         authority=authority, data=data, port=port,
     )  # fmt: skip
     config, key = folder / "site" / f"{name}.toml", folder / "node" / name
-    console.print(
+    say(
         f"Written to {folder}; your settings are in {config}.\n"
         f"1. Send {folder}/{name}.pub to the centre, and read it this fingerprint by telephone:\n"
         f"   {fingerprint(read_node_key(public))}\n"
@@ -91,26 +88,21 @@ def site_init(
         f"2. Start both parts. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
         f"   To try it without root: sh {folder}/start.sh\n"
         f"3. Check it: sudo {tool('dpfact')} site check --config {config} --key {key}\n"
-        "Checked so far:",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+        "Checked so far:"
+    )
     _show(check_site(config, key, started=False))
-
-
-_SAFE: dict[str, Scalar] = {"allow-privacy": "patient", "budget-delta": 1e-5, "reply-after": 60.0}
 
 
 @site_app.command("answer")
 def site_answer(
     config: Config,
-    secret: Annotated[Path, typer.Option(help="The SuperNode's --superexec-auth-secret-file.")],
-    port: Annotated[int, typer.Option(help="The SuperNode's --port.", min=1, max=65535)] = 9094,
+    secret: Annotated[Path, Option(help="The SuperNode's --superexec-auth-secret-file.")],
+    port: Port = 9094,
     host: Annotated[
-        str, typer.Option(help="The SuperNode's --host: this machine, or a container of it.")
+        str, Option(help="The SuperNode's --host: this machine, or a container of it.")
     ] = "127.0.0.1",
     node_user: Annotated[
-        str,
-        typer.Option(help="The user who runs the SuperNode; others get no answer (default: you)."),
+        str, Option(help="The user who runs the SuperNode; others get no answer (default: you).")
     ] = "",
 ) -> None:
     """Answer the messages that a SuperNode receives, with the installed code alone.
@@ -123,12 +115,11 @@ def site_answer(
     execute(config, secret, port, host, node_user)
 
 
-@site_app.command("connect", context_settings=PASSED_ON, add_help_option=False)
+@site_app.command("connect", **PASSED_ON)
 def site_connect(context: typer.Context) -> None:
     """Run Flower's SuperNode with the options of flower-supernode, and stop if it gives up.
 
-    Without this command, flower-supernode keeps running offline after it has given up, so systemd
-    does not start it again.
+    flower-supernode itself would keep running offline, and systemd would not start it again.
     """
     from dpfact_flower.runtime.connect import connect
 
@@ -138,12 +129,12 @@ def site_connect(context: typer.Context) -> None:
 @site_app.command("check")
 def site_check(
     config: Config,
-    key: Annotated[Path, typer.Option(help="The SuperNode's --auth-supernode-private-key.")],
+    key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key.")],
     as_json: AsJson = False,
 ) -> None:
     """Check a site, above all that only the installed code answers. Exit code 1 if a check fails.
 
-    Run this command as root while both parts are running. Other users do not see everything.
+    Run it as root, who sees everything, while both parts are running.
     """
     from dpfact_flower.site.check import check_site
 
@@ -166,7 +157,7 @@ def _show(findings: Sequence[Finding]) -> None:
 @site_app.command("metrics")
 def site_metrics(
     config: Config,
-    out: Annotated[Path | None, typer.Option(help="File to write (default: print).")] = None,
+    out: Annotated[Path | None, Option(help="File to write (default: print).")] = None,
 ) -> None:
     """Write figures for Prometheus' textfile collector: epsilon left, last charge, failures.
 
@@ -187,7 +178,7 @@ def site_metrics(
 @site_app.command("refit")
 def site_refit(
     config: Config,
-    job: Annotated[str, typer.Option(help="One run (default: all that have ended).")] = "",
+    job: Annotated[str, Option(help="One run (default: all that have ended).")] = "",
 ) -> None:
     """Fit the site's own model around the global phenotypes of runs in patient mode.
 
@@ -212,4 +203,4 @@ def site_refit(
             fit = refit(site, settings, each).error.fit
             texts.append(f"{each}: explains {fit:.1%} of this site's data; in {folder / each}")
     for text in texts:
-        console.print(escape(text), soft_wrap=True)
+        say(text)

@@ -1,0 +1,229 @@
+"""`dpfact report`, `compare`, `export`, `label`, `review`, `survey`: what a run has found."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from dpfact_flower.cli.options import AsJson, Folder, Run, Seed, echo_json, say
+from dpfact_flower.errors import SettingsError
+
+SiteFile = Annotated[Path | None, Option(help="A site's .npz file, of the run or of new patients.")]
+
+
+def report(
+    folder: Folder,
+    beside: Annotated[
+        list[Path] | None,
+        Option(help="Another finished run to look for the phenotypes in; may be repeated."),
+    ] = None,
+) -> None:
+    """Rewrite report.html from the files in a finished run's folder.
+
+    With --beside, the report says for each phenotype whether other runs found it again: with other
+    noise, without noise, or at another epsilon. The matches are kept in beside.json.
+    """
+    from dpfact_flower.evaluation.replication import replications, write_replications
+    from dpfact_flower.evaluation.report import write_report
+
+    if beside:
+        write_replications(folder, replications(folder, beside))
+    say(f"report: {write_report(folder)}")
+
+
+def compare(
+    folders: Annotated[list[Path], Argument()],
+    out: Annotated[Path | None, Option(help="A page to write as well, e.g. compare.html.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare finished runs in a Markdown table and, with --out, on a page.
+
+    The table has a row for each folder. The page shows the table, epsilon against quality, and the
+    first run's phenotypes beside their matches in the other runs.
+    """
+    from dpfact_flower.evaluation.comparison import comparison, write_comparison
+    from dpfact_flower.evaluation.run_folder import read_summary
+
+    if as_json:
+        echo_json([{"run": str(f), **read_summary(f).to_dict()} for f in folders])
+    else:
+        typer.echo(comparison(folders))
+    if out is not None:
+        say(f"page: {write_comparison(folders, out)}")
+
+
+def export(
+    run: Run,
+    phenotypes: Annotated[
+        Path | None,
+        Option(help="CSV to write: phenotype, title, mode, code, share, groups. Public."),
+    ] = None,
+    top: Annotated[
+        int | None, Option(help="Codes for each phenotype and mode (default: all).", min=1)
+    ] = None,
+    patients: Annotated[
+        Path | None,
+        Option(help="CSV to write: a row for each patient of --data, phenotypes and scores."),
+    ] = None,
+    data: SiteFile = None,
+) -> None:
+    """Write a run's phenotypes, or the phenotypes of a site's patients, as CSV.
+
+    RUN is the run's folder. The file of --phenotypes is as public as the model. --patients fits
+    each patient of --data to the phenotypes, at the hospital and for the hospital. No privacy
+    guarantee covers the file of --patients, and only its owner can read it. A site that took part
+    needs only the run's global_model.npz and config.toml.
+    """
+    from dpfact_flower.data.site_data import load_site
+    from dpfact_flower.evaluation.clinical import about, clinical_measures
+    from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
+    from dpfact_flower.evaluation.prose import titles
+
+    if phenotypes is None and patients is None:
+        raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")
+    if (patients is None) != (data is None):
+        raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
+    model = GlobalModel.read(run)
+    if phenotypes is not None:
+        rows = model.rows(top=top)
+        found = clinical_measures(model.factors, model.vocabularies)
+        groups = {number: about(found, number) for number in range(1, model.rank + 1)}
+        write_phenotype_table(phenotypes, rows, titles(model), groups)
+        say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
+    if patients is not None and data is not None:
+        memberships = model.memberships(load_site(data))
+        memberships.write(patients)
+        some = int(memberships.has.any(axis=1).sum())
+        say(
+            f"{patients}: {len(memberships.patients):,} patients; {some:,} have at least one "
+            f"phenotype, {len(memberships.patients) - some:,} have none; {memberships.without:,} "
+            "of these have no cell with the model's codes\n"
+            f"{memberships.missing:,} codes of the model are not in this site's lists.\n"
+            "This file is about single patients and no guarantee covers it: keep it here."
+        )
+
+
+def label(
+    run: Run,
+    phenotype: Annotated[int, Argument(metavar="PHENOTYPE")],
+    name: Annotated[str, Argument(metavar="NAME")],
+) -> None:
+    """Name a phenotype of a finished run: dpfact label runs/demo 3 "renal failure".
+
+    The name appears in exports and in the report, which is written again. An empty name removes an
+    earlier name. Names are kept in names.toml in the run's folder.
+    """
+    from dpfact_flower.evaluation.run_folder import read_model, write_name
+
+    factors, _ = read_model(run)
+    write_name(run, phenotype, name, factors[0].shape[1])
+    _write_report_again(run)
+
+
+def review(
+    run: Run,
+    data: SiteFile = None,
+    phenotype: Annotated[int | None, Option(help="Number of the phenotype.")] = None,
+    patients: Annotated[
+        int,
+        Option(help="Number of charts, 4 or more: half with high scores, half near the threshold."),
+    ] = 20,
+    out: Annotated[
+        Path | None,
+        Option("--out", "-o", metavar="STEM", show_default="review-PHENOTYPE",
+               help="Files to write: STEM.csv, STEM.html, STEM.key.json."),
+    ] = None,
+    seed: Seed = None,
+    read: Annotated[Path | None, Option(help="A completed sheet to count.")] = None,
+) -> None:  # fmt: skip
+    """Check a phenotype against patients' charts, at the hospital: make a sheet, then read it.
+
+    --data and --phenotype write a sheet for a clinician to fill in, STEM.csv, and a page with
+    instructions, STEM.html. The order is random, and the scores are in a separate file,
+    STEM.key.json. All three files are about single patients and no privacy guarantee covers them:
+    keep them at the hospital.
+
+    --read STEM.csv counts the verdicts. A decision in the sheet is recorded in RUN/names.toml, with
+    rounded shares of ten charts or more, and the report is written again.
+    """
+    if read is not None and (data, phenotype, out, seed) == (None,) * 4:
+        _read_review(run, read)
+    elif read is None and data is not None and phenotype is not None:
+        from dpfact_flower.data.site_data import load_site
+        from dpfact_flower.evaluation.review import write_sheet
+
+        stem = out or Path(f"review-{phenotype}")
+        sheet = write_sheet(run, load_site(data), phenotype, stem, patients=patients, seed=seed)
+        say(
+            f"{sheet}: {patients} patients; open {sheet.with_suffix('.html')} and begin there\n"
+            f"{sheet.with_suffix('.key.json')}: the scores; keep it, unread, beside the sheet\n"
+            "These files are about single patients and no guarantee covers them: keep them here."
+        )
+    else:
+        raise SettingsError(
+            "review: make a sheet with --data SITE.npz --phenotype N, or read one with --read FILE"
+        )
+
+
+def _read_review(run: Path, sheet: Path) -> None:
+    from dpfact_flower.evaluation.review import apply_verdicts, read_sheet
+
+    found = read_sheet(run, sheet)
+    say(f"phenotype {found.phenotype}, highest scores: {found.highest}")
+    say(f"phenotype {found.phenotype}, near the threshold: {found.near}")
+    if not found.decision:
+        say(f"No decision yet: write keep, drop or name in the last line of {sheet}.")
+        return
+    apply_verdicts(run, found)
+    say(
+        f"{found.decision}: noted in {run / 'names.toml'}, with shares of ten charts or more\n"
+        "These shares come from patients and no guarantee covers them."
+    )
+    _write_report_again(run)
+
+
+def _write_report_again(run: Path) -> None:
+    from dpfact_flower.evaluation.report import write_report
+    from dpfact_flower.evaluation.run_folder import REPORT
+
+    if (run / REPORT).exists():
+        say(f"report: {write_report(run)}")
+
+
+def survey(
+    run: Run,
+    out: Annotated[
+        Path,
+        Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
+    ] = Path("survey"),
+    items: Annotated[int, Option(help="Patterns on the page, half of them made up.")] = 20,
+    seed: Seed = None,
+    read: Annotated[
+        list[Path] | None, Option(help="A filled sheet to score; may be repeated.")
+    ] = None,
+) -> None:
+    """Ask people which phenotypes are real: make a blinded survey, and score the answers.
+
+    STEM.html shows phenotypes of RUN and as many made-up phenotypes. People write their answers
+    into a copy of STEM.csv. STEM.key.json says which patterns are real: keep it unread. All three
+    files come from the model and are as public as the model.
+
+    --read ANSWERS.csv gives each reader's accuracy and Cohen's kappa, and the kappa of each pair of
+    readers. --read needs STEM.key.json.
+    """
+    from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey
+
+    if read:
+        readers = read_survey(run, out.with_name(f"{out.name}.key.json"), read)
+        for reader in readers:
+            typer.echo(str(reader))
+        for one, two in combinations(readers, 2):
+            typer.echo(agreement(one, two))
+        return
+    sheet = write_survey(run, out, items=items, seed=seed)
+    typer.echo(f"{sheet.with_suffix('.html')}: the patterns; give it and {sheet} to each reader")
+    typer.echo(f"{sheet.with_suffix('.key.json')}: which are real; keep it, unread")
