@@ -1,12 +1,9 @@
 """File permissions: the users who can read or change a file, from owners and modes.
 
-At every request, `check_own` and `check_way` refuse files that are unsafe to use. `not_private` and
-`changeable` list faults of other users' files for an administrator. These two functions also report
-a parent folder with write permission for a group. A process cannot refuse such folders, because
-many systems give each user a private group with write permission.
-
-Access control lists need no separate check, because the mask of a list appears in the group's mode
-bits.
+At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
+list faults for an administrator, and also report parent folders that a group may write to. A
+process cannot refuse these, because many systems give each user a private group. The mask of an
+access control list appears in the group's mode bits.
 """
 
 from __future__ import annotations
@@ -28,9 +25,7 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
     A user who can change or replace a record of releases can restore a spent budget. A missing path
-    is allowed, because only its owner will have access to a new file. The result of a check stays
-    valid, because only the owner and root can replace files in a folder that nobody else may write
-    to. With `reading`, the path may belong to another user.
+    is allowed. With `reading`, the path may belong to another user.
     """
     try:
         status = path.lstat()
@@ -66,34 +61,25 @@ def check_way(folder: Path) -> None:
     """Refuse a folder if any user could move it, or if its path contains another user's link."""
     try:
         ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
-        for above in ways:
-            if above.exists():
-                _check_above(above, folder)
-    except StateError:
-        raise
+        found = [(above, above.lstat(), above.stat()) for above in ways if above.exists()]
     except (OSError, RuntimeError) as error:  # a RuntimeError for circular links
         raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
-
-
-def _check_above(above: Path, folder: Path) -> None:
-    status = above.lstat()
-    if stat.S_ISLNK(status.st_mode) and status.st_uid not in (0, os.geteuid()):
-        raise StateError(
-            f"{above}: is a symbolic link of user {status.st_uid} on the way to {folder}; "
-            "give the folder without it"
-        )
-    if _lets_move(above.stat(), stat.S_IWOTH):
-        raise StateError(
-            f"{above}: anybody may write to it, and so replace {folder}; "
-            f"chmod o-w {shlex.quote(str(above))}"
-        )
+    for above, link, status in found:
+        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+            raise StateError(
+                f"{above}: is a symbolic link of user {link.st_uid} on the way to {folder}; "
+                "give the folder without it"
+            )
+        if _lets_move(status, stat.S_IWOTH):
+            raise StateError(
+                f"{above}: anybody may write to it, and so replace {folder}; "
+                f"chmod o-w {shlex.quote(str(above))}"
+            )
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether users with one of these mode bits can replace a folder inside this folder.
-
-    With the sticky bit, as in /tmp, users can only move their own files.
-    """
+    """Return whether users with one of these mode bits can replace a folder inside this folder."""
+    # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
 
@@ -116,9 +102,9 @@ def user_id(name: str) -> int:
 def not_private(path: Path, uid: int) -> list[str]:
     """Return faults, with remedies, that let users other than root and `uid` use a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
-    faults = []
     if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: name what it points to"]
+    faults = []
     if status.st_uid != uid:
         owner, expected = user_name(status.st_uid), user_name(uid)
         faults.append(f"{path} belongs to {owner}: chown {expected} {quoted}")

@@ -14,8 +14,7 @@ from numba.extending import register_jitable
 from dpfact_flower.errors import SettingsError
 
 VARIABLE = "DPFACT_REGISTER_BITS"
-"""Environment variable for the width of registers: 128, 256 or 512 bits. The variable is read on
-import."""
+"""Environment variable for the width of registers in bits. The variable is read on import."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -34,8 +33,8 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """
 
     def decorate(function: _Function) -> _Function:
-        # `WIDTH` is a constant in the machine code. numba finds cached code by name, signature and
-        # processor, without `WIDTH`, so the name includes the width.
+        # numba finds cached code by name, signature and processor. `WIDTH` is a constant in the
+        # machine code, so the name includes it.
         function.__qualname__ += f".{BITS}bit{tag and '.'}{tag}"
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
@@ -70,20 +69,15 @@ def _register_bits() -> int:
     if asked_for not in {"128", "256", "512"}:
         raise SettingsError(f"{VARIABLE}: must be 128, 256 or 512, or not set; got {asked_for!r}")
     if asked_for == "512" and not avx512:
-        raise SettingsError(
-            f"{VARIABLE}: 512 bits need a processor with AVX-512 (+avx512f among the features "
-            "that numba compiles for); 128 and 256 do everywhere"
-        )
+        raise SettingsError(f"{VARIABLE}: 512 bits need a processor with AVX-512; use 128 or 256")
     return int(asked_for)
 
 
 BITS = _register_bits()
-"""Number of bits of a register. On processors with narrower registers, LLVM combines several
-registers."""
+"""Bits of a register. On processors with narrower registers, LLVM combines several."""
 
 WIDTH = BITS // 32
-"""Number of float32 values per register. Rows of a stack are padded to a multiple of this
-number."""
+"""Number of float32 values per register. Rows of a stack are padded to a multiple of it."""
 
 REGISTERS = 32 if BITS == 512 else 16
-"""Number of registers. Processors with AVX-512 have twice as many registers as others."""
+"""Number of registers."""

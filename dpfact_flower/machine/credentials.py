@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -29,9 +29,8 @@ def new_authority() -> tuple[bytes, bytes]:
         data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
         encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    critical = x509.BasicConstraints(ca=True, path_length=None), usage
-    signed = _signed(key, key, _AUTHORITY, _AUTHORITY_DAYS, critical=critical)
-    return _private(key), signed
+    more = {x509.BasicConstraints(ca=True, path_length=None): True, usage: True}
+    return _private(key), _signed(key, key, _AUTHORITY, _AUTHORITY_DAYS, more)
 
 
 def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
@@ -44,46 +43,36 @@ def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
         raise SettingsError("ca.key: need an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
     names = [_general_name(each) for each in dict.fromkeys((name, "127.0.0.1"))]
-    more = (
-        x509.SubjectAlternativeName(names),
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-    )
-    return _private(key), _signed(authority, key, name, _SERVER_DAYS, more=more)
+    usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    more = {x509.SubjectAlternativeName(names): False, usage: False}
+    return _private(key), _signed(authority, key, name, _SERVER_DAYS, more)
 
 
 def new_node_key(comment: str) -> tuple[bytes, bytes]:
     """Create a SuperNode's private key and public line, like ``ssh-keygen -t ecdsa -b 384``."""
     key = ec.generate_private_key(ec.SECP384R1())
-    form = serialization.PrivateFormat.OpenSSH
+    private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _PLAIN)
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
-    return key.private_bytes(_PEM, form, _PLAIN), public + f" {comment}\n".encode()
+    return private, public + f" {comment}\n".encode()
 
 
 def read_node_key(line: bytes) -> bytes:
-    """Return the bytes of a public line's key, for a fingerprint.
-
-    Raise a SettingsError if the line does not hold a SuperNode's key.
-    """
+    """Return the bytes of a SuperNode's public key, for a fingerprint."""
     try:
         key = serialization.load_ssh_public_key(line)
     except ValueError:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise SettingsError(
-            "public key: need the .pub file that dpfact site init wrote (ecdsa-sha2-...)"
-        )
+        raise SettingsError("public key: need the .pub file that dpfact site init wrote")
     return key.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 
 def read_certificate(pem: bytes) -> bytes:
-    """Return the bytes of a certificate, for a fingerprint.
-
-    Raise a SettingsError if `pem` is not a certificate.
-    """
+    """Return the bytes of a certificate, for a fingerprint."""
     try:
         return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
     except ValueError:
@@ -99,10 +88,9 @@ def _signed(
     key: ec.EllipticCurvePrivateKey,
     name: str,
     days: int,
-    *,
-    critical: Sequence[x509.ExtensionType] = (),
-    more: Sequence[x509.ExtensionType] = (),
+    more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
+    """Return a certificate (PEM) with `more` extensions, and whether each is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),
@@ -110,10 +98,8 @@ def _signed(
     )  # fmt: skip
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    for extension in (own, signer, *more):
-        builder = builder.add_extension(extension, critical=False)
-    for extension in critical:
-        builder = builder.add_extension(extension, critical=True)
+    for extension, critical in {own: False, signer: False, **more}.items():
+        builder = builder.add_extension(extension, critical)
     return builder.sign(authority, hashes.SHA256()).public_bytes(_PEM)
 
 

@@ -20,10 +20,8 @@ from dpfact_flower.machine.access import check_own
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` when complete. A crash leaves the old or the new file.
 
-    After an exception, the old file remains, and the temporary file is deleted. The content reaches
-    the disk before the new name does, so a power failure loses no charge or release. Only the owner
-    can read the file, because most such files describe patients. Without `durable`, for
-    simulations, writes do not wait for the disk, and a power failure may leave an incomplete file.
+    The content reaches the disk before the new name does, so a power failure loses no charge.
+    Without `durable`, for simulations, writes do not wait for the disk.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -47,7 +45,7 @@ def create_once(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(handle)
         # A link, not a rename, because another process may have created the file meanwhile. That
         # process may also have removed our temporary file as a leftover; its file then is `path`.
         with suppress(FileExistsError, FileNotFoundError):
@@ -57,19 +55,6 @@ def create_once(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
     for leftover in path.parent.glob(f".{path.name}.*"):  # left by a killed process
         leftover.unlink(missing_ok=True)
-
-
-def add_line(path: Path, line: str, *, durable: bool = True) -> int:
-    """Append a line to a file, and return the file's new size.
-
-    A new file is accessible to its owner alone.
-    """
-    with open(path, "ab", opener=for_owner) as file:
-        file.write(f"{line}\n".encode())
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-        return file.tell()
 
 
 def for_owner(path: str, flags: int) -> int:
@@ -94,11 +79,9 @@ def version(path: Path) -> Version:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Lock a folder, so that no other process reads, charges or writes in this context.
+    """Create and lock a folder, and yield whether this process had to wait for another process.
 
-    Yield whether this process had to wait for another process. The lock ends with the process.
-    Raise a StateError if the folder belongs to another user, if others may write to it, or if it
-    cannot be created or locked.
+    The lock ends with the process. A StateError refuses a folder that others may change.
     """
     try:
         private_folder(folder)
@@ -106,8 +89,8 @@ def locked(folder: Path) -> Iterator[bool]:
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise StateError(f"{folder}: {error.strerror}") from None
+    waited = False
     try:
-        waited = False
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,8 +105,8 @@ def locked(folder: Path) -> Iterator[bool]:
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
     """Reserve disk space with a file. Call the yielded function just before using the space.
 
-    Raise an OSError before the work begins if the disk or a quota has too little space. macOS and a
-    few file systems cannot reserve space. There, only the free space is checked.
+    An OSError says that the disk or a quota has too little space. macOS and a few file systems
+    cannot reserve space. There, only the free space is checked.
     """
 
     def free() -> None:
@@ -156,11 +139,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
     """Turn disk errors into a StateError with the folder and the reason, but without data."""
     try:
         yield
-    except DPFactError:  # some of our own errors are OSErrors too
-        raise
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise StateError(f"{folder}: {reason}") from None
+        if isinstance(error, DPFactError):  # some of our own errors are OSErrors too
+            raise
+        raise StateError(f"{folder}: {error.strerror or type(error).__name__}") from None
 
 
 @contextmanager
@@ -184,16 +166,11 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, for its owner alone, durably.
-
-    Existing folders keep their permissions.
-    """
-    if folder.is_dir():
-        return
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    for path in reversed(missing):
-        path.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(path.parent)
+    """Create a folder and its missing parents, for its owner alone, durably."""
+    if not folder.is_dir():
+        for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            path.mkdir(mode=0o700, exist_ok=True)
+            _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

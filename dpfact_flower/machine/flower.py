@@ -1,7 +1,7 @@
 """The supported versions of Flower, and the environment of Flower's processes.
 
 A deployment uses private names of Flower that any release may remove. `tests/machine/test_flower`
-lists these names and their uses, and tests each with the installed Flower.
+tests each with the installed Flower.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Environment variables that turn off telemetry of Flower and Ray. Set them before importing
-Flower."""
+"""Environment variables that turn off telemetry. Set them before importing Flower."""
 
 
 def version_faults() -> list[str]:
@@ -31,10 +30,8 @@ def version_faults() -> list[str]:
         installed = "of no known version"
     if ".".join(installed.split(".")[:2]) in KNOWN:
         return []
-    return [
-        f"Flower {installed} is installed, and a deployment knows {' and '.join(KNOWN)} alone from "
-        f"inside: pip install 'flwr{RANGE}'"
-    ]
+    known = " and ".join(KNOWN)
+    return [f"Flower {installed} is installed, but {known} is needed: pip install 'flwr{RANGE}'"]
 
 
 def refuse_unknown_version() -> None:

@@ -29,10 +29,9 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log at INFO in Flower's own format.
+    """Show this package's log at INFO in Flower's own format. Only an app or a command may.
 
-    Only an app or a command may call this function. In a file or a journal, every line has its time
-    and no colours. With ``DPFACT_LOG=json``, every line is one JSON object.
+    In a file or a journal, every line has its time and no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -66,10 +65,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Hide log lines of Flower and this package below WARNING, during a run in this process.
-
-    Flower's lines about metrics are empty, because measurements stay at the sites.
-    """
+    """Hide log lines of Flower and this package below WARNING, during a run in this process."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

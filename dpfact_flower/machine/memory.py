@@ -19,8 +19,7 @@ _beside = [0]
 def memory_limit() -> int | None:
     """Return the memory limit of this process in bytes, or None if the limit is unknown.
 
-    The limit is the machine's memory, or less in a control group: the `MemoryMax` of a systemd
-    unit, or a container's limit. Memory that other processes use counts as free.
+    The limit is the machine's memory, or less in a control group (a systemd unit, a container).
     """
     limits = list(_group_limits())
     with suppress(ValueError, OSError):

@@ -25,11 +25,9 @@ def from_json(text: str | bytes) -> Any:
 
 
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
-    """Make a dataclass, and the dataclasses in its fields, from parsed JSON.
+    """Make a dataclass, and the dataclasses in its fields, from parsed JSON, with strict types.
 
-    Types are strict: text never becomes a number, and a number never becomes a boolean. Integers
-    are valid floats. Unknown keys are ignored. Errors omit the names in `unnamed`, which are not
-    keys of the file.
+    Unknown keys are ignored. Errors omit the names in `unnamed`, which are not keys of the file.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 
@@ -44,7 +42,6 @@ def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T
 
 
 def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
-    """Return the missing keys and the wrong values as one line, at most `_MOST` of each."""
     missing, wrong = [], []
     for fault in error.errors(include_url=False):
         key = ".".join(str(part) for part in fault["loc"] if part not in unnamed)

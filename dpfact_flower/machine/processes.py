@@ -49,10 +49,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Return all processes of the machine.
-
-    Processes that end meanwhile, or have no command line yet (during exec), are left out.
-    """
+    """Return all processes of the machine that have a command line."""
     running = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended
@@ -73,7 +70,7 @@ def _readable(folder: Path) -> tuple[dict[str, str] | None, Path | None]:
 
 
 class Listener(NamedTuple):
-    """A listening socket, described by its user and its unique number."""
+    """A listening socket."""
 
     uid: int
     inode: int
@@ -82,9 +79,8 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port of a loopback address may reach.
 
-    Return None if the sockets are not visible: on another machine, in another container, or without
-    Linux. Return an empty list if one of the host's addresses has no listener, because a connection
-    would reach any process that takes this address.
+    Return None if the sockets are not visible, as in another container. Return an empty list if one
+    of the host's addresses has no listener, because any process could take this address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -108,10 +104,7 @@ def _listening(table: list[str], port: int) -> Iterator[tuple[_Address, Listener
 
 
 def _address(text: str) -> _Address:
-    """Parse an address that /proc gives as 32-bit words in the machine's byte order.
-
-    All supported machines are little-endian.
-    """
+    """Parse an address that /proc gives as 32-bit words in little-endian byte order."""
     words = bytes.fromhex(text)
     packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
     address = ipaddress.ip_address(packed)

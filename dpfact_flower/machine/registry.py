@@ -14,9 +14,8 @@ _Thing = TypeVar("_Thing")
 class Registry(Generic[_Thing]):
     """A registry of objects by the names that a config uses.
 
-    `find` searches three places in this order: this package's own objects, `known`, whose names are
-    reserved; the objects that this process registered; and the entry points in `group` of installed
-    packages. A package is imported only when one of its names is needed.
+    `find` searches this package's own objects, `known`, whose names are reserved; then the objects
+    that this process registered; then the entry points in `group` of installed packages.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:
@@ -26,17 +25,12 @@ class Registry(Generic[_Thing]):
     def register(self, name: str, thing: _Thing) -> _Thing:
         """Register an object for this process. An earlier object with this name is replaced."""
         if name in self._own:
-            raise SettingsError(
-                f"{self._what}: {shown(name)} is dpfact-flower's own; choose another"
-            )
+            raise SettingsError(f"{self._what}: {shown(name)} is dpfact-flower's own")
         self._more[name] = thing
         return thing
 
     def find(self, name: str) -> _Thing:
-        """Return the object with a name.
-
-        Raise a SettingsError that lists all names if the name is unknown.
-        """
+        """Return the object with a name."""
         for things in (self._own, self._more):
             if name in things:
                 return things[name]
@@ -54,8 +48,5 @@ class Registry(Generic[_Thing]):
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Names of the installed entry points, cached.
-
-        The search takes 10 ms or more, and every charge uses all accountants.
-        """
+        """Names of the installed entry points, cached because every charge uses all accountants."""
         return frozenset(entry_points(group=self._group).names)

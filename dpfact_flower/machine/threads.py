@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from threading import Lock, local
 from typing import TypeVar
@@ -29,8 +29,7 @@ _Result = TypeVar("_Result")
 def thread_count() -> int:
     """Return the number of threads to use: ``OMP_NUM_THREADS``, or else this process's processors.
 
-    Ray and batch systems set the variable for processes that share a machine. In a thread of
-    `in_order`, the number is 1, because the processors are in use.
+    In a thread of `in_order`, the number is 1, because the processors are in use.
     """
     if getattr(_here, "is_worker", False):
         return 1
@@ -46,8 +45,7 @@ class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
     The setting is global, so the last thread that leaves the context restores it. OpenBLAS may
-    ignore settings from a second thread. Enter this context before starting threads that also enter
-    it, and leave it after they have ended.
+    ignore settings from a second thread, so enter this context before starting threads that do.
     """
 
     def __init__(self) -> None:
@@ -55,10 +53,7 @@ class _OneBlasThread(AbstractContextManager[None]):
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """Controller of NumPy's and SciPy's BLAS, cached.
-
-        The search for the libraries takes longer than the setting.
-        """
+        """Controller of NumPy's and SciPy's BLAS, cached because the search takes long."""
         import scipy.linalg  # noqa: F401, PLC0415  # has its own BLAS, which kernels use
 
         return ThreadpoolController()
@@ -77,44 +72,34 @@ class _OneBlasThread(AbstractContextManager[None]):
 
 
 one_blas_thread = _OneBlasThread()
-"""Context in which BLAS uses one thread. Otherwise the last bits depend on the number of
-threads."""
+"""Without this context, the last bits depend on the number of BLAS threads."""
 
 
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield ``map(function, parts)``, computed in several threads.
-
-    Only a few results wait at a time. `function` should release the GIL most of the time, as
-    compiled kernels do.
-    """
+    """Yield ``map(function, parts)``, computed in several threads. Few results wait at a time."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # starting threads takes longer than a small part
         yield from map(function, chain(first, rest))
         return
-    with ThreadPoolExecutor(
-        threads, initializer=setattr, initargs=(_here, "is_worker", True)
-    ) as pool:
+    start = partial(setattr, _here, "is_worker", True)
+    with ThreadPoolExecutor(threads, initializer=start) as pool:
         rest = chain(first, rest)
-        waiting: deque[Future[_Result]] = deque(
-            pool.submit(function, part) for part in islice(rest, 2 * threads)
-        )
+        waiting = deque(pool.submit(function, part) for part in islice(rest, 2 * threads))
         while waiting:
             result = waiting.popleft().result()
-            for part in islice(rest, 1):
-                waiting.append(pool.submit(function, part))
+            waiting.extend(pool.submit(function, part) for part in islice(rest, 1))
             yield result
 
 
 def in_batches(
     function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield the same as `in_order`, but give a thread several parts at a time.
+    """Yield the same as `in_order`, with several parts at a time for a thread.
 
-    Use this function for parts of a millisecond or less. Passing one part and its result between
-    threads takes up to a tenth of a millisecond.
+    For parts of a millisecond or less: passing a part between threads takes up to a tenth of one.
     """
     size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
     if threads <= 1 or size <= 1:

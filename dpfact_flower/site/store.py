@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.access import check_own
-from dpfact_flower.machine.files import add_line, for_owner, private_folder, replacing
+from dpfact_flower.machine.files import for_owner, private_folder, replacing
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.ledger import LEDGER, verified_head
@@ -207,7 +207,8 @@ class SiteStore:
 
     def note(self, measures: RoundMeasures) -> None:
         """Append the measures to the site's own `history.jsonl`."""
-        add_line(self.folder / "history.jsonl", json.dumps(asdict(measures)), durable=False)
+        with open(self.folder / "history.jsonl", "a", opener=for_owner) as file:
+            file.write(json.dumps(asdict(measures)) + "\n")
 
     def history(self) -> list[RoundMeasures]:
         """Read the measures from `history.jsonl`. The last line of each round counts."""

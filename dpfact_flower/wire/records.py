@@ -87,7 +87,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
 
 
 def _received(array: Array) -> NDArray[Any]:
-    """Read an array safely; `Array.numpy` would allocate any size that its header claims."""
+    """Read an array with the checks of `read_npy`."""
     if array.stype != _NUMPY:
         raise TypeError("stype")  # as in Flower
     return read_npy(BytesIO(array.data))
