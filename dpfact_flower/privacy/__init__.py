@@ -1,25 +1,9 @@
 """Bound, perturb and charge everything that leaves a site.
 
-`events` records releases, and `conversions` and `guarantee` compute their cost. `patient` makes a
-`release` in patient mode, and `paper` in paper mode, with noise from `noise` and `noise_source`.
-`ledger` keeps the releases of a site. The accountant for Opacus is in
-`dpfact_flower.privacy.opacus_accountant`. No other module of `privacy` imports the accountant,
-because the accountant imports torch.
+No other module of `privacy` imports `opacus_accountant`, because it imports torch.
 """
 
-from dpfact_flower.privacy.conversions import (
-    compose_parallel,
-    compose_serial,
-    delta_gaussian,
-    epsilon_gaussian,
-    epsilon_gaussian_discrete,
-    epsilon_proposition_2_8,
-    epsilon_zcdp_tight,
-    mu_for_epsilon,
-    rho_for_epsilon,
-    rho_of,
-    sigma_of,
-)
+from dpfact_flower.privacy.conversions import mu_for_epsilon, sigma_of
 from dpfact_flower.privacy.events import (
     NO_CLAIM,
     PAPER_CLAIM,
@@ -31,7 +15,6 @@ from dpfact_flower.privacy.guarantee import (
     Figure,
     Guarantee,
     account,
-    epsilons_of_replacing,
     price_of_replacing,
     rounded_up,
 )
@@ -67,14 +50,6 @@ __all__ = [
     "ReleaseEvent",
     "Share",
     "account",
-    "compose_parallel",
-    "compose_serial",
-    "delta_gaussian",
-    "epsilon_gaussian",
-    "epsilon_gaussian_discrete",
-    "epsilon_proposition_2_8",
-    "epsilon_zcdp_tight",
-    "epsilons_of_replacing",
     "mu_for_epsilon",
     "paper_rho",
     "perturb",
@@ -87,8 +62,6 @@ __all__ = [
     "release_unprotected",
     "release_unprotected_sum",
     "replay",
-    "rho_for_epsilon",
-    "rho_of",
     "rounded_up",
     "sigma_of",
 ]

@@ -1,12 +1,8 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-All functions here are arithmetic on public numbers. Costs are exact for full-batch Gaussian noise,
-under the neighbouring relation of the sensitivity. The mechanism must ensure the sensitivity.
-
-Sources
--------
-Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke 2020
-(Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+Costs are exact for full-batch Gaussian noise, under the neighbouring relation of the sensitivity.
+Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke
+2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
 
 from __future__ import annotations
@@ -49,11 +45,6 @@ RDP_ORDERS: tuple[float, ...] = (
 # --- zCDP -----------------------------------------------------------------------------------------
 
 
-def rho_of(sigma: float, sensitivity: float) -> float:
-    """Return the cost in zCDP of Gaussian noise of standard deviation `sigma` (Proposition 2.7)."""
-    return 0.5 * (positive("sensitivity", sensitivity) / positive("sigma", sigma)) ** 2
-
-
 def sigma_of(rho: float, sensitivity: float) -> float:
     """Return the standard deviation of noise that costs `rho`: sensitivity / sqrt(2 rho).
 
@@ -64,29 +55,15 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Return the cost of releases about the same patients, which is the sum.
-
-    This also holds if the releases are chosen adaptively.
-    """
-    return math.fsum(_costs(rhos))
-
-
-def compose_parallel(rhos: Iterable[float]) -> float:
-    """Return the cost over sites that share no patient, which is the MAXIMUM.
-
-    The paper averages (Proposition 2.10, after Yu et al. 2019). But neighbouring data sets differ
-    at one site, which may be the site with the largest cost. With one site at rho = 1 and nine
-    sites near 0, the average is 0.1, yet the cost for the patients of the first site is 1. Yu et
-    al. average over a secret random partition; here the site of a patient is not secret.
-    """
-    return max(_costs(rhos))
+    """Return the cost of releases about the same patients: the sum, even if chosen adaptively."""
+    costs = [positive("rho", rho) for rho in rhos]
+    if not costs:
+        raise SettingsError("events: nothing was released, so there is nothing to account for")
+    return math.fsum(costs)
 
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
-    """Return epsilon by the paper's conversion, rho + 2 sqrt(rho log(1/delta)).
-
-    The conversion is valid but not tight.
-    """
+    """Return the paper's valid but not tight epsilon, rho + 2 sqrt(rho log(1/delta))."""
     cost = positive("rho", rho)
     return cost + 2 * math.sqrt(cost * log_of_inverse(delta))
 
@@ -98,9 +75,7 @@ def rho_for_epsilon(epsilon: float, delta: float) -> float:
 
 
 def epsilon_zcdp_tight(rho: float, delta: float) -> float:
-    """Return the smallest epsilon that rho-zCDP implies.
-
-    This is Proposition 12 of Canonne, Kamath & Steinke 2020.
+    """Return the smallest epsilon that rho-zCDP implies (Canonne, Kamath & Steinke 2020, Prop. 12).
 
     Each order alpha > 1 gives a valid
     ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. The derivative
@@ -122,11 +97,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return epsilon of Gaussian releases of cost `rho` by Renyi DP, as in Opacus (Mironov 2017).
-
-    The cost at order alpha is alpha rho. The result is `epsilon_zcdp_tight` restricted to the best
-    order of a list.
-    """
+    """Return epsilon by Renyi DP, as in Opacus (Mironov 2017): alpha rho at each order alpha."""
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
     return max(0.0, min(
         order * cost + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -212,13 +183,6 @@ def sign_change(function: Callable[[float], float], low: float, high: float) -> 
         else:
             low = middle
     return low
-
-
-def _costs(rhos: Iterable[float]) -> list[float]:
-    costs = [positive("rho", rho) for rho in rhos]
-    if not costs:
-        raise SettingsError("events: nothing was released, so there is nothing to account for")
-    return costs
 
 
 def log_of_inverse(delta: float) -> float:

@@ -1,7 +1,6 @@
 """Record releases as immutable events, one per perturbed array.
 
-An event has all values that an accountant needs, and none about the data. `paper` and `patient`
-make the events, and `conversions` and `guarantee` compute their cost.
+An event has all values that an accountant needs, and none about the data.
 """
 
 from __future__ import annotations
@@ -37,21 +36,15 @@ class ReleaseEvent:
         Largest L2 distance between the values of neighbouring data sets, as claimed.
     sigma : float
         Standard deviation (not variance) of the noise on each value.
-    count : int
-        Number of values released.
-    unit : {"entry", "patient"}
-        Neighbouring data sets differ in one tensor entry, or in all entries of one patient.
-    neighbours : {"replace", "add-remove"}
-        How neighbouring data sets differ in the unit: its value differs, or it is present in only
-        one of them.
+    unit, neighbours : str
+        Neighbouring data sets differ in one tensor entry or in all entries of one patient, whose
+        value is another, or which is in only one of them.
     claim : str
-        Text that says whether the sensitivity is proven. Every figure computed from the event
-        repeats this claim.
+        Whether the sensitivity is proven. Every figure computed from the event repeats this text.
     seeded : bool
         Whether the noise can be recomputed from a seed. Seeded noise protects nothing.
     own_sigma : float
-        With secure sums, the standard deviation of the noise that this site adds, which is less
-        than `sigma`. The value is 0 if the site adds all the noise.
+        With secure sums, the part of `sigma` that this site adds; 0 if the site adds all the noise.
     """
 
     name: str
@@ -74,17 +67,16 @@ class ReleaseEvent:
             raise SettingsError("own_sigma: a site adds less noise than all sites together")
         object.__setattr__(self, "count", at_least_one("count", self.count))
         for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
-            if (value := getattr(self, field)) not in allowed:
+            if (got := getattr(self, field)) not in allowed:
                 raise SettingsError(
-                    f"{field}: must be one of {', '.join(allowed)}; got {shown(value)}"
+                    f"{field}: must be one of {', '.join(allowed)}; got {shown(got)}"
                 )
         if type(self.seeded) is not bool:
             raise SettingsError(f"seeded: need bool, got {shown(self.seeded)}")
         # A ratio that underflows to 0 would cost nothing.
         if not 0 < self.rho < math.inf:
             raise SettingsError(
-                f"sensitivity {self.sensitivity:g} and sigma {self.sigma:g}: "
-                "their ratio is out of floating-point range"
+                f"sensitivity {self.sensitivity:g} and sigma {self.sigma:g}: ratio out of range"
             )
 
     @property

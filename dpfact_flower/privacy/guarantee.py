@@ -1,7 +1,6 @@
 """Compute the guarantee of all releases of a site: one epsilon per accountant, each with its claim.
 
-The mechanism determines whether the sensitivities of the events hold. A `Guarantee` repeats the
-claims of the events.
+Whether the sensitivities of the events hold depends on the mechanism.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text about replacing, to follow an epsilon for adding or removing.
-
-    The text is empty if `epsilon` is None.
-    """
+    """Return text about replacing, if any, to follow an epsilon for adding or removing."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -57,10 +53,6 @@ class Figure:
 
     Attributes
     ----------
-    accountant : str
-        Name of the conversion.
-    claim : str
-        The events' claims.
     replacing : float or None
         Epsilon by the same accountant for replacing a patient's record, if `epsilon` is for adding
         or removing a record; see `epsilons_of_replacing`.
@@ -90,12 +82,8 @@ class Guarantee:
 
     Attributes
     ----------
-    releases : int
-        Number of releases composed.
     rho, mu : float
         Total costs in zCDP and Gaussian DP; mu is sqrt(2 rho).
-    figures : tuple of Figure
-        Epsilon under each accountant. The first figure is the headline.
     claim : str
         The events' claims, and a note if the noise was seeded.
     alone : Figure or None
@@ -114,11 +102,7 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The figure to print if there is space for only one.
-
-        In paper mode, the figure of the paper's own conversion. In patient mode, the smallest
-        proven epsilon.
-        """
+        """The paper's own conversion in paper mode, the smallest proven epsilon in patient mode."""
         return self.figures[0]
 
     def __str__(self) -> str:
@@ -130,7 +114,7 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for ``summary.json``. The headline's epsilon includes its claim."""
+        """Return plain values for ``summary.json``."""
         return {
             "epsilon": self.headline.epsilon,
             "delta": self.delta,
@@ -160,27 +144,13 @@ def account(
 ) -> Guarantee:
     """Compose the releases of one site, all of which may involve the same patient.
 
-    Parameters
-    ----------
-    events : sequence of ReleaseEvent
-        All releases so far. All must have the same unit and neighbouring relation.
-    delta : float
-        In (0, 1).
-    second_opinions : bool
-        Whether to add the figures of `accountants` whose packages are installed.
-
-    Raises
-    ------
-    SettingsError
-        If there are no events, they do not share a unit and relation, or delta is out of range.
+    All must have the same unit and neighbouring relation. With `second_opinions`, the figures of
+    those `accountants` follow whose packages are installed.
     """
     rho = compose_serial(event.rho for event in events)
     relations = {(event.unit, event.neighbours) for event in events}
     if len(relations) > 1:
-        raise SettingsError(
-            "events: can't add up releases of different units or neighbouring relations; got "
-            + " and ".join(sorted("/".join(relation) for relation in relations))
-        )
+        raise SettingsError("events: can't add up different units or neighbouring relations")
     unit, neighbours = relations.pop()
     count = sum(event.count for event in events)
     epsilons = _epsilons(rho, delta, count, unit)
@@ -195,17 +165,15 @@ def account(
         Figure(name, epsilon, delta, claim, replacing.get(name, replacing.get(ZCDP_TIGHT)))
         for name, epsilon in epsilons.items()
     )
-    mu = math.sqrt(2 * rho)
     shared = any(event.shared for event in events)
     alone = account([event.alone for event in events], delta).headline if shared else None
-    return Guarantee(len(events), rho, mu, figures, delta, unit, neighbours, claim, alone)
+    return Guarantee(
+        len(events), rho, math.sqrt(2 * rho), figures, delta, unit, neighbours, claim, alone
+    )
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """Return the events for replacing a record; see `epsilons_of_replacing`.
-
-    The result is empty if the events are already for replacing.
-    """
+    """Return the events for replacing a record, or nothing if they are already for replacing."""
     return [
         replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
         for event in events

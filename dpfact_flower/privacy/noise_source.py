@@ -1,9 +1,8 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only. The values of this method are float64 Gaussians rounded to
-float32. The set of possible floats depends on the value under the noise, and this leaks information
-(Mironov 2012). The exact integers of `Noise.integers` do not leak. Tails end at 9.2 standard
-deviations, and 2**-64 of the mass lies beyond.
+`Noise.gaussian` is for paper mode only. The set of its possible floats depends on the value under
+the noise, and this leaks information (Mironov 2012). The exact integers of `Noise.integers` do not
+leak. Tails end at 9.2 standard deviations, and 2**-64 of the mass lies beyond.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ from dpfact_flower.settings import PrivacySettings
 
 @dataclass(frozen=True)
 class Noise:
-    """Source of noise, made by `from_os`, `from_seed` or `from_settings`.
-
-    Attributes
-    ----------
-    seeded : bool
-        Whether the noise comes from a seed and can be recomputed.
-    """
+    """Source of noise. With `seeded`, the noise comes from a seed and can be recomputed."""
 
     _random_bytes: Callable[[int], bytes] = field(repr=False)
     seeded: bool
@@ -42,9 +35,7 @@ class Noise:
 
     @classmethod
     def from_seed(cls, *key: int) -> Noise:
-        """Make a source of repeatable noise for simulation.
-
-        Releases with this noise are marked "seeded: not private".
+        """Make a source of repeatable noise for simulation, marked "seeded: not private".
 
         The key is the seed, followed by site and round. Without site and round, two sites would add
         the same noise.
@@ -60,10 +51,9 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Make the source that the settings name. A ``noise_seed`` of -1 is the operating system.
+        """Make the source that the settings name. A real site refuses a seed.
 
-        `stream` distinguishes seeded streams: the run's seed, the site, the round. A real site
-        refuses a seed.
+        `stream` distinguishes seeded streams: the run's seed, the site, the round.
         """
         if settings.noise_seed < 0:
             return cls.from_os()

@@ -1,9 +1,7 @@
 """Paper mode: the paper's noise on feature factors, its plan, and its claim.
 
-Unit: one tensor entry. Neighbours: the value of this entry differs. L2 sensitivity: 2 tau L eta per
-factor. Noise: Gaussian, of variance sensitivity**2 / (2 rho). The sensitivity is the paper's claim
-and does NOT hold (see `psgd_sensitivity`), so nothing here is a privacy guarantee. The mode is for
-reproducing the paper, and every release says so.
+The sensitivity is the paper's claim and does NOT hold (see `psgd_sensitivity`), so nothing here is
+a privacy guarantee. The mode is for reproducing the paper, and every release says so.
 """
 
 from __future__ import annotations
@@ -22,17 +20,7 @@ from dpfact_flower.tensor.arrays import Array
 
 @dataclass(frozen=True)
 class PaperPlan:
-    """The paper's schedule: every feature factor of every round costs the same.
-
-    Attributes
-    ----------
-    rho : float
-        Cost of one factor in one round.
-    rounds : int
-        Number of rounds, E in the paper.
-    factors : int
-        Number of feature modes; 2 in the paper.
-    """
+    """The paper's schedule: each of the feature factors costs `rho` in each round (E rounds)."""
 
     rho: float
     delta: float
@@ -97,11 +85,8 @@ def perturb(
     """Add Gaussian noise of variance sensitivity**2 / (2 rho), eq. (priv), in paper mode.
 
     Unit: one tensor entry. Neighbours: the value of this entry is replaced. Sensitivity:
-    `psgd_sensitivity` per factor, from the settings with which the factors were made. The paper
-    claims this sensitivity, but it is not proven.
-
-    `rho` is the cost in zCDP of each factor. `round_number` (from 1) and `modes` (names of the
-    feature modes) name the events.
+    `psgd_sensitivity` per factor, from the settings with which the factors were made; not proven.
+    `rho` is the cost in zCDP of each factor. `round_number` and `modes` name the events.
     """
     matrices = checked_factors(factors)
     sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}
@@ -118,23 +103,14 @@ def planned_events(
     round_number: int,
     seeded: bool,
 ) -> tuple[ReleaseEvent, ...]:
-    """Return the events of a future `perturb`, without reading any patient.
-
-    `sizes` has the number of values of each feature mode.
-    """
+    """Return the events of a future `perturb` of factors of these `sizes`, by mode."""
     at_least_one("round", round_number)
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)
     return tuple(
         ReleaseEvent(
-            name=f"round {round_number}, {mode}",
-            sensitivity=sensitivity,
-            sigma=sigma,
-            count=size,
-            unit="entry",
-            neighbours="replace",
-            claim=PAPER_CLAIM,
-            seeded=seeded,
+            f"round {round_number}, {mode}", sensitivity, sigma, size,
+            "entry", "replace", PAPER_CLAIM, seeded,
         )
         for mode, size in sizes.items()
-    )
+    )  # fmt: skip

@@ -1,8 +1,7 @@
 """Define `Release`, the only type that the Flower client puts into a message.
 
-Only functions of this package make a `Release`: here `replay`, `release_masked` and the three
-functions without noise, `perturb` in `paper`, and `release` in `patient`. Search for these names to
-see everything that leaves a site.
+Only functions of `privacy` make one: here `replay`, `release_masked` and the three functions
+without noise, `perturb` in `paper`, and `release` in `patient`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,10 @@ from dpfact_flower.tensor.arrays import Array
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """The values that a site sends.
+    """The values that a site sends, with one event per array, or none if no noise protects them.
 
-    Attributes
-    ----------
-    arrays : tuple of ndarray
-        Read-only float32: feature factors, each of shape (I_n, R), or one vector of statistics. In
-        a secure sum, the arrays hold bytes.
-    events : tuple of ReleaseEvent
-        One per array. The tuple is empty if no noise protects the arrays.
+    The arrays are read-only float32: feature factors, each of shape (I_n, R), or one vector of
+    statistics. In a secure sum, the arrays hold bytes.
     """
 
     arrays: tuple[Array, ...]
@@ -53,12 +47,8 @@ class Release:
 class Share:
     """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
 
-    Attributes
-    ----------
-    values : ndarray of int64
-        Values in units of the noise's grid, slot after slot.
-    events : tuple of ReleaseEvent
-        The cost of the values, and of all sums with the other sites' values.
+    `values` are in units of the noise's grid, slot after slot. `events` has the cost of the values,
+    and of all sums with the other sites' values.
     """
 
     values: NDArray[np.int64]
@@ -79,10 +69,7 @@ class Share:
 
 
 def release_masked(parts: Sequence[Array]) -> Release:
-    """Make a release of secure-sum bytes: keys, masked words of a charged `Share`, shares of seeds.
-
-    The charge of the `Share` covers their cost.
-    """
+    """Make a release of secure-sum bytes, whose cost the charge of a `Share` covers."""
     return Release(tuple(parts), ())
 
 
@@ -113,10 +100,7 @@ def release_unprotected_sum(values: Array) -> Release:
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Return read-only copies of feature factors.
-
-    Raise a DataError unless all factors are finite and have the same rank.
-    """
+    """Return read-only copies of feature factors, which must be finite and of one rank."""
     matrices = tuple(np.array(factor) for factor in factors)
     if not matrices:
         raise DataError("factors: need at least one feature factor")

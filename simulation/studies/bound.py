@@ -30,13 +30,10 @@ from dpfact_flower.privacy import (
     PaperPlan,
     ReleaseEvent,
     account,
-    compose_parallel,
-    delta_gaussian,
-    epsilon_proposition_2_8,
     psgd_sensitivity,
-    rho_of,
     sigma_of,
 )
+from dpfact_flower.privacy.conversions import delta_gaussian, epsilon_proposition_2_8
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.kernels.order import visits
@@ -374,7 +371,7 @@ def parallel_sites() -> list[Finding]:
     site 1 are told apart by site 1's values alone, and how well is known exactly.
     """
     rhos = [1.0] + [0.001] * 9
-    average, most = math.fsum(rhos) / len(rhos), compose_parallel(rhos)
+    average, most = math.fsum(rhos) / len(rhos), max(rhos)
     epsilon = epsilon_proposition_2_8(average, DELTA)
     shows = "one site at rho 1, nine at 0.001"
     return [
@@ -398,7 +395,7 @@ def standard_deviation() -> list[Finding]:
                 f"tau 2, L 1, eta {eta:g}: std {text:.3g} for {sigma_of(RHO, sensitivity):.3g}",
                 "rho of a release",
                 RHO,
-                rho_of(text, sensitivity),
+                0.5 * (sensitivity / text) ** 2,
             )
         )
     return findings

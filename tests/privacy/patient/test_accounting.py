@@ -9,10 +9,6 @@ from dpfact_flower.privacy import (
     PATIENT_CLAIM,
     ReleaseEvent,
     account,
-    epsilon_gaussian,
-    epsilon_gaussian_discrete,
-    epsilon_zcdp_tight,
-    mu_for_epsilon,
 )
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
@@ -21,6 +17,10 @@ from dpfact_flower.privacy.conversions import (
     PROPOSITION_2_8,
     RDP,
     ZCDP_TIGHT,
+    epsilon_gaussian,
+    epsilon_gaussian_discrete,
+    epsilon_zcdp_tight,
+    mu_for_epsilon,
 )
 from dpfact_flower.privacy.noise import gaussian_slack
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation import start
 from dpfact_flower.estimation.refine import packed_size
-from dpfact_flower.privacy import account, delta_gaussian
+from dpfact_flower.privacy import account
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
     GAUSSIAN_DP_DISCRETE,
     ZCDP_TIGHT,
+    delta_gaussian,
     epsilon_gaussian_discrete,
 )
 from dpfact_flower.privacy.events import PATIENT_CLAIM, SEEDED_CLAIM
