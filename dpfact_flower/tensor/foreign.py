@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor.sparse import SparseTensor
@@ -25,21 +24,15 @@ def as_tensor(value: Any) -> SparseTensor:
         value = value.tocoo()
     if hasattr(value, "coords") and hasattr(value, "data"):  # scipy.sparse, and sparse.COO
         return _of_coordinates(np.transpose(np.asarray(value.coords)), value.data, value.shape)
-    return _of_cells(np.asarray(getattr(value, "data", value) if _is_pyttb(value) else value))
-
-
-def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
-    numbers = np.asarray(values).reshape(-1)
-    places = np.asarray(indices).reshape(len(numbers), len(shape))
-    return SparseTensor.from_coo(places, numbers, shape)
-
-
-def _of_cells(cells: NDArray[Any]) -> SparseTensor:
+    is_pyttb = type(value).__module__.partition(".")[0] == "pyttb"
+    cells = np.asarray(value.data if is_pyttb else value)
     if cells.dtype.kind not in "biuf":
         raise DataError(f"tensor: need numbers, got dtype {cells.dtype}")
     places = np.nonzero(cells)
     return SparseTensor.from_coo(np.transpose(places), cells[places], cells.shape)
 
 
-def _is_pyttb(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] == "pyttb"
+def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
+    numbers = np.asarray(values).reshape(-1)
+    places = np.asarray(indices).reshape(len(numbers), len(shape))
+    return SparseTensor.from_coo(places, numbers, shape)

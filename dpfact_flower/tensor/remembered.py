@@ -1,8 +1,4 @@
-"""A cache for values computed from tensors, because a site has the same tensor in every round.
-
-One process may simulate many sites or large ones, so the total number of entries of all cached
-tensors is limited.
-"""
+"""A cache for values computed from tensors, because a site has the same tensor in every round."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def strict_row(row: int, order: int) -> int:
 
 
 def pack_whole(matrix: Array) -> Floats:
-    """Return the triangle of a symmetric matrix, diagonal included; see `unpack_whole`."""
+    """Return the triangle of a symmetric matrix, diagonal included."""
     upper = np.triu_indices(len(matrix))
     beside = np.where(upper[0] == upper[1], 1.0, ROOT2)
     return np.asarray(matrix[upper] * beside)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dpfact_flower.data.readers.tns import read_tns
 from dpfact_flower.data.site_data import Cohort, SiteData, Truth, open_site
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import DataError
@@ -30,7 +31,6 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.refit import last_request
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore
 from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.frostt import read_tns
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.evaluation.summaries import SIMULATED
 from tests.hostile import strategies

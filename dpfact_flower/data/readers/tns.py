@@ -1,4 +1,4 @@
-"""Read a tensor of counts in FROSTT text (``.tns``), with patients in any mode.
+"""Read a tensor of counts in FROSTT text (``.tns``, http://frostt.io), with patients in any mode.
 
 The format has no names. Codes come from the given lists, by position, or are numbers from 1.
 Patients are numbers from 1. Patients without a cell are left out and counted.
@@ -6,6 +6,8 @@ Patients are numbers from 1. Patients without a cell are left out and counted.
 
 from __future__ import annotations
 
+import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +17,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
-from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.frostt import read_tns
+from dpfact_flower.tensor import Floats, SparseTensor
 
 
 def read(
@@ -40,8 +41,7 @@ def read(
         Position of the patients' mode, from 1.
     modes, vocabularies : sequence of str, of Vocabulary, optional
         Names of the other modes in their order, by default ``mode-2``, ``mode-3``, ... by position.
-        `vocabularies` gives their codes instead of numbers. Each vocabulary must be as long as its
-        mode.
+        `vocabularies` gives their codes instead of numbers.
     parts : int
         Number of sites, named ``part-1``, ``part-2``, ... Patient n is at site 1 + (n - 1) mod
         `parts`.
@@ -66,14 +66,41 @@ def read(
             site = f"part-{part + 1}" if parts > 1 else name
             ids = tuple(str(patient + 1) for patient in own.tolist())
             sites.append(SiteData(site, turned.select_patients(own), codes, patients=ids))
-    file = Path(path).name
     read_report = (
-        (file, "cells", turned.nnz),
+        (Path(path).name, "cells", turned.nnz),
         ("patients", "in the table", shape[0]),
         ("patients", "left out, without a cell", shape[0] - len(people)),
         ("patients", "kept", len(people)),
     )
     return Cohort(name, tuple(sites), read_report=read_report)
+
+
+def read_tns(path: str | Path) -> SparseTensor:
+    """Read a tensor from FROSTT text. Indices begin at 1, or at 0 if one of them is 0."""
+    table = _read_table(Path(path))
+    if table.size == 0:
+        raise DataError(f"{path}: holds no cell")
+    if table.shape[1] < 3:
+        raise DataError(f"{path}: need at least 2 indices and a value per line")
+    index = table[:, :-1]
+    index -= int((index >= 1).all())
+    try:
+        return SparseTensor.from_coo(index, table[:, -1], index.max(axis=0) + 1)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _read_table(path: Path) -> Floats:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # no data: `read_tns` refuses that
+            return np.loadtxt(path, comments="#", ndmin=2, encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
+    except ValueError:  # NumPy's message quotes the cell
+        raise DataError(f"{path}: need equally many numbers, and nothing else, per line") from None
 
 
 def _vocabularies(

@@ -1,11 +1,15 @@
+import gzip
+
 import pytest
 
 from dpfact_flower.data.readers import tns
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.tensor import SparseTensor
 from tests.data.readers.cells import cells_of
+from tests.tensor.test_sparse import GOOD, assert_same, refused
 
-TEXT = "# shape: 2 4 3\n1 1 1 2\n2 1 3 1\n1 3 2 5\n"
+TEXT = "1 1 1 2\n2 1 3 1\n1 3 2 5\n"
 
 
 def test_patients_of_any_mode(write):
@@ -14,18 +18,16 @@ def test_patients_of_any_mode(write):
     assert cells_of(cohort) == {
         ("north", "1", "1", "1"): 2, ("north", "1", "2", "3"): 1, ("north", "3", "1", "2"): 5
     }  # fmt: skip
-    assert ("patients", "left out, without a cell", 2) in cohort.read_report
+    assert ("patients", "left out, without a cell", 1) in cohort.read_report
 
 
 def test_names_lists_and_parts(write):
     lists = (Vocabulary("dx", ("a", "b")), Vocabulary("rx", ("x", "y", "z")))
     cohort = tns.read(write("x.tns", TEXT), "all", patients=2, vocabularies=lists, parts=2)
-    assert {site.name: site.patients for site in cohort.sites} == {
-        "part-1": ("1", "3")
-    }  # fmt: skip
+    assert {site.name: site.patients for site in cohort.sites} == {"part-1": ("1", "3")}
     assert ("part-1", "1", "b", "z") in cells_of(cohort)
-    assert [v.name for v in tns.read(write("y.tns", TEXT), "n", modes=("dx", "rx")).vocabularies] \
-        == ["dx", "rx"]  # fmt: skip
+    named = tns.read(write("y.tns", TEXT), "n", modes=("dx", "rx"))
+    assert [vocabulary.name for vocabulary in named.vocabularies] == ["dx", "rx"]
 
 
 @pytest.mark.parametrize(
@@ -34,15 +36,66 @@ def test_names_lists_and_parts(write):
         ({"patients": 4}, SettingsError, "patients: need a mode from 1 to 3, got 4"),
         ({"parts": 0}, SettingsError, "parts: need"),
         ({"modes": ("dx",)}, SettingsError, "has 2 beside the patients', got 1"),
-        ({"vocabularies": (Vocabulary("dx", ("a",)), Vocabulary("rx", ("x", "y", "z")))},
-         DataError, "mode 2 has 4 codes, the list of dx 1"),
+        ({"vocabularies": (Vocabulary("dx", ("a",)), Vocabulary("rx", ("x", "y")))},
+         DataError, "mode 1 has 2 codes, the list of dx 1"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(options, error, says, write):
     with pytest.raises(error, match=says):
-        tns.read(write("x.tns", TEXT), "north", **options)
+        tns.read(write("x.tns", TEXT), "north", **{"patients": 2, **options})
 
 
-def test_a_tensor_without_cells_is_refused(write):
-    with pytest.raises(DataError, match="holds no cell"):
-        tns.read(write("x.tns", "# shape: 2 2 2\n"), "north")
+PLAIN = "1 1 1\n2 2 2\n3 2 3\n"
+SAME_AS_PLAIN = {
+    "plain": PLAIN,
+    "comments and empty lines": "# from somewhere\n\n1 1 1\n# so\n\n2 2 2\n3 2 3 # yes\n\n",
+    "scientific": "1 1 1e0\n2e0 2 20e-1\n3 2 0.3E+1\n",
+    "zero-based": "0 0 1\n1 1 2\n2 1 3\n",
+    "tabs, blanks and no last newline": "  1\t1   1 \n2 2\t2\r\n3 2 3",
+    "duplicates and zeros": "1 1 1\n3 2 1\n2 2 2\n3 2 2\n1 2 0\n",
+}
+
+
+@pytest.mark.parametrize("text", SAME_AS_PLAIN.values(), ids=SAME_AS_PLAIN)
+@pytest.mark.parametrize("name", ["t.tns", "t.tns.gz"])
+def test_tns_as_people_write_it(tmp_path, text, name):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    assert_same(tns.read_tns(path), SparseTensor.from_coo(*GOOD))
+
+
+BAD_TNS = {
+    "empty": ("holds no cell", ""),
+    "comments alone": ("holds no cell", "# a\n# b\n"),
+    "ragged": ("need equally many numbers", "# c\n1 1 1\n2 987654\n"),
+    "text": ("need equally many numbers, and nothing else", "1 1 1\n2 987654x 2\n"),
+    "two columns": ("at least 2 indices and a value", "1 987654\n"),
+    "index NaN": ("shape: ", "1 1 1\nnan 1 987654\n"),
+    "index inf": ("shape: ", "1 1 1\ninf 1 987654\n"),
+    "index fraction": ("shape: ", "1 1 1\n987654.5 1 2\n"),
+    "index beyond int32": ("shape: ", "1 1 1\n9876540000 1 2\n"),
+    "index negative": ("must lie in [0, 2)", "1 1 1\n-987654 1 2\n"),
+    "value negative": ("values: must be non-negative", "1 1 1\n1 2 -987654\n"),
+    "value beyond float32": ("values: must be finite", "1 1 987654e40\n"),
+    "binary": ("cannot be read (UnicodeDecodeError)", bytes(range(256))),
+    "zeros": ("need equally many numbers", bytes(100)),
+}
+
+
+@pytest.mark.parametrize(("says", "text"), BAD_TNS.values(), ids=BAD_TNS)
+def test_a_bad_tns_is_refused_by_its_name(tmp_path, says, text):
+    path = tmp_path / "t.tns"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    message = refused(tns.read_tns, path)
+    assert message.startswith(f"{path}: ")
+    assert says in message
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    path = tmp_path / "t.tns.gz"
+    whole = gzip.compress("".join(f"{n} {n % 9 + 1} {n}\n" for n in range(1, 2000)).encode())
+    for content in (b"", whole[:5], whole[: len(whole) // 2], whole[:-1], b"1 1 987654\n"):
+        path.write_bytes(content)
+        assert str(path) in refused(tns.read_tns, path)
+    assert refused(tns.read_tns, tmp_path / "none") == f"{tmp_path / 'none'}: no such file"
+    assert refused(tns.read_tns, tmp_path).startswith(f"{tmp_path}: ")
