@@ -1,8 +1,6 @@
 """CP models: their exact error on a sparse tensor, and the weights of their components.
 
-A model of rank R has one factor matrix per mode. The value of a cell is the sum over r of the
-product of the matching entries. No error is computed from a dense tensor. Sums over all cells are
-computed in float64 from the values at the non-zeros and from Gram matrices.
+Sums over all cells are computed in float64 from the values at the non-zeros and Gram matrices.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.npy import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
-from dpfact_flower.tensor.error import RMSE, SquaredError
+from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.sparse import SparseTensor
 from dpfact_flower.tensor.stack import model_values
 
@@ -35,11 +33,7 @@ _MANY = 1 << 12  # from this many rows, blocks are multiplied in float32
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CPModel:
-    """A CP model with one factor matrix for each of two or more modes. Mode 0 is the patients.
-
-    The matrices must be finite, not empty, and of one rank. The model stores them as read-only
-    float64.
-    """
+    """A CP model with one read-only factor matrix per mode. Mode 0 is the patients."""
 
     factors: Matrices
 
@@ -79,18 +73,11 @@ class CPModel:
         return column_weights(self.factors)
 
     def normalized(self) -> tuple[NDArray[np.float64], CPModel]:
-        """Return the weights and a model with unit columns, for display and matching only.
-
-        The product of the weights and the returned model is this model. A column of zeros stays
-        zero.
-        """
+        """Return the weights and a model with unit columns. A column of zeros stays zero."""
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """Return the same model with unit feature columns and the scale in the patients' factor.
-
-        Memberships then have the same unit in models with different feature factors.
-        """
+        """Return the same model with unit feature columns and the scale in the patients' factor."""
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
@@ -115,14 +102,15 @@ class CPModel:
     def to_tensorly(self) -> Any:
         """Return a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1."""
         weights, unit = self.normalized()
-        CPTensor = _optional("TensorLy", "tensorly.cp_tensor").CPTensor
-        return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
+        return _optional("TensorLy", "tensorly.cp_tensor").CPTensor(
+            (weights, [np.array(factor) for factor in unit.factors])
+        )
 
     def to_pyttb(self) -> Any:
         """Return a pyttb `ktensor`: the weights, and columns of norm 1."""
         weights, unit = self.normalized()
-        ktensor = _optional("pyttb", "pyttb.ktensor").ktensor
-        return ktensor([np.array(factor) for factor in unit.factors], weights)
+        factors = [np.array(factor) for factor in unit.factors]
+        return _optional("pyttb", "pyttb.ktensor").ktensor(factors, weights)
 
     def to_dense(self) -> NDArray[np.float64]:
         """Return all cells, for tests and small examples of up to ten million cells."""
@@ -135,35 +123,19 @@ class CPModel:
         return dense
 
     def norm_squared(self) -> float:
-        """Return the squared Frobenius norm of the model, from the factors' Gram matrices."""
+        """Return the squared Frobenius norm of the model."""
         return norm_squared(self.factors)
-
-    def inner(self, tensor: SparseTensor) -> float:
-        """Return the inner product <X, M> with a tensor of the same shape."""
-        return math.fsum(float(x @ m) for x, m in _at_nonzeros(tensor, self.factors))
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
         """Return exact sums of squared errors on a tensor of this shape; see `squared_error`."""
         return squared_error(tensor, self.factors)
 
-    def rmse(self, tensor: SparseTensor) -> RMSE:
-        """Return the root mean square errors on one tensor.
-
-        For several sites, add the results of `squared_error` first.
-        """
-        return self.squared_error(tensor).rmse
-
-    def fit(self, tensor: SparseTensor) -> float:
-        """Return the fraction of the data that the model explains; see `SquaredError.fit`."""
-        return self.squared_error(tensor).fit
-
 
 def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
     """Return exact sums of squared errors of a CP model, in float64.
 
-    The patients are processed part by part. The error over the zero cells is ||M||^2 minus the sum
-    of squares of M at the non-zeros. The total equals ||X||^2 - 2<X,M> + ||M||^2, but suffers less
-    from cancellation.
+    The error over the zero cells is ||M||^2 minus the sum of squares of M at the non-zeros, which
+    suffers less from cancellation than ||X||^2 - 2<X,M> + ||M||^2.
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
@@ -172,7 +144,6 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
 
 
 def _optional(library: str, module: str) -> Any:
-    """Import a module of an optional library."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -182,7 +153,7 @@ def _optional(library: str, module: str) -> Any:
 
 
 def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
-    """Return the squared Frobenius norm of a CP model with factors of any float type."""
+    """Return the squared Frobenius norm of a CP model."""
     return float(hadamard([gram(factor) for factor in factors]).sum())
 
 
@@ -237,8 +208,8 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    A factor with many rows is multiplied block by block in its own precision. The relative error
-    stays below 1e-6 for float32.
+    Blocks of a long factor are multiplied in its own precision, with a relative error below 1e-6
+    for float32.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):

@@ -41,10 +41,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return the errors of a model on a tensor.
-
-        `all_cells` is raised to `nonzeros` if rounding made it smaller.
-        """
+        """Return the errors of a model on a tensor. Rounding may not make the total the smaller."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -61,7 +58,7 @@ class SquaredError:
     @property
     def rmse(self) -> RMSE:
         """The three root mean square errors."""
-        self._need_nonzeros("rmse")
+        self._need_nonzeros()
         return RMSE(
             all_cells=math.sqrt(self.all_cells / self.cells),
             nonzeros=None if self.nonzeros is None else math.sqrt(self.nonzeros / self.nnz),
@@ -72,12 +69,11 @@ class SquaredError:
     def fit(self) -> float:
         """Fraction of the data explained, ``1 - ||X - M||^2 / ||X||^2``, possibly negative.
 
-        Norms are squared, as everywhere in this project. The Tensor Toolbox and pyttb use the same
-        name for ``1 - ||X - M|| / ||X||``, which is smaller.
+        The Tensor Toolbox and pyttb call ``1 - ||X - M|| / ||X||`` the fit, which is smaller.
         """
-        self._need_nonzeros("fit")
+        self._need_nonzeros()
         return 1.0 - self.all_cells / self.data
 
-    def _need_nonzeros(self, what: str) -> None:
+    def _need_nonzeros(self) -> None:
         if self.nnz == 0:
-            raise DataError(f"{what}: not defined for a tensor without non-zeros")
+            raise DataError("error: not defined for a tensor without non-zeros")

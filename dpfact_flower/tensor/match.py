@@ -34,24 +34,18 @@ class Match:
 
 
 def match_columns(
-    estimate: CPModel | Sequence[ArrayLike],
-    truth: CPModel | Sequence[ArrayLike],
-    *,
-    modes: Sequence[int] | None = None,
+    estimate: CPModel | Sequence[ArrayLike], truth: CPModel | Sequence[ArrayLike]
 ) -> Match:
-    """Match components so that the sum of their cosine products is largest.
+    """Match components so that the sum of their cosine products is largest (Hungarian method).
 
-    The Hungarian method finds the best matching. The greedy scores of pyttb and the Tensor Toolbox
-    take the best pair first, which gives the same sum or a smaller one. A column of zeros has
-    cosine 0 with every column. Signs count, as in the paper. A component is unchanged when two of
-    its columns change sign, but a model that is compared without one of its modes should be
-    non-negative.
+    The greedy scores of pyttb and the Tensor Toolbox give the same sum or a smaller one. A column
+    of zeros has cosine 0 with every column. Signs count, as in the paper, so a model that is
+    compared without one of its modes should be non-negative.
 
     Both arguments are models, or sequences of factors such as the feature factors alone. The sizes
-    must agree, but the ranks may differ. `modes` holds the positions of the factors to compare, by
-    default all positions.
+    must agree, but the ranks may differ.
     """
-    similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth, modes)))
+    similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth)))
     # Importing scipy.optimize takes 0.1 s or more, and a site never matches models.
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
 
@@ -62,35 +56,25 @@ def match_columns(
 
 
 def factor_match_score(
-    estimate: CPModel | Sequence[ArrayLike],
-    truth: CPModel | Sequence[ArrayLike],
-    *,
-    modes: Sequence[int] | None = None,
-    with_weights: bool | None = None,
+    estimate: CPModel | Sequence[ArrayLike], truth: CPModel | Sequence[ArrayLike]
 ) -> float:
     """Return the factor match score (FMS) of two models: 1 means equal, and 0 means unrelated.
 
     The formula is from the paper's section Privacy. After `match_columns`, the score is the mean
     over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
-    cosines. Here xi is the product of a component's column norms over the compared modes. When
-    ranks differ, the sum over min(R) pairs is divided by max(R), so a missing or spurious component
-    counts 0. (pyttb divides by the smaller rank.)
-
-    `with_weights` includes the factor with xi. By default, `with_weights` is true for two models
-    and false for tuples of factors, because a component's scale is arbitrary without the patients'
-    factor.
+    cosines. Here xi is the product of a component's column norms. The factor with xi is included
+    for two models and left out for sequences of factors, because a component's scale is arbitrary
+    without the patients' factor. When ranks differ, the sum is divided by the larger rank, so a
+    missing or spurious component counts 0. (pyttb divides by the smaller rank.)
     """
-    ours, theirs = _comparable(estimate, truth, modes)
+    ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)
     scores = match.cosines
-    if with_weights is None:
-        with_weights = isinstance(estimate, CPModel) and isinstance(truth, CPModel)
-    if with_weights:
+    if isinstance(estimate, CPModel) and isinstance(truth, CPModel):
         xi = column_weights(ours)[match.estimate]
         xi_truth = column_weights(theirs)[match.truth]
         largest = np.maximum(xi, xi_truth)
-        penalty = np.abs(xi - xi_truth) / np.where(largest > 0, largest, 1.0)
-        scores = scores * (1.0 - penalty)
+        scores = scores * (1.0 - np.abs(xi - xi_truth) / np.where(largest > 0, largest, 1.0))
     return float(scores.sum() / max(ours[0].shape[1], theirs[0].shape[1]))
 
 
@@ -102,22 +86,13 @@ def column_cosines(
 
 
 def _comparable(
-    estimate: CPModel | Sequence[ArrayLike],
-    truth: CPModel | Sequence[ArrayLike],
-    modes: Sequence[int] | None,
+    estimate: CPModel | Sequence[ArrayLike], truth: CPModel | Sequence[ArrayLike]
 ) -> tuple[Matrices, Matrices]:
     ours, theirs = (
         model.factors if isinstance(model, CPModel) else checked_matrices(model)
         for model in (estimate, truth)
     )
-    if len(ours) != len(theirs):
-        raise DataError(f"factors: cannot compare {len(ours)} modes with {len(theirs)}")
-    compared = range(len(ours)) if modes is None else modes
-    if not compared or any(mode not in range(len(ours)) for mode in compared):
-        raise DataError(f"modes: need some of 0..{len(ours) - 1}, got {list(compared)}")
-    for mode in compared:
-        if len(ours[mode]) != len(theirs[mode]):
-            raise DataError(
-                f"factors: mode {mode} has {len(ours[mode])} rows against {len(theirs[mode])}"
-            )
-    return tuple(ours[m] for m in compared), tuple(theirs[m] for m in compared)
+    sizes = [len(factor) for factor in ours], [len(factor) for factor in theirs]
+    if sizes[0] != sizes[1]:
+        raise DataError(f"factors: cannot compare modes of {sizes[0]} and of {sizes[1]} rows")
+    return ours, theirs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.tensor.arrays import Weights
 
 _MAX_MODE = np.iinfo(np.int32).max
-_PATIENT_MODE = 0
-
 _PART = 1 << 20
 """Number of entries that are converted to wider types at a time."""
 
@@ -43,15 +41,13 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Build a tensor from zero-based coordinates of any type and order.
 
-        Coordinates and values are validated, duplicates are summed, and explicit zeros are dropped.
-        Entries are converted and sorted part by part, so the peak memory is little more than the
-        input and the tensor. An error names the broken rule and the first position where the rule
-        is broken.
+        Duplicates are summed, and explicit zeros are dropped. An error names the broken rule and
+        the first position where the rule is broken.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
         value = _checked_values(values, len(index))
-        return cls(*_sorted_and_summed(index, value, size), size)
+        return cls(*_sorted_and_summed(index, value), size)
 
     def __repr__(self) -> str:
         # Only the shape and the number of non-zeros, because logs may hold a repr but no cells.
@@ -77,7 +73,7 @@ class SparseTensor:
     @property
     def n_patients(self) -> int:
         """Size of mode 0."""
-        return self.shape[_PATIENT_MODE]
+        return self.shape[0]
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
@@ -89,11 +85,6 @@ class SparseTensor:
         """Number of cells, zeros included."""
         return math.prod(self.shape)
 
-    @property
-    def density(self) -> float:
-        """Fraction of cells that are not zero."""
-        return self.nnz / self.cells
-
     def norm_squared(self) -> float:
         """Return the squared Frobenius norm, summed in float64."""
         # Without BLAS, because a BLAS sum depends on the number of threads.
@@ -103,7 +94,7 @@ class SparseTensor:
 
     def parts(self) -> Iterator[slice]:
         """Return slices that cover the non-zeros and keep temporary arrays small."""
-        return _parts(self.nnz)
+        return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
 
     def to_dense(self) -> NDArray[np.float64]:
         """Return a dense copy, for tests and small examples of up to ten million cells."""
@@ -200,8 +191,7 @@ def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
     try:
-        index = np.asarray(rows) if isinstance(rows, (list, tuple)) else rows
-        found: NDArray[np.int64] = np.asarray(np.arange(patients)[index])
+        found: NDArray[np.int64] = np.asarray(np.arange(patients)[rows])
     except (IndexError, TypeError, ValueError):
         raise DataError(f"patients: no index of rows of {patients} patients") from None
     if found.ndim != 1 or not len(found):
@@ -233,24 +223,13 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
     return numbers
 
 
-def _parts(entries: int) -> Iterator[slice]:
-    return (slice(first, first + _PART) for first in range(0, entries, _PART))
-
-
-def refuse(entries: int, wrong: Callable[[slice], NDArray[np.bool_]], rule: str) -> None:
-    """Raise a DataError if entries break a rule, with the count and the first position.
-
-    The error does not show the values. `wrong` returns, for each entry of a part, whether the entry
-    breaks the rule.
-    """
-    count, position = 0, 0
-    for part in _parts(entries):
-        fault = wrong(part)
-        if fault.any():
-            position = position if count else part.start + int(fault.argmax())
-            count += int(np.count_nonzero(fault))
-    if count:
-        raise DataError(f"{rule}; {count} entries break this, the first at position {position}")
+def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
+    """Raise a DataError with the count and the first position of wrong entries, not the values."""
+    if wrong.any():
+        raise DataError(
+            f"{rule}; {np.count_nonzero(wrong)} entries break this, "
+            f"the first at position {wrong.argmax()}"
+        )
 
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
@@ -263,53 +242,39 @@ def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     if not right.all():
         raise DataError(
             f"shape: every size must be an integer in [1, {_MAX_MODE}]; "
-            f"that of mode {int(right.argmin())} is not"
+            f"that of mode {right.argmin()} is not"
         )
     return tuple(int(n) for n in size)
 
 
-def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
+def _checked_indices(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.int32]:
     index = _as_array("indices", indices)
     if index.shape == (0,):
         return np.empty((0, len(shape)), np.int32)
     if index.ndim != 2 or index.shape[1] != len(shape):
         raise DataError(f"indices: need shape (entries, {len(shape)}), got {index.shape}")
-    check_whole(index)
-    for mode, size in enumerate(shape):
-
-        def outside(part: slice) -> NDArray[np.bool_]:
-            column = index[part, mode]  # noqa: B023
-            return np.asarray((column < 0) | (column >= size))  # noqa: B023
-
-        refuse(len(index), outside, f"indices: mode {mode} must lie in [0, {size})")
-    return index
-
-
-def check_whole(index: NDArray[Any]) -> None:
-    """Refuse indices that are not whole numbers."""
     if index.dtype.kind not in "iuf":
         raise DataError(f"indices: need integers, got dtype {index.dtype}")
-
-    def broken(part: slice) -> NDArray[np.bool_]:
-        whole = np.isfinite(index[part]) & (index[part] == np.floor(index[part]))
-        return np.asarray(~whole.all(axis=1))
-
     if index.dtype.kind == "f":
-        refuse(len(index), broken, "indices: must be integers")
+        whole = np.isfinite(index) & (index == np.floor(index))
+        _refuse(~whole.all(axis=1), "indices: must be integers")
+    for mode, size in enumerate(shape):
+        outside = (index[:, mode] < 0) | (index[:, mode] >= size)
+        _refuse(outside, f"indices: mode {mode} must lie in [0, {size})")
+    return index.astype(np.int32, order="C")
 
 
-def _checked_values(values: ArrayLike, entries: int) -> NDArray[Any]:
+def _checked_values(values: ArrayLike, entries: int) -> NDArray[np.float32]:
     array = _as_array("values", values)
     if array.dtype.kind not in "biuf":
         raise DataError(f"values: need numbers, got dtype {array.dtype}")
     if array.shape != (entries,):
         raise DataError(f"values: need shape ({entries},) to match indices, got {array.shape}")
-    refuse(
-        entries, lambda part: ~np.isfinite(_single(array[part])), "values: must be finite (float32)"
-    )
-    # Checked before the conversion: a tiny negative number becomes zero in float32.
-    refuse(entries, lambda part: array[part] < 0, "values: must be non-negative")
-    return array
+    single = _single(array)
+    _refuse(~np.isfinite(single), "values: must be finite (float32)")
+    # The original is compared, because a tiny negative number becomes zero in float32.
+    _refuse(array < 0, "values: must be non-negative")
+    return single
 
 
 def _single(value: NDArray[Any]) -> NDArray[np.float32]:
@@ -318,84 +283,14 @@ def _single(value: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _sorted_and_summed(
-    index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Sort the checked entries and sum duplicates, in new arrays."""
-    if _is_sorted(index, value):
-        return np.array(index, np.int32, order="C"), np.array(value, np.float32)
-    starts, sorted_index, sorted_value = _by_patient(index, value, shape)
-    size = 0
-    for part in _patient_parts(starts):
-        order = np.lexsort(sorted_index[part].T[::-1])
-        cells, counts = _summed(sorted_index[part][order], sorted_value[part][order])
-        sorted_index[size : size + len(cells)] = cells  # writes never overtake reads
-        sorted_value[size : size + len(cells)] = counts
-        size += len(cells)
-    if size < len(sorted_value):
-        sorted_index, sorted_value = sorted_index[:size].copy(), sorted_value[:size].copy()
-    return sorted_index, sorted_value
-
-
-def _is_sorted(index: NDArray[Any], value: NDArray[Any]) -> bool:
-    """Return whether the entries are already positive, unique and in lexicographic order."""
-    for part in _parts(len(index)):
-        if not (_single(value[part]) > 0).all():
-            return False
-        rows = index[part.start : part.stop + 1]  # includes the first entry of the next part
-        rises = np.zeros(len(rows) - 1, np.bool_)
-        for mode in reversed(range(index.shape[1])):
-            before, after = rows[:-1, mode], rows[1:, mode]
-            rises = (before < after) | ((before == after) & rises)
-        if not rises.all():
-            return False
-    return True
-
-
-def _by_patient(
-    index: NDArray[Any], value: NDArray[Any], shape: tuple[int, ...]
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Group positive entries by patient in a stable counting sort.
-
-    Return the first entry of each patient followed by the number of entries, then the indices and
-    the values.
-    """
-    patients = shape[_PATIENT_MODE]
-    starts = np.zeros(patients + 1, np.int64)
-    for part in _parts(len(index)):
-        rows = index[part, _PATIENT_MODE].astype(np.int32)[_single(value[part]) > 0]
-        starts[1:] += np.bincount(rows, minlength=patients)
-    np.cumsum(starts, out=starts)
-    cells = np.empty((starts[-1], len(shape)), np.int32)
-    counts = np.empty(starts[-1], np.float32)
-    free = starts[:-1].copy()
-    for part in _parts(len(index)):
-        count = _single(value[part])
-        positive = np.flatnonzero(count > 0)
-        cell = index[part][positive].astype(np.int32)
-        rows = cell[:, _PATIENT_MODE]
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-        place = free[rows] + np.arange(len(rows)) - np.searchsorted(rows, rows)
-        cells[place], counts[place] = cell[order], count[positive[order]]
-        free += np.bincount(rows, minlength=patients)
-    return starts, cells, counts
-
-
-def _patient_parts(starts: NDArray[np.int64]) -> Iterator[slice]:
-    """Yield slices of whole patients. Each slice has at most `_PART` entries, or one patient."""
-    first = 0
-    while first < starts[-1]:
-        next_patient = int(np.searchsorted(starts, first, side="right"))
-        fits = int(np.searchsorted(starts, first + _PART, side="right")) - 1
-        end = int(starts[max(next_patient, fits)])
-        yield slice(first, end)
-        first = end
-
-
-def _summed(
     index: NDArray[np.int32], value: NDArray[np.float32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Merge duplicates among sorted entries and sum their values."""
+    """Drop zeros, sort the entries and sum duplicates."""
+    if (value > 0).all() and _is_sorted(index):
+        return index, value
+    index, value = index[value > 0], value[value > 0]
+    order = np.lexsort(index.T[::-1])
+    index, value = index[order], value[order]
     first = np.ones(len(index), np.bool_)
     np.any(index[1:] != index[:-1], axis=1, out=first[1:])
     if first.all():
@@ -405,3 +300,11 @@ def _summed(
     if not np.isfinite(summed).all():
         raise DataError("values: a sum of duplicate entries is too large for float32")
     return index[starts], summed
+
+
+def _is_sorted(index: NDArray[np.int32]) -> bool:
+    """Return whether the entries are unique and in lexicographic order."""
+    rises = np.zeros(max(len(index) - 1, 0), np.bool_)
+    for column in index.T[::-1]:
+        rises = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & rises)
+    return bool(rises.all())

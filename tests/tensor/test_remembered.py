@@ -19,14 +19,6 @@ def tensor(entries: int) -> SparseTensor:
     return SparseTensor.from_coo(cells, np.ones(entries), (entries, 1))
 
 
-def test_a_tensor_that_comes_again_is_not_worked_on_again():
-    made, one, other = [], tensor(3), tensor(3)
-    of = remembered(lambda each: made.append(each) or Made())
-    assert of(one) is of(one)
-    assert of(other) is not of(one)
-    assert made == [one, other]
-
-
 def test_the_oldest_go_where_entries_are_too_many_and_the_newest_stays(monkeypatch):
     monkeypatch.setattr(module, "_MOST", 10)
     of = remembered(lambda _: Made())
