@@ -1,19 +1,22 @@
-"""Clinical plausibility of phenotypes: disease groups and known pairs of codes.
+"""Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
-Both measures compare a model with a public classification of its codes. They need no patient data,
-so they are as public as the model. Each figure is shown beside that of *dealt* models: every code
-keeps its weights, and each weight goes to a phenotype at random.
+Groups and pairs compare a model with a public classification of its codes, so they are as public as
+the model. Coherence needs patients: a site's own stays at the site, a simulation's is in its
+summary. Each figure is shown beside that of *dealt* models: every code keeps its weights, and each
+weight goes to a phenotype at random.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import NDArray
 from scipy.stats import false_discovery_control, hypergeom
 from sklearn.metrics import roc_auc_score
@@ -23,6 +26,9 @@ from dpfact_flower.data.icd import parts
 from dpfact_flower.data.roll_up import ccs
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import MissingDependencyError
+from dpfact_flower.evaluation.membership import leading_codes, mode_presence
+from dpfact_flower.evaluation.summary import Coherence
+from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import unit_columns
 
 LEADING_CODES = 5
@@ -40,17 +46,14 @@ Dense = tuple[NDArray[np.float64], ...]
 
 @dataclass(frozen=True)
 class Classification:
-    """Groups of a model's codes, by mode and code. A code without a group has an empty text."""
+    """Groups of a model's codes, by mode and code; empty text for a code without a group."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """Groups of two codes or more, and the mask of their codes, (groups, I_n), for each mode.
-
-        Smaller groups cannot be enriched.
-        """
+        """Groups of two codes or more, and the mask of their codes, (groups, I_n), by mode."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -63,9 +66,8 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    The mode has `leading` leading codes, of which `codes` are in the group. `p_value` is
-    hypergeometric, times the number of groups (Bonferroni). `q_value` adjusts `p_value` for the
-    number of phenotypes (Benjamini and Hochberg).
+    Of `leading` leading codes, `codes` are in the group. `p_value` is hypergeometric, with
+    Bonferroni's correction over groups, and `q_value` Benjamini and Hochberg's over phenotypes.
     """
 
     phenotype: int
@@ -87,8 +89,7 @@ class ClinicalMeasures:
     """Measures of a model under one classification, and their means over `DRAWS` dealt models.
 
     `codes` counts the codes of the modes that have groups, and `grouped` those with a group.
-    `pairs` is the AUC with which cosines of codes' rows distinguish pairs of one group from other
-    pairs.
+    `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -132,7 +133,7 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
     A category such as 428 has a group only if all codes below the category share that group.
     """
     yield from _of_two_groups(
-        BODY_SYSTEMS, vocabularies, lambda own: iter(body_systems(own.name, own.codes))
+        BODY_SYSTEMS, vocabularies, lambda own: body_systems(own.name, own.codes)
     )
     try:
         grouping = ccs(unanimous=True)
@@ -171,34 +172,25 @@ def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def enrichments(
-    features: Sequence[NDArray[Any]],
-    vocabularies: Sequence[Vocabulary],
-    classification: Classification,
+    features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary], known: Classification
 ) -> tuple[Enrichment, ...]:
     """Return the most enriched group of each phenotype, over all modes that have groups."""
     leading = [leading_five(factor) for factor in features]
     places, p_values = [], []
-    for mode, ((groups, members), chosen) in enumerate(
-        zip(classification.tested, leading, strict=True)
-    ):
+    for mode, ((groups, members), chosen) in enumerate(zip(known.tested, leading, strict=True)):
         hits, sizes = members.astype(np.int64) @ chosen, members.sum(axis=1, keepdims=True)
         p_values.append(hypergeom.sf(hits - 1, len(chosen), sizes, chosen.sum(axis=0)))
         places += [(mode, *group) for group in zip(groups, members, strict=True)]
     tests = np.concatenate(p_values)
     least = np.minimum(tests.min(axis=0) * len(places), 1.0)
     found = []
-    for r, (at, p, q) in enumerate(
-        zip(tests.argmin(axis=0), least, false_discovery_control(least), strict=True)
-    ):
+    q_values = false_discovery_control(least)
+    for r, at in enumerate(tests.argmin(axis=0)):
         mode, group, members = places[at]
-        codes = np.flatnonzero(members & leading[mode][:, r])
-        vocabulary = vocabularies[mode]
-        found.append(
-            Enrichment(
-                r + 1, vocabulary.name, _name(group), tuple(vocabulary.codes[c] for c in codes),
-                int(leading[mode][:, r].sum()), float(p), float(q),
-            )
-        )  # fmt: skip
+        own, chosen = vocabularies[mode], leading[mode][:, r]
+        codes = tuple(own.codes[c] for c in np.flatnonzero(members & chosen))
+        many, p, q = int(chosen.sum()), float(least[r]), float(q_values[r])
+        found.append(Enrichment(r + 1, own.name, _name(group), codes, many, p, q))
     return tuple(found)
 
 
@@ -242,7 +234,7 @@ def _measured(
 
 
 def _of_two_groups(
-    name: str, vocabularies: Sequence[Vocabulary], groups_of: Callable[[Vocabulary], Iterator[str]]
+    name: str, vocabularies: Sequence[Vocabulary], groups_of: Callable[[Vocabulary], Iterable[str]]
 ) -> Iterator[Classification]:
     """Yield the classification if some mode has two groups of two codes or more."""
     found = Classification(name, tuple(tuple(groups_of(own)) for own in vocabularies))
@@ -254,3 +246,56 @@ def _name(group: str) -> str:
     """Return the name of a CCS group, or the body system itself."""
     system, colon, _ = group.partition(":")
     return (name_of(system, group) or group) if colon else group
+
+
+# --- Coherence, from patients' data -------------------------------------------------------------
+
+
+def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
+    """Return the mean coherence of the phenotypes in these patients, and that of dealt models.
+
+    A phenotype's coherence is the mean `npmi` of all pairs of its leading codes: at most five of
+    each mode, with at least a third of the mode's largest weight, since less is mostly noise.
+    """
+    patients, together = _counts(tensors)
+    model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
+    rng = np.random.default_rng(0)
+    chance = [_mean(dealt(model, rng), patients, together) for _ in range(DRAWS)]
+    return Coherence(_mean(model, patients, together), float(np.mean(chance)))
+
+
+def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
+    """Return the normalised pointwise mutual information of each pair of codes.
+
+    It is 1 for codes that always occur together, 0 for chance, -1 for codes that never do.
+    `together` counts the patients with both codes, and on its diagonal those with one code.
+    """
+    both = together / patients
+    alone = np.diag(both)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.log(both / np.outer(alone, alone)) / -np.log(both)
+    found[both == 0] = -1.0
+    found[both == 1] = 1.0
+    return np.asarray(found)
+
+
+def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
+    """Count all patients, and the patients with each pair of codes (sparse, over all modes)."""
+    patients, products = 0, []
+    for tensor in tensors:
+        modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
+        present = scipy.sparse.hstack(modes, format="csr")
+        patients += tensor.n_patients
+        products.append(present.T @ present)
+    return patients, reduce(add, products).tocsr()
+
+
+def _mean(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
+    """Return the mean coherence of the phenotypes with two leading codes or more."""
+    leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
+    found = []
+    for codes in map(np.flatnonzero, leading.T):
+        if len(codes) > 1:
+            square = npmi(together[codes][:, codes].toarray(), patients)
+            found.append(square[np.triu_indices(len(codes), k=1)].mean())
+    return float(np.mean(found)) if found else 0.0

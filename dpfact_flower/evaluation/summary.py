@@ -1,8 +1,7 @@
-"""The result of a run as one typed value: the content of ``summary.json``.
+"""The result of a run: the content of ``summary.json``, one flat page of keys.
 
-The file is one flat page of keys. Each key is a field of a class here. One class holds facts that
-the server knows of every run, another the cost of noise, another the measures of a simulation. If
-the values of a class are unknown, the file has null for its first keys and omits the others.
+Each key is a field of a class here. If the values of a class are unknown, the file has null for its
+first keys and omits the others.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 class Spending:
     """The cost of releases: a `Guarantee`, as `Guarantee.to_dict` writes it.
 
-    `epsilon` is computed by `accountant`. `epsilons` has the result of every accountant, and `rho`
-    and `mu` are the costs in zCDP and Gaussian DP. `claim` says who vouches for these figures, and
-    is shown with each of them. `epsilon` is for adding or removing a patient's record, and
-    `replacing` is the epsilon for replacing it. `alone` is the epsilon of secure sums if all other
-    sites collude with the server.
+    `claim` says who vouches for the figures, and is shown with each of them. `epsilon` is for
+    adding or removing a patient's record, `replacing` for replacing it, and `alone` for secure sums
+    if all other sites collude with the server.
     """
 
     epsilon: float
@@ -46,10 +43,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """The spending of one site in the run, with its releases.
-
-    In the file each release also has its cost in zCDP, as ``rho``.
-    """
+    """The spending of one site, with its releases. The file adds each release's ``rho`` (zCDP)."""
 
     ledger: tuple[ReleaseEvent, ...]
 
@@ -66,11 +60,10 @@ class RunSpending(Spending):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The traffic between the server and its sites, over all rounds.
+    """The traffic between the server and its sites, over all rounds, in bytes of Flower's messages.
 
-    Bytes are those of Flower's messages. `bytes_paper` and `bytes_trip` are the bytes of as many
-    rounds in the schemes of DPFact and of TRIP. The paper assumes a rate of 15 MB/s. `failures`
-    counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` are the bytes of as many rounds in the schemes of DPFact and of
+    TRIP. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -105,11 +98,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models over all sites' data.
-
-    The first four fields are the values after the last round: the three measures of `RMSE`, and the
-    share of the data explained. `solver_seconds` is the sum over all sites and rounds.
-    """
+    """Errors of the sites' own models over all sites' data; the first four after the last round."""
 
     rmse: float
     fit: float
@@ -130,11 +119,10 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """The predictions for one group of patients: the patients of a site, or ``overall``.
+    """The predictions for the labelled patients of a site, or ``overall``, and of two baselines.
 
-    `memberships` predict from the patients' factor. The two baselines predict from the set of a
-    patient's codes (`raw_codes`) and from the sum of a patient's counts (`volume`). `reason`
-    explains missing figures. `patients` counts the patients with a label.
+    `memberships` predict from the patients' factor, `raw_codes` from the set of a patient's codes,
+    and `volume` from the sum of a patient's counts. `reason` explains missing figures.
     """
 
     group: str
@@ -149,7 +137,7 @@ class GroupAUC:
 class OutcomePrediction:
     """The result of `predict_outcome`: one model over all labelled patients, and one at each site.
 
-    `splits` counts repetitions, and `train` is the share of the patients in the training set.
+    `train` is the share of the patients in the training set.
     """
 
     overall: GroupAUC
@@ -160,10 +148,7 @@ class OutcomePrediction:
 
 @dataclass(frozen=True)
 class Coherence:
-    """The coherence of phenotypes, as `coherence.coherence` measures it.
-
-    `by_chance` is the mean over models whose codes' weights were dealt to phenotypes at random.
-    """
+    """The coherence of phenotypes, and its mean over models with weights dealt at random."""
 
     value: float
     by_chance: float
@@ -174,11 +159,10 @@ class Measured:
     """Measures of a simulation, which has all sites' data on one machine.
 
     `fms` is the factor match score with the planted phenotypes, if these are known. `auc` is the
-    AUC of the first label's overall prediction by memberships, and `predictions` are by label.
-    `errors` is None if there is no round after which all sites measured errors, or if the run had
-    another loss. `fit_shared` is the share of the data that the shared factors explain after every
-    patient is refitted. `fit_frequencies` is the share that the frequencies of codes explain, as a
-    single component. `coherence` is None if nothing was learned.
+    first label's. `errors` is None without a round after which all sites measured errors, and for
+    another loss. `fit_shared` is the share of the data that the shared factors explain with every
+    patient refitted, and `fit_frequencies` the share that the frequencies of codes explain.
+    `coherence` is None if nothing was learned.
     """
 
     fms: float | None
@@ -206,10 +190,9 @@ class Summary:
     """The result of a run. `name` is the cohort's name or, in a deployment, the job's.
 
     `sites` counts the sites whose releases were used, and `rounds` the rounds that updated the
-    model. A row of the data is one `row_unit`, as far as the server knows: ``patient`` or
-    ``discharge``. `false_discovery` has, if the server can estimate it, the chance that each
-    phenotype is missing in other patients. `claim` describes the protection of the patients. Mode
-    "none" has no `spent`, and a deployment no `measured`.
+    model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery` has,
+    if known, the chance that each phenotype is missing in other patients. Mode "none" has no
+    `spent`, and a deployment no `measured`.
     """
 
     name: str
@@ -235,16 +218,11 @@ class Summary:
         """Return plain values for JSON, in the order of ``summary.json``."""
         content = asdict(self)
         for site, own in self.spent.per_site.items() if self.spent else ():
-            for line, event in zip(
-                content["spent"]["per_site"][site]["ledger"], own.ledger, strict=True
-            ):
+            lines = content["spent"]["per_site"][site]["ledger"]
+            for line, event in zip(lines, own.ledger, strict=True):
                 line["rho"] = event.rho
-        nothing = {
-            "epsilon": None,
-            "delta": None,
-            "accountant": None,
-            "claim": content.pop("claim"),
-        }
+        nothing = dict.fromkeys(("epsilon", "delta", "accountant"))
+        nothing["claim"] = content.pop("claim")
         spent, exchange = content.pop("spent") or nothing, content.pop("exchange")
         measured = content.pop("measured") or {}
         errors = measured.pop("errors", None) or {}
@@ -256,16 +234,15 @@ class Summary:
         """Read the result of `to_dict`. Unknown keys are ignored."""
         if not isinstance(content, Mapping):
             raise DataError("must be an object")
-        errors = content if _has_any(Errors, content) else None
-        measured = errors or _has_any(Measured, content)
+
+        def has_any(part: type[Errors | Measured]) -> bool:
+            return any(content.get(field.name) is not None for field in fields(part))
+
+        errors = content if has_any(Errors) else None
+        measured = errors or has_any(Measured)
         parts = {
             "spent": None if content.get("privacy") == "none" else content,
             "exchange": content,
             "measured": {**content, "errors": errors} if measured else None,
         }
         return parse_as(cls, {**content, **parts}, unnamed=(*parts, "errors"))
-
-
-def _has_any(part: type[Errors | Measured], content: Mapping[str, Any]) -> bool:
-    """Return whether any value of a part is known."""
-    return any(content.get(field.name) is not None for field in fields(part))

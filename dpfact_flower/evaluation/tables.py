@@ -1,9 +1,8 @@
-"""Tables of phenotypes: the content of ``phenotypes.json``, as typed values.
+"""Tables of phenotypes: the content of ``phenotypes.json``.
 
-A share of patients is a number, or a word if the number would reveal a count below ten. The word is
-``<10`` for fewer than ten patients, ``all`` if fewer than ten patients are left over, and
-``hidden`` if the number would reveal such a count together with other numbers. The share is None if
-patients were not counted.
+A share of patients is a number, None if patients were not counted, or a word if the number would
+reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` if fewer than ten are left
+over, and ``hidden`` if other numbers would complete it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the share of the phenotype's patients who have the code, and `everybody` the share
-    of all patients.
+    `observed` is the share of the phenotype's patients with the code, `everybody` that of all.
     """
 
     code: str
@@ -32,10 +30,10 @@ class CodeWeight:
 class Association:
     """The association of a phenotype with an outcome, all other phenotypes held equal.
 
-    The `coefficient` is in log odds per standard deviation of the membership. `p_value` is from a
-    two-sided Wald test, not corrected for the number of phenotypes, and `interval` is the 95 %
-    interval. `reason` explains a missing coefficient. `rate` is the share with the outcome among
-    the patients who have the phenotype, with Wilson's 95 % interval if `rate` is a number.
+    The `coefficient` is in log odds per standard deviation of the membership, with a two-sided Wald
+    test, not corrected for the number of phenotypes, and a 95 % `interval`. `reason` explains a
+    missing coefficient. `rate` is the outcome's share of the phenotype's patients, with Wilson's
+    95 % interval.
     """
 
     coefficient: float | None = None
@@ -51,10 +49,9 @@ class Phenotype:
     """One component. Its number counts from 1, as in the paper.
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
-    of patients who have the phenotype, and `by_site` that share at each site. `carriers` is the
-    share of all patients who carry a leading code of every mode
-    (`dpfact_flower.evaluation.membership.leading_codes`), and `precision` the same share of the
-    phenotype's patients. `codes` are by mode, the largest weights first, and `outcomes` by label.
+    of patients who have the phenotype. `carriers` is the share of all patients who carry a leading
+    code of every mode, and `precision` the same share of the phenotype's patients. `codes` are by
+    mode, the largest weights first, and `outcomes` by label.
     """
 
     number: int
@@ -69,11 +66,7 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """All phenotypes of one group of patients.
-
-    `rates` maps each label to the share of all patients with the outcome. `without` is the share of
-    the patients who have no phenotype.
-    """
+    """All phenotypes of a group of patients, the outcomes' `rates`, and the share `without` any."""
 
     patients: int
     phenotypes: tuple[Phenotype, ...]
@@ -83,10 +76,9 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """The usage of each phenotype at each site.
+    """The usage of each phenotype at each site: column norms of the patients' factors, (T, R).
 
-    `norms` are the column norms of the patients' factors, sites by phenotypes. Norms grow with a
-    site's number of patients. A column is `off` if the l2,1 penalty has made it exactly zero.
+    Norms grow with a site's number of patients. The l2,1 penalty has made `off` columns zero.
     """
 
     sites: tuple[str, ...]
@@ -112,9 +104,6 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class GlobalCodes:
-    """Content of a deployment's ``phenotypes.json``: each component's codes, from the model alone.
-
-    `codes` are by name of the mode, the largest weights first.
-    """
+    """Content of a deployment's ``phenotypes.json``: each component's codes by mode."""
 
     codes: dict[str, tuple[tuple[CodeWeight, ...], ...]]

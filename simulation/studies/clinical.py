@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
-from dpfact_flower.evaluation.coherence import coherence
+from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures, coherence
 from dpfact_flower.evaluation.membership import mode_presence
 from dpfact_flower.tensor import Factors, SparseTensor
 from simulation.arguments import at_least, one_line_errors, read_epsilon

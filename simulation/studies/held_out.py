@@ -19,7 +19,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError
 from dpfact_flower.estimation.codes import paired_codes
 from dpfact_flower.estimation.start import start_factors
-from dpfact_flower.evaluation.measured import shared_error
+from dpfact_flower.evaluation.summarise import shared_error
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import unprotected_cooccurrences

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.coherence import coherence
+from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.prediction import code_volume, evened
 from dpfact_flower.evaluation.run_folder import read_json
 from simulation.arguments import at_least, one_line_errors, read_epsilon

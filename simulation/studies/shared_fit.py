@@ -19,7 +19,7 @@ import numpy as np
 
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.evaluation.measured import code_frequencies, shared_error
+from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.match import factor_match_score

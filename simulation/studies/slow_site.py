@@ -21,7 +21,7 @@ from statistics import mean, median
 from typing import Any, cast
 
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.evaluation.measured import shared_error
+from dpfact_flower.evaluation.summarise import shared_error
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
 from dpfact_flower.server.on_arrival import OnArrival

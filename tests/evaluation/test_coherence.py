@@ -6,7 +6,7 @@ from math import log
 import numpy as np
 import pytest
 
-from dpfact_flower.evaluation.coherence import coherence, npmi
+from dpfact_flower.evaluation.clinical import coherence, npmi
 from dpfact_flower.tensor import SparseTensor
 
 
