@@ -1,9 +1,8 @@
 """A program that answers one message with the installed app. The executor starts it.
 
-`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. The program
-writes the question's arrival time (`time.monotonic`) on one line, the reply's size on the next
-line, and then the reply. This process can read the patients' data, and has no connection to the
-SuperNode.
+`python -P -m dpfact_flower.runtime.clientapp` reads a `Question` from standard input. It writes the
+question's arrival time (`time.monotonic`) on one line, the reply's size on the next, and the reply.
+This process can read the patients' data, and has no connection to the SuperNode.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ def main() -> None:
         out.write(f"{came_in}\n".encode())
         out.flush()
         reply = message_to_bytes(answer(question, came_in))
-        out.write(f"{len(reply)}\n".encode())
-        out.write(reply)
+        out.write(b"%d\n%b" % (len(reply), reply))
 
 
 if __name__ == "__main__":

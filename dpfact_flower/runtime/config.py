@@ -55,10 +55,7 @@ class RunConfig(NamedTuple):
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Return the files of the simulated sites, after generating synthetic data if needed.
-
-    In a deployment, the list is empty.
-    """
+    """Return the files of the simulated sites, none in a deployment. Make synthetic data first."""
     if not app.data:
         return []
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():

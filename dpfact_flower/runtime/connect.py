@@ -1,18 +1,13 @@
-"""`dpfact site connect`: a hospital's SuperNode that exits when it gives up.
+"""`dpfact site connect`: a hospital's SuperNode that exits when it gives up, to be restarted.
 
-systemd, for example, can then restart the process. This command works around four faults of
-Flower's SuperNode:
+The command works around four faults of Flower's SuperNode:
 
-- The SuperNode has several threads. When its connection to the SuperLink fails unexpectedly, for
-  example after the centre hung for half a minute, one thread ends. The other threads keep the
-  process running without a connection.
-- A SuperLink whose database stays locked for long answers with status 500. Flower's SuperNode then
-  gives up, or forgets the message that it was fetching or sending. This SuperNode retries, as it
-  does for a busy SuperLink. The time for retries is limited, because a restored database may fail
-  at the same message each time.
-- The SuperNode waits for ever for the parts of a reply. If the executor was killed, the parts never
-  arrive.
-- The SuperNode sends a reply only after it has received another message.
+- When its connection fails unexpectedly, one thread ends, and the others run on without it.
+- If a SuperLink's locked database makes it answer with status 500, the SuperNode gives up, or
+  forgets the message that it was fetching or sending. Here it retries for a limited time, because a
+  restored database may fail at the same message each time.
+- It waits for ever for the parts of a reply whose executor was killed.
+- It sends a reply only after it has received another message.
 """
 
 from __future__ import annotations
@@ -32,15 +27,10 @@ from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 if TYPE_CHECKING:
     import httpx
 
-_PULL = "_pull_and_store_message"
-_PUSH = "push_object_contents_from_iterable"
-_GAVE_UP = 1
-"""Exit code if the SuperNode ends on its own, even if Flower's exit code is 0."""
 _FAILING_SECONDS = 120.0
 """Time limit for retries of a request that the SuperLink answers with status 500."""
 _PART_SECONDS = 60.0
-"""Time limit for a part of a reply. Parts come from this machine, so after this time the executor
-must have ended."""
+"""Time limit for a part of a reply, which comes from this machine."""
 _logger = logging.getLogger(__name__)
 
 
@@ -56,14 +46,16 @@ def connect(options: Sequence[str]) -> NoReturn:
 
     use_flower_handler()
     sys.argv = ["flower-supernode", *options]
-    threading.excepthook = _end_with
+    threading.excepthook = lambda failed: _end(
+        f"a part of the SuperNode has failed ({failed.exc_value!r})"
+    )
+    names, push = vars(node), vars(node)["push_object_contents_from_iterable"]
+    names["_pull_and_store_message"] = _or_send(node._pull_and_store_message)
+    names[push.__name__] = lambda parts, **options: push(_while_they_come(parts), **options)
     Client._send = _busy_for_failing(Client._send)  # type: ignore[method-assign]
-    setattr(node, _PULL, _or_send(getattr(node, _PULL)))
-    push = getattr(node, _PUSH)
-    setattr(node, _PUSH, lambda parts, **options: push(_while_they_come(parts), **options))
-    code: int | str | None = _GAVE_UP
+    code: int | str | None = 1
     try:
-        flower_supernode()  # returns when the SuperNode gives up
+        flower_supernode()  # returns, with Flower's exit code 0, when the SuperNode gives up
         _logger.error("the SuperNode no longer tries to reach the SuperLink (the reason is above)")
     except SystemExit as end:
         code = end.code
@@ -93,10 +85,7 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, which asks for a message, to send replies that wait.
-
-    If no message waits, the wrapper returns the run of a waiting reply.
-    """
+    """Wrap `pull`, which asks for a message, to return the run of a reply that waits otherwise."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)
@@ -124,10 +113,6 @@ def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, 
         finally:
             waiting.cancel()
         yield part
-
-
-def _end_with(failed: threading.ExceptHookArgs) -> None:
-    _end(f"a part of the SuperNode has failed ({failed.exc_value!r})")
 
 
 def _end(why: str) -> None:

@@ -1,8 +1,7 @@
 """Submit a run to a SuperLink in Flower's configuration, follow the run, and get its outcome.
 
-`flwr run` exits with 0 even if the run fails. The log stream of the run ends when the ServerApp is
-killed, a minute before the SuperLink notices the failure. This module therefore asks for the
-outcome of a run until the SuperLink reports the outcome.
+`flwr run` exits with 0 even if the run fails, and the run's log ends when the ServerApp is killed,
+a minute before the SuperLink notices. So the outcome is asked for until the SuperLink reports it.
 """
 
 from __future__ import annotations
@@ -26,20 +25,12 @@ from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 COMPLETED = "finished:completed"
-_COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 _FINISHED = "finished"
 """Prefix of the status that Flower gives to every ended run."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
-"""Time in which a restarted SuperLink is back. After this time, a run's outcome counts as
-unknown."""
-_AWAY = "Connection to the SuperLink is unavailable"
-"""Flower's message if a command gets no answer. Nearly always, the SuperLink did not receive the
-command."""
-_PENDING_SECONDS = 120.0
-"""Time after which a warning says that a run has not begun. Flower starts a ServerApp in seconds.
-If a start takes more than 30 seconds, Flower restarts the ServerApp for ever."""
-_LOOK_SECONDS = 300.0
+"""Time in which a restarted SuperLink is back. Afterwards, a run's outcome counts as unknown."""
+_LOOK_SECONDS = 120.0
 """Interval between requests for a run's state, since Flower's log stream has no time limit."""
 _logger = logging.getLogger(__name__)
 
@@ -57,18 +48,16 @@ class RunUnknownError(DPFactError, RuntimeError):
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the environment for Flower's commands.
-
-    The commands find their helpers in the folder of this Python.
-    """
+    """Return the environment for Flower's commands, with their helpers in the PATH."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
-    # Jupyter asks for colours, and Flower then also puts colour codes into its JSON.
-    plain = {key: value for key, value in os.environ.items() if key not in _COLOURED}
-    return {**plain, **QUIET, "PATH": os.pathsep.join(path)}
+    environment = {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
+    for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # set by Jupyter; Flower's JSON obeys them
+        environment.pop(coloured, None)
+    return environment
 
 
 def tool(name: str) -> str:
-    """Return the path of one of Flower's commands in this environment."""
+    """Return the path of a command in this environment."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")
@@ -102,7 +91,7 @@ class Connection:
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)}, warn)
 
     def register(self, public_key: Path, name: str) -> str:
-        """Register the SuperNode with this key under a site's name. Return the node id."""
+        """Register a SuperNode's key under a site's name. Return the node id."""
         answer = self._ask("supernode", "register", str(public_key), self.name, "--name", name)
         if not answer.get("node-id"):
             raise SettingsError(f"{name} was not registered: {_reason(answer)}")
@@ -111,47 +100,19 @@ class Connection:
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and return the number of the run.
 
-        If the SuperLink does not answer, wait for it for five minutes. No run is started twice,
-        because a SuperLink that failed during the request may have accepted the run, and sites
-        would be charged for both runs. A second attempt therefore requires that the SuperLink is
-        back without unfinished runs.
+        A failed request is not repeated: a SuperLink that went away meanwhile may have accepted the
+        run, and sites would be charged for both.
         """
         settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         words = ["run", str(app), self.name, "--run-config", settings]
         if federation_config:
             words += ["--federation-config", federation_config]
         answer = self._ask(*words)
-        if _AWAY in _reason(answer):
-            self.warn(
-                f"the SuperLink ({self.name}) does not answer: waiting {_GONE_SECONDS:g} s for it; "
-                "Ctrl-C ends that"
-            )
-            if self._is_back_and_idle():
-                answer = self._ask(*words)
         if not answer.get("run-id"):
-            raise RunFailedError(f"nothing was started: {_reason(answer)}")
+            raise RunFailedError(
+                f"nothing was started: {_reason(answer)}. flwr ls {self.name} lists the runs"
+            )
         return str(answer["run-id"])
-
-    def _is_back_and_idle(self) -> bool:
-        """Wait until the SuperLink lists its runs. Return false after a timeout.
-
-        Raise a RunFailedError if the SuperLink has unfinished runs.
-        """
-        begun = time.monotonic()
-        while time.monotonic() - begun < _GONE_SECONDS:
-            time.sleep(_POLL_SECONDS)
-            runs = self._ask("ls", self.name).get("runs")
-            if runs is None:
-                continue
-            states = {str(run.get("run-id")): str(run.get("status")) for run in runs}
-            if going := [run for run, state in states.items() if not state.startswith(_FINISHED)]:
-                raise RunFailedError(
-                    f"the SuperLink ({self.name}) was unreachable, and is back with unfinished "
-                    f"runs: {', '.join(going)}. If none of them is this one (flwr ls "
-                    f"{self.name}), submit it again"
-                )
-            return True
-        return False
 
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
@@ -180,35 +141,30 @@ class Connection:
     def _await_log(self, run: str, process: subprocess.Popen[bytes]) -> None:
         """Wait until the log or the run ends, or the SuperLink stops answering.
 
-        Warn about a run that does not begin, because Flower itself gives no warning.
+        Flower itself gives no warning about a run that does not begin.
         """
-        seconds = _PENDING_SECONDS
         while True:
             try:
-                process.wait(seconds)
+                process.wait(_LOOK_SECONDS)
                 return
             except subprocess.TimeoutExpired:
                 status = str(self.state(run).get("status", ""))
-            if status == "pending" and seconds == _PENDING_SECONDS:
+            if status == "pending":
                 self.warn(
-                    f"run {run} has not begun for {_PENDING_SECONDS:g} s: the SuperLink's log "
-                    "says why; a machine that takes 30 s to start a process never begins one. "
+                    f"run {run} has not begun yet: the SuperLink's log says why; a machine that "
+                    "takes 30 s to start a process never begins one. "
                     f"flwr stop {run} {self.name} ends it"
                 )
             if not status or status.startswith(_FINISHED):
                 return
-            seconds = _LOOK_SECONDS
 
     def state(self, run: str) -> dict[str, Any]:
-        """Return the run's state from Flower, or nothing if the SuperLink does not answer."""
+        """Return the run's state from Flower: empty if the SuperLink does not answer."""
         runs = self._ask("ls", self.name, "--run-id", run).get("runs") or [{}]
         return dict(runs[0])
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Return the output of one of Flower's commands.
-
-        After a failure, `error-message` holds the reason.
-        """
+        """Return the output of one of Flower's commands: after a failure, an `error-message`."""
         command = [tool("flwr"), *words, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         text = done.stdout.decode(errors="replace")

@@ -1,10 +1,8 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
-A SuperLink sends an app (a FAB) with every run. Flower's own executor, `flower-superexec`, starts
-that app at the hospital, so anyone who may submit a run can run code there. This executor replaces
-`flower-superexec`, beside a SuperNode with `--isolation process`. The executor claims only messages
-for a ClientApp, and starts the installed `dpfact_flower.runtime.clientapp` for each message. The
-executor never unpacks, installs or imports the SuperLink's app.
+A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts it at
+the hospital: anyone who may submit a run can run code there. This executor starts the installed
+`dpfact_flower.runtime.clientapp` instead, and never unpacks, installs or imports the app sent.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from dpfact_flower.site.metrics import ANSWERING
 if TYPE_CHECKING:
     from dpfact_flower.runtime.supernode import Tasks
 
-_PAUSE_SECONDS = 0.5
 _logger = logging.getLogger(__name__)
 
 
@@ -42,11 +39,9 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, and a second SIGTERM ends the
-    process at once. `config` is read again for every message. `secret` is the SuperNode's
-    `--superexec-auth-secret-file`, or a copy. The SuperNode listens at `port` of `host`, which is
-    this machine or a container on it. `node_user` is the name or number of the SuperNode's user, by
-    default this process's own user.
+    The first SIGTERM ends the process after the current message, and a second one at once. `config`
+    is read again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`.
+    `node_user` is the name or number of the SuperNode's user, by default this process's own.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -54,16 +49,17 @@ def execute(
     os.umask(0o077)
     leave_no_dump()
     private_folder(state / MACHINE_CODE)
-    environment = _environment(state)
-    os.environ.clear()
-    os.environ.update(environment)  # before Flower is imported
+    _set_environment(state)  # before Flower is imported
     from dpfact_flower.machine.logs import use_flower_handler  # noqa: PLC0415
     from dpfact_flower.runtime.supernode import OwnSuperNode, Tasks  # noqa: PLC0415
     from dpfact_flower.runtime.worker import Answering  # noqa: PLC0415
 
     use_flower_handler()
     node = OwnSuperNode(host, port, uid)
-    tasks = Tasks(node, _read_secret(secret))
+    content = secret.read_bytes()
+    if len(content) < 32:
+        raise SettingsError(f"{secret}: need 32 bytes or more: openssl rand -out FILE 32")
+    tasks = Tasks(node, content)
     (state / ANSWERING).unlink(missing_ok=True)  # left by a killed executor
     _logger.info(
         "answering the SuperNode of %s at %s:%d for %s", user_name(uid), host, port, config
@@ -79,9 +75,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    While one process is busy with its patients, a second process would start more slowly and run
-    out of memory earlier. The second reply would reveal this difference to a server that sends
-    message after message.
+    A second process would start more slowly, and run out of memory earlier, while the first is busy
+    with its patients. Its reply would reveal this.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
@@ -95,14 +90,11 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
             answer(token)
             ending.is_busy = False
         else:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(0.5)
 
 
 class _Ending:
-    """A handler of SIGTERM that lets the current message finish.
-
-    The message may already be charged. A second SIGTERM ends the process at once.
-    """
+    """A handler of SIGTERM that lets the current message finish, which may be charged already."""
 
     is_busy = is_asked = False
 
@@ -113,27 +105,14 @@ class _Ending:
         _logger.info("ending, once the present message is answered")
 
 
-def _environment(state: Path) -> dict[str, str]:
-    """Return the environment without proxies and telemetry, and with folders of the site.
+def _set_environment(state: Path) -> None:
+    """Remove proxies and telemetry from the environment, and name folders of the site.
 
     A proxy would also receive traffic for loopback. numba's cache is unpickled and holds the code
-    that draws the noise, so a user who can write to the cache controls the site. By default, the
-    cache is therefore in the state folder, where only the site can write. Flower requires a home
-    folder on import, but stores nothing there.
+    that draws the noise, so a user who can write to the cache controls the site: by default, it is
+    in the state folder. Flower requires a home folder on import, but stores nothing there.
     """
-    code = os.environ.get("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
-    folders = {"NUMBA_CACHE_DIR": code, "FLWR_HOME": str(state / ".flower")}
-    direct = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
-    return {**direct, **QUIET, **folders}
-
-
-def _read_secret(path: Path) -> bytes:
-    try:
-        secret = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
-    if len(secret) < 32:
-        raise SettingsError(
-            f"{path}: a secret of 32 bytes or more is needed: openssl rand -out FILE 32"
-        )
-    return secret
+    for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
+        del os.environ[proxy]
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(state / MACHINE_CODE))
+    os.environ.update(QUIET, FLWR_HOME=str(state / ".flower"))

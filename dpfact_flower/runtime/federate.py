@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,16 @@ from dpfact_flower.site.disclosure import disclosure_logger, log_privately
 
 
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
-    """Run DPFact with every site in this process, one site per thread at a time.
+    """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder.
 
-    The ClientApp, the strategy and the results are the same as with `flwr run`. Only Ray and the
-    network are missing.
-
-    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``. Return the
-    run folder.
+    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``.
     """
     checked = RunConfig.read(config)
     total = len(prepare_data(checked.app))
     if total == 0:
         raise SettingsError("data: a run in one process needs data")
     grid = InProcessGrid(client_app, _nodes(total), checked.write())
-    with _told():
+    with _reasons_shown():
         return serve(grid, checked, watch=watch)
 
 
@@ -51,9 +48,8 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run `federate` for sites in this process's memory.
+    """Run `federate` for sites in memory; `measured` and `report` are as for `serve`.
 
-    `measured` and `report` are as for `serve`. The sites' state is in the config's `state-dir`.
     With `own`, every site has these settings and their budget, and its ledger is written durably.
     Without `own`, the sites are simulated and allow every run.
     """
@@ -62,37 +58,24 @@ def federate_cohort(
     )
     app = _sites_app(cohort.sites, own or simulated, simulation=own is None)
     grid = InProcessGrid(app, _nodes(len(cohort.sites)))
-    with _told():
+    with _reasons_shown():
         return serve(
             grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
         )
 
 
-class _Refusals(logging.Handler):
-    """A log handler that collects the sites' own lines about refusals."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.lines: dict[str, None] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines[record.getMessage()] = None
-
-
 @contextmanager
-def _told() -> Iterator[None]:
-    """Add the sites' own reasons to the error if sites refuse a run.
-
-    The reasons may be shown, because all sites are in this process.
-    """
-    refusals = _Refusals()
+def _reasons_shown() -> Iterator[None]:
+    """Add the sites' own reasons to the error if sites refuse a run: all are in this process."""
+    refusals = BufferingHandler(10_000)
+    refusals.setLevel(logging.ERROR)
     disclosure_logger.addHandler(refusals)
     try:
         yield
     except QuorumError as error:
-        if not refusals.lines:
+        if not refusals.buffer:
             raise
-        first, *others = refusals.lines
+        first, *others = dict.fromkeys(record.getMessage() for record in refusals.buffer)
         more = f" ({len(others)} more such lines are in the log)" if others else ""
         raise QuorumError(f"{str(error).partition('. ')[0]}: {first}{more}") from None
     finally:
@@ -104,7 +87,7 @@ def _nodes(total: int) -> list[dict[str, Scalar]]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """Return an app whose nodes each act as one site in memory, selected by `partition-id`."""
+    """Return an app whose nodes act as the sites in memory, selected by `partition-id`."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

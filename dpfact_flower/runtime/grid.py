@@ -1,8 +1,4 @@
-"""A Flower Grid in one process, for notebooks, tests, and small runs without Ray.
-
-The messages are Flower's own serialisation objects, and the ClientApp is the same as in simulation
-and deployment. Only the network is missing.
-"""
+"""A Flower Grid in one process, with Flower's own messages, for runs without Ray."""
 
 from __future__ import annotations
 
@@ -19,15 +15,13 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
-_SERVER_NODE_ID = 1
-_RUN_ID = 1
+_SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid that runs a ClientApp for several nodes in this process.
+    """A Grid that runs a ClientApp for several nodes, one node per thread at a time.
 
-    Each thread runs one node at a time. A node config has the content of a SuperNode's
-    `--node-config`.
+    A node config has the content of a SuperNode's `--node-config`.
     """
 
     def __init__(

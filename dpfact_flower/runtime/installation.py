@@ -1,8 +1,7 @@
 """Files of a deployment, written into one folder per side: keys, secrets, settings and units.
 
-Writing the files does not need root. The steps that need root are in ``install.sh``, which the
-administrator should read first. ``start.sh`` starts the units' commands as the current user, to try
-a deployment on one machine.
+Only the steps in ``install.sh``, which the administrator should read first, need root. ``start.sh``
+starts the units' commands as the current user, to try a deployment on one machine.
 """
 
 from __future__ import annotations
@@ -22,10 +21,6 @@ from dpfact_flower.machine.files import create_once, private_folder
 from dpfact_flower.settings import Scalar
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SAFE = r"[A-Za-z0-9/._:-]+"
-"""Characters that units, shells and nginx all accept without quotes."""
-_CENTRE, _SITE = ("dpfact-centre.service",), ("dpfact-node.service", "dpfact-site.service")
-_SECRET_BYTES = 32
 _START = """\
 # To try it without root: starts what the units start, as whoever types it. Ctrl-C ends it.
 trap 'kill $started' EXIT
@@ -36,12 +31,8 @@ trap exit INT TERM
 def write_centre(folder: Path, name: str, port: int) -> None:
     """Write a centre's authority, certificate, unit, proxy and connection.
 
-    Parameters
-    ----------
-    name : str
-        DNS name or address at which hospitals reach the centre.
-    port : int
-        Port, on 127.0.0.1, of the SuperLink behind the proxy.
+    Hospitals reach the centre at the DNS name or address `name`. Behind its proxy, the SuperLink
+    has the `port` of 127.0.0.1.
     """
     _new(folder, "ca.key")
     key, certificate = new_authority()
@@ -55,7 +46,7 @@ def write_centre(folder: Path, name: str, port: int) -> None:
     _fill(folder / "dpfact-proxy.conf", "dpfact-proxy.conf", values)
     _fill(folder / "install.sh", "install-centre.sh", values)
     _fill(folder / "compose.yaml", "centre.compose.yaml", values)
-    _units(folder, _CENTRE, values)
+    _units(folder, ("dpfact-centre.service",), values)
 
 
 def renew_centre(folder: Path, name: str) -> None:
@@ -78,18 +69,9 @@ def write_site(
 ) -> bytes:
     """Write a hospital's key, secret, settings, data and units. Return the key's public line.
 
-    Parameters
-    ----------
-    settings : mapping
-        Settings of a node config. The folder's own paths are added.
-    centre : str
-        Name and port of the centre.
-    authority : bytes
-        Certificate, in PEM, of the authority that signed the centre's certificate.
-    data : Path
-        File with the site's data. The file is copied, so that the copy can have its own user.
-    port : int
-        Port, on 127.0.0.1, at which the SuperNode listens for the executor.
+    The folder's own paths are added to the `settings`. `centre` is a name with a port, `authority`
+    the PEM certificate of the authority that signed the centre's. The `data` file is copied, so
+    that the copy can have its own user. The SuperNode has the `port` of 127.0.0.1.
     """
     name = str(settings["site"])
     _check(centre)
@@ -98,7 +80,7 @@ def write_site(
     for each in (node, site, site / "state"):
         private_folder(each)
     private, public = new_node_key(name)
-    secret = os.urandom(_SECRET_BYTES)
+    secret = os.urandom(32)
     create_once(node / name, private)
     create_once(node / "ca.crt", authority)
     for each in (node, site):
@@ -111,15 +93,14 @@ def write_site(
     values = {"folder": folder, "name": name, "port": port, "centre": centre}
     _fill(folder / "install.sh", "install-site.sh", values)
     _fill(folder / "compose.yaml", "hospital.compose.yaml", values)
-    _units(folder, _SITE, values)
+    _units(folder, ("dpfact-node.service", "dpfact-site.service"), values)
     return public
 
 
 def _check(text: str) -> None:
-    if not re.fullmatch(_SAFE, text):
-        raise SettingsError(
-            f"{text!r}: use letters, digits and / . _ - : alone, as units take them"
-        )
+    """Refuse a text that units, shells and nginx do not all accept without quotes."""
+    if not re.fullmatch(r"[A-Za-z0-9/._:-]+", text):
+        raise SettingsError(f"{text!r}: use letters, digits and / . _ - : alone")
 
 
 def _new(folder: Path, sign: str) -> None:

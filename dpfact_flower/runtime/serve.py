@@ -1,9 +1,7 @@
 """A whole run at the server, from the settings to the run folder, for every runtime.
 
-The ServerApp calls `serve`, in simulation and in deployment, and `federate` calls `serve` on a Grid
-in this process. In simulation, the sites' data and state are on the same machine, so the run is
-also evaluated. In a deployment, the server has neither the data nor the state. The summary then
-contains only the server's knowledge.
+In simulation, the sites' data and state are on the same machine, so the run is also evaluated. In a
+deployment, the summary contains only the server's knowledge.
 """
 
 from __future__ import annotations
@@ -59,16 +57,21 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds the simulated sites' data, if the data is in memory and not in the config's
-    folder. Without `measured`, a simulation keeps only the phenotypes.
+    `cohort` are the simulated sites, if they are in memory and not in the config's folder. Without
+    `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
         cohort = Cohort.load(app.cohort_folder)
     counted = False
     if cohort is not None:
-        _check_virtual_clients(grid, cohort)
-        run = replace(run, sites=len(cohort.sites))
+        sites, nodes = len(cohort.sites), len(list(grid.get_node_ids()))
+        if nodes != sites:
+            raise SettingsError(
+                f"the data has {sites} sites, the simulation {nodes} virtual clients: "
+                f'use --federation-config "num-supernodes={sites}"'
+            )
+        run = replace(run, sites=sites)
         counted = privacy.privacy == "patient" and not privacy.patients
         if counted:  # the data is available in a simulation
             privacy = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
@@ -100,9 +103,8 @@ def serve(
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
     """Write the input of ``dpfact report``, ``export`` and ``label`` into a strategy's `run_dir`.
 
-    Call this function in your own ServerApp after its strategy has run. `vocabularies` are the
-    public code lists, one per feature mode. `Vocabulary.load` reads a code list. Return the run
-    folder.
+    Call this function in your own ServerApp after its strategy has run, with the public code lists,
+    one per feature mode: see `Vocabulary.load`. Return the run folder.
     """
     coordinator = strategy.coordinator
     if coordinator.run_dir is None:
@@ -114,18 +116,13 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
     app = AppSettings(data="", out=str(coordinator.run_dir))
     asked = replace(coordinator.run, job="")
     config = RunConfig(app, asked, coordinator.solver, coordinator.privacy)
-    _write(
-        coordinator, config, vocabularies, None, measured=False, counted=False, watch=no_progress
-    )
+    _write(coordinator, config, vocabularies)
     _report(app.run_folder)
     return app.run_folder
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds.
-
-    Flower logs a line for each call of `evaluate_fn`, so this argument is passed only if needed.
-    """
+    """Run the rounds. Flower logs a line for each call of `evaluate_fn`, so only if needed."""
     if watch is no_progress:
         strategy.start(grid)
         return
@@ -155,11 +152,11 @@ def _write(
     coordinator: Coordinator,
     config: RunConfig,
     vocabularies: Sequence[Vocabulary],
-    cohort: Cohort | None,
+    cohort: Cohort | None = None,
     *,
-    measured: bool,
-    counted: bool,
-    watch: ProgressCallback,
+    measured: bool = False,
+    counted: bool = False,
+    watch: ProgressCallback = no_progress,
 ) -> None:
     """Write the results of a finished run into its folder."""
     folder = config.app.run_folder
@@ -168,7 +165,9 @@ def _write(
     if coordinator.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
     write_model(folder, coordinator.factors, vocabularies)
-    write_config(folder, config.write(), _versions())
+    packages = ("dpfact-flower", "flwr", "numpy", "scipy", "scikit-learn", "numba")
+    versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
+    write_config(folder, config.write(), versions)
     if cohort is not None and measured:
         log(INFO, MEASURING_LINE)
     summary, phenotypes = summarise(
@@ -180,22 +179,7 @@ def _write(
 
 
 def _report(folder: Path) -> None:
-    """Write report.html if its plotting packages are installed."""
     try:
         log(INFO, "report: %s", write_report(folder))
     except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept
         log(WARNING, "run folder: %s; no report: %s", folder, error)
-
-
-def _check_virtual_clients(grid: Grid, cohort: Cohort) -> None:
-    nodes, sites = len(list(grid.get_node_ids())), len(cohort.sites)
-    if nodes != sites:
-        raise SettingsError(
-            f"the data has {sites} sites, the simulation {nodes} virtual clients: "
-            f'use --federation-config "num-supernodes={sites}"'
-        )
-
-
-def _versions() -> dict[str, str]:
-    packages = ("dpfact-flower", "flwr", "numpy", "scipy", "scikit-learn", "numba")
-    return {"python": platform.python_version()} | {name: version(name) for name in packages}

@@ -1,12 +1,8 @@
-"""A SuperLink on loopback that this process starts and stops, for `dpfact simulate` and tests.
-
-Together with `local_supernode`, this SuperLink is a whole deployment on one machine, for notebooks
-and tests.
+"""A SuperLink on loopback that this process starts and stops, for `dpfact simulate` and notebooks.
 
 By itself, `flwr run` starts a SuperLink that stays behind as a daemon and keeps the folder and
-environment of its first run. `flwr run` also exits with 0 when a run fails. The SuperLink of this
-module has its own Flower home and ports, reports each run's outcome, and always ends with this
-process.
+environment of its first run. This one has its own Flower home and ports, and ends with this
+process. With `local_supernode`, it is a whole deployment on one machine.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ import re
 import socket
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -42,7 +39,6 @@ _ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")
 _WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 _NOISE = ("Since flwr 1.", "Manually terminating ClientAppActor")
 """Flower's warnings about its own defaults and actors, which need no action."""
-_KEPT_LINES = 200
 
 
 class LogFollower:
@@ -50,11 +46,11 @@ class LogFollower:
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
-        self._last: list[str] = []
+        self._last: deque[str] = deque(maxlen=200)
 
     def __call__(self, line: str) -> None:
         """Process the next line."""
-        self._last = [*self._last[1 - _KEPT_LINES :], line]
+        self._last.append(line)
         if match := _ROUND.search(line):
             number, rounds = map(int, match.groups())
             self._report_progress("rounds", (number - 1) / rounds)
@@ -91,11 +87,7 @@ class SuperLink:
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end.
-
-        The log goes to the follower, or to this process's output. Raise a RunFailedError if Flower
-        does not report the run as completed.
-        """
+        """Run a Flower App to its end. Its log goes to the follower, or else to the output."""
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
@@ -108,10 +100,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor whose lines go to a follower.
-
-    The follower has processed all lines when the context ends.
-    """
+    """Yield a file descriptor whose lines go to a follower, all of them by the context's end."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -132,14 +121,13 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port. Stop it with its helpers at the context's end.
 
-    The SuperLink always ends with this process, see `dpfact_flower.runtime.supervisor`. In a
-    simulation, its clients are virtual (Ray). Otherwise, its clients are real SuperNodes.
+    In a simulation, its clients are virtual (Ray). Otherwise, they are real SuperNodes.
     """
     home = home.absolute()
     private_folder(home)
     port, control = free_port(), free_port()
-    superlink_address = f"127.0.0.1:{port}"
-    connection = {"address": superlink_address, "insecure": True}
+    address = f"127.0.0.1:{port}"
+    connection = {"address": address, "insecure": True}
     config = {"superlink": {"default": _CONNECTION, _CONNECTION: connection}}
     (home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = [
@@ -154,7 +142,7 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
         supervised(command, env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
     ):
         _await_port(port, process, log)
-        yield SuperLink(home, superlink_address, process)
+        yield SuperLink(home, address, process)
 
 
 @contextmanager
@@ -167,9 +155,9 @@ def local_supernode(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a site's SuperNode on this machine. Stop the SuperNode when the context ends.
 
-    `config` is the site's node config, with hyphenated keys: see `SiteSettings`. `security` holds
-    options of `flower-supernode`. This SuperNode runs any app that the SuperLink sends, as Flower's
-    SuperNodes do. docs/how-to/deploy.md describes the setup for a hospital.
+    `config` is a node config, see `SiteSettings`, and `security` holds options of
+    `flower-supernode`. This SuperNode runs any app that the SuperLink sends, as Flower's SuperNodes
+    do: a hospital's are set up as in docs/how-to/deploy.md.
     """
     text = " ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
@@ -193,7 +181,6 @@ def free_port() -> int:
 
 
 def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a SuperLink listens. Raise a RunFailedError if the process ends before that."""
     while process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()

@@ -1,16 +1,11 @@
 """`dpfact superlink`: the centre's SuperLink, which ends when its helper has ended.
 
-Flower's SuperLink starts a helper process, the SuperExec, which starts the ServerApps of runs.
-Flower does not restart a SuperExec that was killed, for example for lack of memory, and every run
-stays `pending`. In this case, this SuperLink ends, and systemd restarts both processes.
+Flower does not restart the helper that starts ServerApps, the SuperExec, if it is killed, and every
+run stays `pending`. This SuperLink ends then, so that systemd restarts both.
 
-Flower's SuperLink waits only five seconds for its own database, and then answers with status 500.
-Two runs on a slow machine are enough to cause this. The SuperExec then ends with all ServerApps,
-and a SuperNode gives up or forgets its message. This SuperLink waits nearly as long as its clients
-do.
-
-This SuperLink also finds its helper in the folder of this Python, which is not in systemd's PATH,
-and reports a damaged database.
+Flower's SuperLink waits only five seconds for its own database, which two runs on a slow machine
+exceed, and then answers with status 500: the SuperExec ends with all ServerApps, and a SuperNode
+gives up or forgets its message. This SuperLink waits nearly as long as its clients do.
 """
 
 from __future__ import annotations
@@ -32,16 +27,12 @@ from dpfact_flower.runtime.connection import quiet_environment
 _HELPER = "flower-superexec"[:15]
 """Name of the helper's process, in the short form of Linux."""
 _BUSY_MILLISECONDS = 25_000
-"""Time limit for a busy database. Flower's clients wait 30 s for an answer before they ask
-again."""
+"""Time limit for a busy database. Flower's clients wait 30 s before they ask again."""
 _logger = logging.getLogger(__name__)
 
 
 def superlink_main(options: Sequence[str]) -> None:
-    """Run a SuperLink with options of `flower-superlink`.
-
-    The SuperLink runs until it is stopped or its helper ends.
-    """
+    """Run a SuperLink with options of `flower-superlink` until it is stopped or its helper ends."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -57,7 +48,7 @@ def superlink_main(options: Sequence[str]) -> None:
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
-    """Refuse a damaged SQLite database. The options name the database file."""
+    """Refuse a damaged SQLite database in the file of the option ``--database``."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", type=Path)
     path: Path | None = parser.parse_known_args(options)[0].database
@@ -78,10 +69,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait for other writers to its database.
-
-    Call this function before importing the SuperLink.
-    """
+    """Make the SuperLink, which is imported later, wait for other writers to its database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}

@@ -1,9 +1,8 @@
 """The protocol between an executor and a SuperNode.
 
 Flower has no public way to answer a SuperNode's messages with an app other than the SuperLink's.
-This module therefore uses the SuperNode's Runtime API with parts of Flower's own `flower-superexec`
-and `flwr-clientapp`. This module never unpacks, installs or imports an app. The executor refuses an
-unknown version of Flower before importing this module.
+So this module uses the SuperNode's Runtime API with private parts of Flower. The executor refuses
+an unknown version of Flower before importing this module.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
 and an absent SuperNode must not block the executor's next message or its end."""
-_REFUSED = frozenset({httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN})
 _PATIENCE_SECONDS = 60.0
 """Longest wait for the next part of a message during its transfer."""
 
@@ -67,10 +65,9 @@ class OwnSuperNode:
     """The address of a SuperNode, for requests only while one user's process listens there.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
-    bind its port and get answers at the expense of the hospital's budget. This class therefore
-    checks the listening process before each request, and again before reading the answer. If no
-    process listens, no request is sent. Connections are closed after each request, because an open
-    connection would keep serving a process that held the port for a moment.
+    bind its port and get answers at the expense of the hospital's budget. The listening process is
+    therefore checked before each request, and again before reading the answer. Connections are
+    closed after each request: an open one would keep serving whoever held the port for a moment.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -104,43 +101,38 @@ class OwnSuperNode:
             return []
         if not listening:
             raise httpx.ConnectError("nobody listens there")
-        note = ""
         strangers = {listener.uid for listener in listening} - {self._uid}
-        if strangers:
-            names = ", ".join(sorted(map(user_name, strangers)))
-            note = (
-                f"user {names} listens on port {self._port}, and the SuperNode is "
-                f"{user_name(self._uid)}'s (--node-user): nothing is asked or answered there"
-            )
-        if note and note != self._said:
+        if not strangers:
+            self._said = ""
+            return listening
+        note = (
+            f"user {', '.join(sorted(map(user_name, strangers)))} listens on port {self._port}, "
+            f"and the SuperNode is {user_name(self._uid)}'s (--node-user): nothing is asked or "
+            "answered there"
+        )
+        if note != self._said:
             _logger.error("%s", note)
         self._said = note
-        if note:
-            raise httpx.ConnectError(note)
-        return listening
+        raise httpx.ConnectError(note)
 
 
 class Tasks:
-    """The messages that wait at a SuperNode.
-
-    `secret` is the content of the SuperNode's superexec-auth-secret-file.
-    """
+    """The messages that wait at a SuperNode with this superexec-auth-secret."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
         self._client = node.client([RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
-        """Claim the message that has waited longest, and return the message's token.
+        """Claim the ClientApp's message that has waited longest, and return its token.
 
-        Return an empty string if no message waits, and None if the user's SuperNode does not
-        answer. Messages for other kinds of app are not claimed.
+        The token is empty if no message waits, and None if the user's SuperNode does not answer.
         """
         request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
             reply = self._client.AcquireTask(request)
         except httpx.HTTPStatusError as error:
-            if error.response.status_code in _REFUSED:
+            if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
                 raise SettingsError(
                     "the SuperNode has another secret: give both a copy of the same file"
                 ) from None
@@ -152,10 +144,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class ClaimedMessage:
-    """A claimed message, and the connection for its reply.
-
-    The hospital's settings replace the settings in `context`.
-    """
+    """A claimed message, and the connection for its reply."""
 
     message: Message
     context: Context
@@ -180,10 +169,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat, and ignore errors, because the SuperNode may no longer wait.
-
-        Flower's own function does not ignore these errors.
-        """
+        """Send a heartbeat, and ignore errors, because the SuperNode may no longer wait."""
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         return True
@@ -196,18 +182,17 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
             yield ClaimedMessage(_fetched(client, context), context, client)
         finally:
             retries.max_tries = 1
-            # Without this stop, the heartbeat would hold the message forever. After the report, the
-            # token is no longer valid, and Flower's client would end this process.
+            # A heartbeat would hold the message for ever. After the report, the token is no longer
+            # valid, and Flower's client would end this process.
             heartbeat.stop()
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message, but not its app.
+    """Fetch the claimed message, but not its app, as `flwr.supernode.runtime.run_clientapp` does.
 
-    The function does the same as `flwr.supernode.runtime.run_clientapp`, but Flower's own function
-    waits more than an hour for missing parts. The parts never arrive if the server ended during the
-    transfer, and a site answers only one message at a time.
+    Flower's own function waits more than an hour for parts that are missing because the server
+    ended during the transfer, and a site answers only one message at a time.
     """
     pulled = client.PullMessages(PullAppMessagesRequest())
     if not pulled.messages_list:
@@ -228,7 +213,7 @@ def while_they_come(
     patience: float = _PATIENCE_SECONDS,
     now: Callable[[], float] = time.monotonic,
 ) -> Callable[[str], bytes]:
-    """Wrap `pull`, for several threads, to give up after `patience` seconds without any object."""
+    """Wrap `pull` to give up after `patience` seconds without an object in any thread."""
     last = now()
 
     def pulled(identifier: str) -> bytes:

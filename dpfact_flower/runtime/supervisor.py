@@ -1,14 +1,10 @@
 """A supervisor that ends a command and all its descendants when the parent process ends.
 
-Flower's servers start helpers, some in sessions of their own, and Ray starts servers too. If the
-parent of these processes is killed, the helpers keep running. A supervisor between the parent and
-the command prevents this. The supervisor is this file, run as a program. The supervisor reads from
-a pipe that its parent holds open. When the parent ends for any reason, the pipe closes, and the
-supervisor ends the command and its helpers.
-
-On Linux, the supervisor adopts orphaned descendants, so that it reaches every descendant through
-its own children. The supervisor kills children until no child is left. On other systems, the
-supervisor ends its process group, but some helpers leave the group.
+Flower's servers and Ray start helpers, some in sessions of their own, which outlive a killed
+parent. The supervisor is this file, run as a program between the parent and the command. When the
+parent ends for any reason, a pipe closes, and the supervisor ends the command and its helpers. On
+Linux, it adopts orphaned descendants, and kills children until none is left. On other systems, it
+ends its process group, which some helpers leave.
 """
 
 from __future__ import annotations
@@ -28,18 +24,15 @@ from typing import Any
 
 _STOP_SECONDS = 20
 """Time between the request to end a command and the signal that kills the command."""
-_PR_SET_CHILD_SUBREAPER = 36  # from linux/prctl.h
 
 
 @contextmanager
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in its own session, until the context ends.
 
-    Yield the supervisor's Popen, made with `options`. The supervisor ends when the command and its
-    helpers have ended. The supervisor's exit code is the command's exit code, or 128 plus the
-    number of the signal that ended the command. Do not call `communicate`, which would close the
-    pipe on the supervisor's stdin. Children that this process forks inherit the pipe, so they
-    should not outlive this process.
+    Yield the supervisor's Popen, made with `options`. The supervisor ends after the command and its
+    helpers, with the command's exit code, or 128 plus the number of the signal that ended it. Do
+    not call `communicate`, which would close the pipe on the supervisor's stdin.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}
@@ -56,12 +49,9 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it exits, stdin closes or SIGTERM arrives.
-
-    Then stop the command's helper processes, and return the command's exit code.
-    """
+    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end its helpers."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for number in (signal.SIGINT, signal.SIGHUP):
@@ -90,7 +80,6 @@ def _end_when_asked(child: subprocess.Popen[bytes], stop: Event) -> None:
 
 
 def _end_descendants() -> None:
-    """End the remaining helpers of the command."""
     if sys.platform != "linux":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(0, signal.SIGTERM)

@@ -2,9 +2,8 @@
 
 The executor, which is the parent, fetches the message, starts the process, and sends the reply.
 Only the process reads the patients' data. If the process dies or hangs, the executor replies with
-the same error code and at the same time as after every failed round. Without this reply, the
-SuperNode would report the failure within a minute. The time of this report would depend on the time
-of the failure, and therefore on the patients.
+the same error code and at the same time as after every failed round. Otherwise the SuperNode would
+report the failure at a time that depends on the patients.
 """
 
 from __future__ import annotations
@@ -39,15 +38,12 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")
 _GRACE_SECONDS = 60.0
 """Time after the end of a round in which a process can report that it is late."""
-_MOST_SECONDS = 20 * 86_400.0
-"""Longest wait that the system supports in one call."""
 
 
 class Question(NamedTuple):
     """The input of a process: a message of a run to a node, and the hospital's own settings.
 
-    `held` is the memory, in bytes, that the executor uses for the received and the forwarded
-    message.
+    `held` are the bytes of memory that the executor uses for the message.
     """
 
     message: Message
@@ -57,7 +53,7 @@ class Question(NamedTuple):
     held: int = 0
 
     def to_bytes(self) -> bytes:
-        """Serialise the question for `from_bytes`."""
+        """Serialise the question. The executor holds the message twice, received and forwarded."""
         message = message_to_bytes(self.message)
         head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
         return b"%b\n%b" % (head.encode(), message)
@@ -74,11 +70,7 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """A component that answers a SuperNode's messages, each in its own process.
-
-    `command` starts the process. The file `config`, with the hospital's settings, is read again for
-    every message.
-    """
+    """Answers a SuperNode's messages, each in its own process, with the settings in `config`."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
@@ -106,17 +98,20 @@ class Answering:
                 )
             question = Question(work.message, work.context.run_id, work.context.node_id, own)
             metadata = work.message.metadata
-            seconds_to_live = seconds_left(metadata.created_at, metadata.ttl)
-            seconds = min(
-                max(settings.reply_after, seconds_to_live) + _GRACE_SECONDS, _MOST_SECONDS
-            )
+            seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
+            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system waits no longer
             end = time.monotonic() + seconds
             with _noted(Path(settings.state_dir)):
                 came_in, *answer = self._ask(question, seconds)
             if came_in:
                 delay = ReplyDelay(settings.reply_after, float(came_in))
             if len(answer) < 2 or len(answer[1]) != int(answer[0]):
-                raise RoundFailedError(_fault(seconds, hung=time.monotonic() >= end))
+                fault = "has died, of want of memory perhaps (see the system's log)"
+                if time.monotonic() >= end:
+                    fault = f"was ended: it hung, or needed more than {seconds:.0f} s"
+                raise RoundFailedError(
+                    f"the process that answered {fault}; the reply says that the round failed"
+                )
             return message_from_bytes(answer[1])
         except Exception as error:  # no text of an error may reach the server
             reason = log_privately(site, error)
@@ -124,11 +119,10 @@ class Answering:
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
-        """Return the output of a process within the time limit.
+        """Return a process's output in time: its clock's start, its reply's size, and its reply.
 
-        The output has three parts: the start of the process's clock, the size of its reply, and the
-        reply. The reply is sent before the process has ended, because a process with more memory
-        takes longer to free its memory. The next message waits for the end of the process.
+        The reply is sent before the process has ended, because the time to free its memory depends
+        on the patients. The next message waits for the end of the process.
         """
         if self._last is not None:
             self._last.wait()
@@ -146,15 +140,6 @@ class Answering:
         finally:
             end.cancel()
             process.kill()
-
-
-def _fault(seconds: float, *, hung: bool) -> str:
-    fault = (
-        f"was ended: it hung, or needed more than {seconds:.0f} s"
-        if hung
-        else "has died, of want of memory perhaps (see the system's log)"
-    )
-    return f"the process that answered {fault}; the reply says that the round failed"
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from threading import Thread, Timer
+from threading import Timer
 
 import pytest
 from flwr.cli.utils import SUPERLINK_UNAVAILABLE_MESSAGE
@@ -16,7 +16,6 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.runtime import connection
 from dpfact_flower.runtime.connection import RunFailedError
 from dpfact_flower.server.history import Failure
-from tests.patience import PATIENCE
 from tests.server.test_status import begun, close
 
 FLWR = """#!/bin/sh
@@ -85,39 +84,20 @@ def test_the_exit_code_is_the_runs(flower, states, code):
 
 
 @pytest.mark.process
-def test_a_run_that_does_not_begin_is_warned_of(flower, tmp_path, monkeypatch):
-    """Its log is awaited until somebody ends it, which is when the test hears the warning."""
-    pipe = tmp_path / "go"
-    os.mkfifo(pipe)
-    monkeypatch.setattr(connection, "_PENDING_SECONDS", 0.01)
-    said, state = [], connection.Connection.state
-
-    def ended(self, run):
-        found = state(self, run)
-        if len(said) == 0 and found["status"] == "pending":
-            Thread(target=pipe.write_text, args=("INFO: ended\n",)).start()
-        said.append(found["status"])
-        return found
-
-    monkeypatch.setattr(connection.Connection, "state", ended)
-    done, _ = flower("pending", "finished:stopped")
-    assert done.exit_code == 1
-    assert said == ["pending", "finished:stopped"]
-    assert "warning: run 77 has not begun for 0.01 s" in done.stderr
-    assert "flwr stop 77 centre ends it" in done.stderr
-
-
-@pytest.mark.process
 @pytest.mark.parametrize(
-    ("states", "code"), [(["running", "running", "", ""], 4), (["running"] + 2 * ["finished:x"], 1)]
+    ("states", "code"),
+    [
+        (["running", "running", "", ""], 4),
+        (["running", *["finished:failed"] * 2], 1),
+        (["pending", *["finished:stopped"] * 2], 1),
+    ],
 )
 def test_a_log_that_never_ends_is_not_waited_for_without_end(
     flower, tmp_path, monkeypatch, states, code
 ):
-    """The SuperLink's machine has gone, say, and no word came that the connection is closed."""
+    """The SuperLink's machine has gone, say, or the run never begins, which only a warning says."""
     pipe = tmp_path / "go"
     os.mkfifo(pipe)
-    monkeypatch.setattr(connection, "_PENDING_SECONDS", 0.01)
     monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.01)
     guard = Timer(60, pipe.write_text, args=("INFO: ended\n",))  # or this test would wait, too
     guard.start()
@@ -125,35 +105,12 @@ def test_a_log_that_never_ends_is_not_waited_for_without_end(
     assert guard.is_alive()
     guard.cancel()
     assert done.exit_code == code, done.output
-    assert "has not begun" not in done.stderr
+    warned = "warning: run 77 has not begun yet" in done.stderr
+    assert warned is (states[0] == "pending")
+    assert ("flwr stop 77 centre ends it" in done.stderr) is warned
 
 
 AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UNAVAILABLE_MESSAGE}"}
-
-
-@pytest.mark.process
-def test_a_superlink_that_is_being_started_is_waited_for(flower, tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
-    (tmp_path / "answer-1").write_text(json.dumps(AWAY))
-    busy = {"success": False, "error-message": "Internal Server Error"}
-    done, asked = flower(AWAY, busy, "finished:stopped", "finished:completed")
-    assert done.exit_code == 0, done.output
-    assert [line.split()[0] for line in asked] == ["run", *["ls"] * 3, "run", "log", "ls"]
-    assert asked[0] == asked[4]
-    assert set(asked[1:4]) == {"ls centre --format json"}
-    assert done.stderr.count("warning: the SuperLink (centre) does not answer") == 1
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("state", ["pending", "starting", "running"])
-def test_nothing_is_submitted_twice(flower, tmp_path, monkeypatch, state):
-    """The SuperLink may have taken the run before it went away: sites would pay for two."""
-    monkeypatch.setattr(connection, "_GONE_SECONDS", PATIENCE)
-    (tmp_path / "answer-1").write_text(json.dumps(AWAY))
-    done, asked = flower(state)
-    assert isinstance(done.exception, RunFailedError)
-    assert "is back with unfinished runs: 77. If none of them" in str(done.exception)
-    assert [line.split()[0] for line in asked] == ["run", "ls"]
 
 
 @pytest.mark.process
@@ -162,8 +119,10 @@ def test_nothing_is_submitted_twice(flower, tmp_path, monkeypatch, state):
     [({"success": False, "error-message": "no such connection"}, "no such connection"),
      (AWAY, "Connection to the SuperLink is unavailable")],
 )  # fmt: skip
-def test_what_was_not_started_says_so_in_flowers_words(flower, tmp_path, answer, says):
-    """A SuperLink that never comes is not waited for without end."""
+def test_what_was_not_started_says_so_in_flowers_words_and_is_not_submitted_twice(
+    flower, tmp_path, answer, says
+):
+    """The SuperLink may have taken the run before it went away: sites would pay for two."""
     (tmp_path / "run").write_text(json.dumps(answer))
     done, asked = flower()
     assert isinstance(done.exception, RunFailedError)

@@ -52,7 +52,6 @@ ATTRIBUTES = {
 """What is used of these that mypy does not see, or that is changed."""
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
-    connection._AWAY: ("cli/utils.py", "runtime/connection: _AWAY, a SuperLink that is away"),
     "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/superlink_main: _HELPER"),
     'FINISHED = "finished"': ("common/constant.py", "runtime/connection: _FINISHED, COMPLETED"),
     'COMPLETED = "completed"': ("common/constant.py", "runtime/connection: COMPLETED"),
