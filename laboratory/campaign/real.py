@@ -140,7 +140,7 @@ class RealRun:
         # With faults a round has to end early; without any, a busy machine is no problem of ours.
         wait, each = (WAIT_TIMEOUT, ROUND_TIMEOUT) if faults else (PATIENCE, PATIENCE)
         # Waiting for sites; each round with the time in which it asks again; Flower's minutes to
-        # notice that something is gone, and five in which `dpfact submit` waits for a SuperLink.
+        # notice that something is gone, and five for a SuperLink that does not report on the run.
         bound = wait + each + rounds * (1.25 * each + 10) + 180 + 300
         settings = {
             **SETTINGS[self.scenario.mode], "seed": SEED, "sites": 3, "min-sites": 2,

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from dpfact_flower import preflight
 from dpfact_flower.machine import flower
-from dpfact_flower.runtime import connection, superlink_main, supernode
+from dpfact_flower.runtime import superlink_main, supernode
 from tests.test_house import MODULES, ROOT
 
 PUBLIC = {
