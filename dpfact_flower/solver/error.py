@@ -1,12 +1,13 @@
-"""Squared errors of a site's factors on its own tensor, in one pass over the fibres."""
+"""Squared errors of a site's factors on its own tensor, in one pass over the entries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from dpfact_flower.machine.threads import in_batches, thread_count
 from dpfact_flower.solver.kernels.fibres import fibres_of
-from dpfact_flower.solver.kernels.vector import fibres as fibre_kernels
 from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
@@ -23,22 +24,21 @@ def squared_error(
     Cell values are computed in float32 and summed in float64, which gives six correct digits.
     `grams` holds the factors' Gram matrices, if known.
     """
-    fibres, features = fibres_of(tensor), stack_factors(factors[1:])
-    offsets = tuple(row - tensor.n_patients for row in fibres.offsets)
+    fibres = fibres_of(tensor)
 
     def part(chunk: tuple[int, int]) -> tuple[float, float]:
         first, end = chunk  # patients; only the rows of this chunk need padding
-        patients = stack_factors([factors[0][first:end]])
-        return fibre_kernels.squares(
-            tensor.indices, tensor.values, fibres.starts, fibres.patients[first],
-            fibres.patients[end], patients, first, features, offsets,
-        )  # fmt: skip
+        stack = stack_factors([factors[0][first:end], *factors[1:]])
+        offsets = row_offsets((end - first, *tensor.feature_shape))
+        offsets[0] = -first
+        entries = slice(*fibres.starts[fibres.patients[[first, end]]])
+        return sgd.squares(stack, tensor.indices[entries], tensor.values[entries], offsets)
 
     parts = list(in_batches(part, fibres.patient_ranges(), threads=thread_count()))
-    nonzeros = sum(error for error, _ in parts)
+    nonzeros, inner = np.sum(parts, axis=0).tolist() if parts else (0.0, 0.0)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
-    zeros = model - sum(mass for _, mass in parts)
-    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, fibres.norm_squared)
+    everywhere = fibres.norm_squared - 2 * inner + model
+    return SquaredError.on(tensor, everywhere, nonzeros, fibres.norm_squared)
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
-from dpfact_flower.solver.kernels.order import entries_by_row, first_entries, visits, zero_visits
+from dpfact_flower.solver.kernels.order import entries_by_row, visits, zero_visits
 from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.kernels.vector.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
@@ -116,7 +116,7 @@ class _Site:
         self.anchor_stack = stack_factors(self.anchors)
         self.zeros = zero_visits(tensor, settings)
         often = entries_by_row(tensor)
-        self.starts, self.visits = first_entries(often[0]), often[1:]
+        self.visits = often[1:]
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not the gradient of the objective, which may rise at any step size.
         # With clipping, a pass is also accepted if its loss is at most that of a zero model.
@@ -129,7 +129,7 @@ class _Site:
             self.patients = max(1.0, lengths[0] / others) if others > 0 else 1.0
         if not self.loss.is_squared:
             model = stack[:, : settings.rank].copy()
-            self.sample = [*visits(tensor, self.zeros, self.rng, model, self.starts)]
+            self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def factors(self, stack: Array) -> Factors:
         """Return views of the factors in the stack, without the padding."""
@@ -150,7 +150,7 @@ class _Site:
             patients=self.patients,
             loss=self.loss,
         )
-        for rows, counts in visits(tensor, self.zeros, self.rng, model, self.starts):
+        for rows, counts in visits(tensor, self.zeros, self.rng, model):
             sgd.visit(stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
         if settings.mu > 0:

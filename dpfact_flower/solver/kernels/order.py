@@ -21,10 +21,7 @@ Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 
 def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
-    """Return the number of zero cells to sample per pass.
-
-    The number is 0 if the settings exclude zero cells, or if the tensor has no zero cells.
-    """
+    """Return the number of zero cells to sample per pass."""
     if settings.zeros == "none" or tensor.cells == tensor.nnz:
         return 0
     return max(1, round(settings.zero_ratio * tensor.nnz))
@@ -38,33 +35,22 @@ def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
     return np.split(counts, offsets[1:-1])
 
 
-def first_entries(often: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first entry of each patient, followed by the total number of entries.
-
-    `often` is the number of entries of each patient.
-    """
-    return np.concatenate([[0], np.cumsum(often)])
-
-
 def visits(
     tensor: SparseTensor,
     zeros: int,
     rng: np.random.Generator,
     model: NDArray[np.float32] | None = None,
-    starts: NDArray[np.int64] | None = None,
 ) -> Iterator[Visits]:
     """Yield one pass in random order: every non-zero once, and `zeros` draws of zero cells.
 
     Blocks of neighbouring patients come in random order, and so do the visits within a block. This
-    order works as well as a full permutation and takes far less time. The draws of zero cells are
-    independent, so the numbers of draws in the blocks are multinomial.
+    order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`, see `ZeroCells`. `starts` is the result of `first_entries`.
-
-    Each yielded block holds rows of the factor stack, and counts. The count of a zero cell is minus
-    its weight. The count of a draw that hit a non-zero cell is 0.
+    Zero cells are drawn from `model`, see `ZeroCells`. Each yielded block holds rows of the factor
+    stack, and counts. The count of a zero cell is minus its weight. The count of a draw that hit a
+    non-zero cell is 0.
     """
-    starts = first_entries(entries_by_row(tensor)[0]) if starts is None else starts
+    starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
     bounds = np.append(first, tensor.n_patients)
     cells = ZeroCells(tensor, zeros, bounds, model) if zeros else None
@@ -110,9 +96,8 @@ def _draw_entries(
 ) -> None:
     """Write a block's entries in random order to the places without zero cells.
 
-    The draws of zero cells are exchangeable, so only the entries need to be shuffled among their
-    places. Entries are read in sequence and written in random order, because the output stays in
-    the cache, while the input may not.
+    Entries are read in sequence and written in random order, because the output stays in the cache,
+    while the input may not.
     """
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates

@@ -22,7 +22,6 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     read,
     store,
     total,
-    transpose,
     zeros,
 )
 
@@ -111,17 +110,3 @@ def test_outer_products_are_added_to_the_sums():
     expected, found = sums + np.outer(weights[1:], x), sums.astype(np.float32)
     outer_product((0,) * 6, weights.astype(np.float32), x.astype(np.float32), found)
     np.testing.assert_array_equal(found, expected)
-
-
-@njit
-def turned(source, target):
-    transpose(pointer(source), 2, source.shape[1], pointer(target), 1, target.shape[1])
-
-
-def test_a_square_is_transposed_where_it_lies_and_nothing_else_is_written():
-    source = np.arange(WIDTH * (WIDTH + 5), dtype=np.float32).reshape(WIDTH, -1)
-    found = np.full((WIDTH, WIDTH + 3), -1, np.float32)
-    turned(source, found)
-    np.testing.assert_array_equal(found[:, 1 : WIDTH + 1], source[:, 2 : WIDTH + 2].T)
-    found[:, 1 : WIDTH + 1] = -1
-    assert (found == -1).all()

@@ -1,15 +1,13 @@
 """Loops over fibres in vector instructions. Sums along a fibre stay in registers.
 
 Rows are processed in slices of `registers`, see `dpfact_flower.tensor.stack.slices`. `column` is
-the start of a slice. `offsets` is a tuple, so loops over the modes are unrolled. Stacks are float32
-or float64.
+the start of a slice. `offsets` holds the first row of each mode in the stack, then the number of
+rows. It is a tuple, so loops over the modes are unrolled. Stacks are float32 or float64.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.solver.kernels.vector.instructions import (
@@ -20,50 +18,14 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     pointer,
     read,
     store,
-    total,
     zeros,
 )
 from dpfact_flower.tensor.arrays import Array
-from dpfact_flower.tensor.stack import slices
 
 Registers = tuple[int, ...]
 Offsets = tuple[int, ...]
 Pointer = Any
 Vector = Any
-
-
-def add_fibres(
-    indices: Array, values: Array, starts: Array, first: int, end: int, stack: Array,
-    offsets: Offsets, mode: int, out: Array,
-) -> None:  # fmt: skip
-    """Add the contributions of fibres first..end-1 to the MTTKRP of a mode, `out`.
-
-    `offsets` holds the first row of each mode in the stack, then the number of rows. `out` has the
-    type of the stack and the shape (I_mode, padded R).
-    """
-    registers, _ = slices(stack.shape[1])
-    entries = indices, values, starts, first, end, stack, offsets
-    if mode == len(offsets) - 2:
-        _spread(registers, *entries, out)
-    else:
-        _contract(registers, *entries, mode, out)
-
-
-def squares(
-    indices: Array, values: Array, starts: Array, first: int, end: int, patients: Array,
-    first_patient: int, features: Array, offsets: Offsets,
-) -> tuple[float, float]:  # fmt: skip
-    """Return the sums of squared errors and of squared model values over entries.
-
-    The sums cover the entries of fibres first..end-1. `patients` is a stack of the patients from
-    `first_patient` on, and `features` is a stack of the other modes. `offsets` holds the offsets of
-    `add_fibres` minus the number of patients.
-    """
-    registers, _ = slices(features.shape[1])
-    found: tuple[float, float] = _squares(
-        registers, indices, values, starts, first, end, patients, first_patient, features, offsets
-    )
-    return found
 
 
 @compiled(forceinline=True, **FAST)
@@ -92,10 +54,14 @@ def row_of(
 
 
 @compiled(**FAST)
-def _contract(
+def contract(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
+    """Add fibres first..end-1 to the MTTKRP of a mode other than the last, `out`.
+
+    `out` has the type of the stack and the shape (I_mode, padded R).
+    """
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)
@@ -111,10 +77,11 @@ def _contract(
 
 
 @compiled(**FAST)
-def _spread(
+def spread(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, out: Array,
 ) -> None:  # fmt: skip
+    """Do the same for the last mode."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)
@@ -127,27 +94,3 @@ def _spread(
             for entry in range(s, e):
                 target = width * read(cells, entry * modes + modes - 1) + column
                 store(sums, target, fma(read(counts, entry), x, load(registers, sums, target)))
-
-
-@compiled(**FAST)
-def _squares(
-    registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
-    patients: Array, first_patient: int, features: Array, offsets: Offsets,
-) -> tuple[float, float]:  # fmt: skip
-    width, modes = features.shape[1], len(offsets) - 1
-    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
-    people, factors = pointer(patients), pointer(features)
-    error, mass = 0.0, 0.0
-    for fibre in range(first, end):
-        s, e = read(begin, fibre), read(begin, fibre + 1)
-        person = width * (read(cells, s * modes) - first_patient)
-        for entry in range(s, e):
-            value = 0.0
-            for column in range(0, width, WIDTH * len(registers)):
-                x = load(registers, people, person + column)
-                for n in range(1, modes):
-                    x = mul(x, row_of(registers, cells, entry, n, factors, width, column, offsets))
-                value += np.float64(total(x))
-            error += (np.float64(read(counts, entry)) - value) ** 2
-            mass += value * value
-    return error, mass

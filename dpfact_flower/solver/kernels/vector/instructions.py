@@ -197,40 +197,6 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
     return sums(start, types.int64, x, sums), emit
 
 
-@_operation
-def transpose(_: Any, source: Any, start: Any, step: Any, target: Any, to: Any, by: Any) -> Any:
-    """Transpose a square of `WIDTH` rows.
-
-    `step` and `by` are the distances between rows in the source and in the target.
-    """
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source, start, step, target, to, by = arguments
-        register = ir.VectorType(context.get_value_type(signature.args[0].dtype), WIDTH)
-        one = ir.ArrayType(register, 1)
-        numbers = [ir.Constant(ir.IntType(64), number) for number in range(WIDTH)]
-        rows = []
-        for number in numbers:
-            at = builder.add(start, builder.mul(number, step))
-            rows.append(builder.load(_places(builder, one, source, at)[0]))
-            rows[-1].align = 4
-        size = WIDTH
-        while size := size // 2:  # exchange off-diagonal squares: halves, then quarters, ...
-            low = [n if not n & size else WIDTH + n - size for n in range(WIDTH)]
-            high = [n + size if not n & size else WIDTH + n for n in range(WIDTH)]
-            for n in range(WIDTH):
-                if not n & size:
-                    x, y = rows[n], rows[n + size]
-                    rows[n] = _shuffled(builder, x, y, low)
-                    rows[n + size] = _shuffled(builder, x, y, high)
-        for number, row in zip(numbers, rows, strict=True):
-            at = builder.add(to, builder.mul(number, by))
-            builder.store(row, _places(builder, one, target, at)[0]).align = 4
-        return context.get_dummy_value()
-
-    return types.void(source, types.int64, types.int64, target, types.int64, types.int64), emit
-
-
 def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
     """Return the signature and the emitter of an operation that applies to each register."""
     result = next(kind for kind in kinds if isinstance(kind, Vector))

@@ -33,7 +33,6 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     read,
     store,
     total,
-    transpose,
     zeros,
 )
 from dpfact_flower.tensor.arrays import Array
@@ -47,8 +46,8 @@ _SUMS = TILE * STRIP  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are summed in float32
 _MINUS = np.float32(-1)
 
-_TILE = (0,) * TILE
-_STRIP = (0,) * (TILE * STRIP)
+_TILE = (0,) * TILE  # registers for a column of a block
+_STRIP = (0,) * (TILE * STRIP)  # registers for the gradients of a panel
 
 
 def update_rows(
@@ -66,14 +65,14 @@ def update_rows(
     steps[:rank] = np.divide(1, curvature, out=np.zeros(rank), where=curvature > LEAST_CURVATURE)
     pulls = aligned_zeros(width, width)
     pulls[:rank, :rank] = -q
-    outers = registers * (_SUMS // len(registers))
+    outers = registers * (_SUMS // len(registers))  # registers for the sums of a Gram matrix
 
     def part(blocks: tuple[int, int]) -> tuple[Array, float, Array]:
         most = np.diff(fibres.patients[fibres.blocks[blocks[0] : blocks[1] + 1]]).max()
         rooms, out = _rooms(int(most), width), aligned_zeros(tensor.shape[1], width)
         gram = np.zeros(rooms[-1].shape)
         inner = _update_blocks(
-            registers, _TILE, _STRIP, outers, tensor.indices, tensor.values, fibres.starts,
+            registers, outers, tensor.indices, tensor.values, fibres.starts,
             fibres.patients, fibres.blocks, *blocks, stack, fibres.offsets, rank,
             pulls, steps, np.float32(floor), sweeps, rooms, out, gram,
         )  # fmt: skip
@@ -106,16 +105,12 @@ def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
 
 @compiled(**FAST)
 def _update_blocks(
-    registers: Registers, tile: Registers, panel: Registers, outers: Registers, indices: Array,
-    values: Array, starts: Array, patients: Array, blocks: Array, first_block: int, end_block: int,
-    stack: Array, offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
+    registers: Registers, outers: Registers, indices: Array, values: Array, starts: Array,
+    patients: Array, blocks: Array, first_block: int, end_block: int, stack: Array,
+    offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update the rows of some blocks: add to `out` and `gram`, and return the old <X, M>.
-
-    The lengths of `tile`, `panel` and `outers` give the numbers of registers for a column of a
-    block, the gradients of a panel, and the sums for a Gram matrix.
-    """
+    """Update the rows of some blocks: add to `out` and `gram`, and return the old <X, M>."""
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):
@@ -124,11 +119,11 @@ def _update_blocks(
             registers, indices, values, starts, patients, first, end, stack, offsets, sums, rows,
             product,
         )  # fmt: skip
-        _transpose(rows, columns, BLOCK)
-        _transpose(product, target, BLOCK)
+        _transpose(rows[:BLOCK], columns)
+        _transpose(product, target)
         for _ in range(sweeps):
-            _sweep(tile, panel, rank, columns, target, pulls, steps, floor, gradient)
-        _transpose(columns, rows, len(columns))
+            _sweep(rank, columns, target, pulls, steps, floor, gradient)
+        _transpose(columns, rows[:BLOCK])
         _scatter(registers, indices, starts, patients, first, end, stack, offsets, sums, rows, out)
         _add_gram(registers, outers, rank, rows, end - first, squares)
         if block % _FEW == 0 or block == end_block - 1:
@@ -173,36 +168,34 @@ def _gather(
 
 
 @compiled(**FAST)
-def _transpose(source: Array, target: Array, rows: int) -> None:
-    """Transpose the first `rows` rows of a matrix, square by square."""
-    step, by = source.shape[1], target.shape[1]
-    for i in range(0, rows, WIDTH):
-        for j in range(0, step, WIDTH):
-            transpose(pointer(source), i * step + j, step, pointer(target), j * by + i, by)
+def _transpose(source: Array, target: Array) -> None:
+    for i in range(source.shape[0]):
+        for j in range(source.shape[1]):
+            target[j, i] = source[i, j]
 
 
 @compiled(**FAST)
 def _sweep(
-    tile: Registers, panel: Registers, rank: int, columns: Array, target: Array, pulls: Array,
-    steps: Array, floor: Any, gradient: Array,
+    rank: int, columns: Array, target: Array, pulls: Array, steps: Array, floor: Any,
+    gradient: Array,
 ) -> None:  # fmt: skip
     """Minimise over the columns in turn. Padded columns stay zero."""
     width = len(pulls)
     new, aim, pull = pointer(columns), pointer(target), pointer(pulls)
     step, left = pointer(steps), pointer(gradient)
     for first in range(0, rank, STRIP):
-        slopes = load(panel, aim, first * BLOCK)
+        slopes = load(_STRIP, aim, first * BLOCK)
         for k in range(rank):
-            slopes = outer(pull, k * width + first, load(tile, new, k * BLOCK), slopes)
+            slopes = outer(pull, k * width + first, load(_TILE, new, k * BLOCK), slopes)
         store(left, 0, slopes)
         for here in range(STRIP):
             r = first + here
-            old, slope = load(tile, new, r * BLOCK), load(tile, left, here * BLOCK)
+            old, slope = load(_TILE, new, r * BLOCK), load(_TILE, left, here * BLOCK)
             best = at_least(fma(read(step, r), slope, old), floor)
             store(new, r * BLOCK, best)
             change = fma(_MINUS, old, best)
             for later in range(here + 1, STRIP):
-                slope = load(tile, left, later * BLOCK)
+                slope = load(_TILE, left, later * BLOCK)
                 weight = read(pull, r * width + first + later)
                 store(left, later * BLOCK, fma(weight, change, slope))
 

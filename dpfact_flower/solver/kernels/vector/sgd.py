@@ -110,7 +110,7 @@ def _squares(
     factors = pointer(stack)
     squares, inner = 0.0, 0.0
     for s in range(len(values)):
-        product = load(registers, factors, indices[s, 0] * columns)
+        product = load(registers, factors, (offsets[0] + indices[s, 0]) * columns)
         for n in range(1, modes):
             row = offsets[n] + indices[s, n]
             product = mul(product, load(registers, factors, row * columns))
