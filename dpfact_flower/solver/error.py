@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from dpfact_flower.machine.threads import in_batches, thread_count
 from dpfact_flower.solver.kernels.fibres import fibres_of
 from dpfact_flower.solver.kernels.vector import sgd
@@ -26,7 +24,7 @@ def squared_error(
     """
     fibres = fibres_of(tensor)
 
-    def part(chunk: tuple[int, int]) -> tuple[float, float]:
+    def part(chunk: tuple[int, int]) -> tuple[float, float, float]:
         first, end = chunk  # patients; only the rows of this chunk need padding
         stack = stack_factors([factors[0][first:end], *factors[1:]])
         offsets = row_offsets((end - first, *tensor.feature_shape))
@@ -35,10 +33,10 @@ def squared_error(
         return sgd.squares(stack, tensor.indices[entries], tensor.values[entries], offsets)
 
     parts = list(in_batches(part, fibres.patient_ranges(), threads=thread_count()))
-    nonzeros, inner = np.sum(parts, axis=0).tolist() if parts else (0.0, 0.0)
+    nonzeros = sum(squares for squares, _, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
-    everywhere = fibres.norm_squared - 2 * inner + model
-    return SquaredError.on(tensor, everywhere, nonzeros, fibres.norm_squared)
+    zeros = model - sum(mass for _, _, mass in parts)
+    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, fibres.norm_squared)
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:

@@ -165,7 +165,7 @@ class _Site:
             if not self.loss.is_squared:
                 error = _sampled_loss(self.loss, self.sample, stack, factors, zeros=self.zeros > 0)
             else:
-                squares, inner = sgd.squares(stack, tensor.indices, tensor.values, self.offsets)
+                squares, inner, _ = sgd.squares(stack, tensor.indices, tensor.values, self.offsets)
                 error = 0.5 * squares
                 if settings.zeros != "none":
                     error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])

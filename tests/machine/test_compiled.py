@@ -81,7 +81,7 @@ import numpy as np
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.solver.kernels.vector import sgd
 stack, cell = np.ones((2, 16), np.float32), np.zeros((1, 2), np.int32)
-squares, inner = sgd.squares(stack, cell, np.ones(1, np.float32), np.arange(3))
+squares, inner, _ = sgd.squares(stack, cell, np.ones(1, np.float32), np.arange(3))
 print(WIDTH, squares, inner, sum(sgd._squares.stats.cache_hits.values()), sep="|")
 """
 

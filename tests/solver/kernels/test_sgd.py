@@ -73,9 +73,10 @@ def test_projection_does_not_hide_a_nan(problem, shape):
 def test_the_fit_is_that_of_the_dense_model(problem, model, shape, rank):
     case = problem(shape, rank=rank, signed=True)
     data, dense = case.tensor.to_dense(), model(case.factors)
-    squares, inner = sgd.squares(
+    squares, inner, mass = sgd.squares(
         stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
     )
     expected = np.sum((data - dense)[data > 0] ** 2)
     assert squares == pytest.approx(expected, rel=1e-5)
+    assert mass == pytest.approx(np.sum(dense[data > 0] ** 2), rel=1e-5)
     assert inner == pytest.approx(np.sum(data * dense), rel=0, abs=1e-5 * np.sum(data * abs(dense)))

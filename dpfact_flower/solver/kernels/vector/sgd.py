@@ -93,8 +93,10 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
         any_number((0,) * whole, stack, anchors, rows, counts, products, *numbers)
 
 
-def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tuple[float, float]:
-    """Return the squared error over a tensor's entries, and the inner product <X, M>.
+def squares(
+    stack: Array, indices: Array, values: Array, offsets: Array
+) -> tuple[float, float, float]:
+    """Return the sums of (x - m)^2, x m and m^2 over entries x and the model's values m there.
 
     The model's values are computed in float32, and the sums in float64.
     """
@@ -105,10 +107,10 @@ def squares(stack: Array, indices: Array, values: Array, offsets: Array) -> tupl
 @compiled(**FAST)
 def _squares(
     registers: Registers, stack: Array, indices: Array, values: Array, offsets: tuple[int, ...]
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     columns, modes = stack.shape[1], len(offsets) - 1
     factors = pointer(stack)
-    squares, inner = 0.0, 0.0
+    squares, inner, mass = 0.0, 0.0, 0.0
     for s in range(len(values)):
         product = load(registers, factors, (offsets[0] + indices[s, 0]) * columns)
         for n in range(1, modes):
@@ -117,7 +119,8 @@ def _squares(
         model, value = np.float64(total(product)), np.float64(values[s])
         squares += (value - model) * (value - model)
         inner += value * model
-    return squares, inner
+        mass += model * model
+    return squares, inner, mass
 
 
 @functools.cache
