@@ -110,7 +110,7 @@ def backup(
 
     FOLDER is the site's folder, or the state-dir that contains it. Run it as the ledger's owner.
     """
-    from dpfact_flower.privacy.ledger.copies import back_up
+    from dpfact_flower.privacy.ledger import back_up
 
     head = back_up(_find(folder, site), to.expanduser())
     say(f"OK: {head.rows} rows, head {head}")
@@ -127,9 +127,10 @@ def restore(
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
     never replaced. A backup that lacks rows is refused, because their cost would be forgotten.
     """
-    from dpfact_flower.privacy.ledger import Head, copies
+    from dpfact_flower.privacy import ledger
+    from dpfact_flower.privacy.ledger import Head
 
-    head = copies.restore(backup_folder.expanduser(), folder.expanduser(), Head.parse(noted))
+    head = ledger.restore(backup_folder.expanduser(), folder.expanduser(), Head.parse(noted))
     say(f"OK: {head.rows} rows, head {head}")
 
 

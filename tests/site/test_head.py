@@ -7,8 +7,7 @@ from contextlib import closing
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_key, data_tag
-from dpfact_flower.privacy.ledger.copies import back_up, restore
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, back_up, data_key, data_tag, restore
 from dpfact_flower.privacy.ledger.key import KEY
 from dpfact_flower.privacy.ledger.rows import START, chained
 from tests.cli.test_ledger import ledger_text

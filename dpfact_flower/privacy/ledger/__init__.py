@@ -6,15 +6,12 @@ budget belongs to the site's patients, so every charged row counts, for any job 
 
 Durability
 ----------
-`Ledger.charge` returns after row, events and bytes are on the disk, in one transaction. The ledger
-uses a rollback journal (journal_mode DELETE), not a write-ahead log. Between transactions the
-ledger is therefore one file, and a copy of this file is complete. In this mode the commit is the
-deletion of the journal, and only synchronous EXTRA makes the deletion durable. Otherwise a power
-loss could restore the state before the charge. A new ledger gets its name only when it is complete,
-so an empty or truncated file is always damaged.
-
-A simulated site needs no protection from a power loss. With `durable` False, SQLite leaves writing
-to the operating system. A killed process still loses no row.
+`Ledger.charge` returns after row, events and bytes are on the disk, in one transaction. With a
+rollback journal (journal_mode DELETE), the ledger is one file between transactions, and a copy of
+this file is complete. The commit is the deletion of the journal, and only synchronous EXTRA makes
+it durable. Otherwise a power loss could restore the state before the charge. A new ledger gets its
+name only when it is complete, so an empty or truncated file is always damaged. In a simulation
+(`durable` False), SQLite leaves writing to the operating system.
 
 Evidence
 --------
@@ -28,20 +25,19 @@ Secrecy
 -------
 A head is a commitment to the rows, because each row has random bytes. Instead of a fingerprint of
 the data, a row has the fingerprint's HMAC under a key next to the ledger (`key`). The time in a row
-is the time of the request. About patients, a head, a backup and `dpfact ledger show` therefore
-reveal only the released values, which are charged. The key, and a folder that contains it, are
-patient data.
+is the time of the request. A head, a backup and `dpfact ledger show` therefore reveal only the
+released values. The key, and a folder that contains it, are patient data.
 
-Two processes may use one ledger. Writers take turns, and a round has only one release. The folder
-must be on a local disk, because SQLite's locks are unreliable on network shares.
+Two processes may use one ledger. The folder must be on a local disk, because SQLite's locks are
+unreliable on network shares.
 """
 
 from dpfact_flower.privacy.ledger.file import LEDGER, verified_head
 from dpfact_flower.privacy.ledger.key import data_key, data_tag, read_key
-from dpfact_flower.privacy.ledger.ledger import Ledger
+from dpfact_flower.privacy.ledger.ledger import Ledger, back_up, restore
 from dpfact_flower.privacy.ledger.rows import Head, LedgerRow, ReleaseKey
 
 __all__ = [
-    "LEDGER", "Head", "Ledger", "LedgerRow", "ReleaseKey", "data_key", "data_tag", "read_key",
-    "verified_head",
+    "LEDGER", "Head", "Ledger", "LedgerRow", "ReleaseKey", "back_up", "data_key", "data_tag",
+    "read_key", "restore", "verified_head",
 ]  # fmt: skip

@@ -34,7 +34,7 @@ def create_ledger(path: Path) -> None:
     """Create a complete empty ledger on the disk, unless one exists."""
     private_folder(path.parent)
     try:
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as empty:
+        with closing(sqlite3.connect(":memory:")) as empty:
             empty.executescript(_SCHEMA)
             create_once(path, empty.serialize())
     except OSError as error:

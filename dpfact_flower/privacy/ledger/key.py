@@ -38,11 +38,10 @@ def read_key(folder: Path) -> bytes | None:
 
 def data_key(folder: Path) -> bytes:
     """Return the key of a site's folder, after making a missing key."""
-    key = read_key(folder)
-    if key is None:
+    if read_key(folder) is None:
         with disk_errors(folder / KEY):
             create_once(folder / KEY, secrets.token_bytes(_BYTES))
-        key = read_key(folder)
+    key = read_key(folder)
     assert key is not None
     return key
 

@@ -1,16 +1,17 @@
-"""Read, extend and verify an open ledger."""
+"""Read, extend, verify and copy a ledger."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine.access import check_own
+from dpfact_flower.machine.files import locked, private_folder, replacing
 from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger.file import (
     LEDGER,
@@ -40,15 +41,8 @@ class Ledger:
 
     Every method except `verify` reads all rows and refuses a ledger with a wrong hash.
 
-    Parameters
-    ----------
-    folder : path
-        Folder of the site.
-    create : bool
-        Whether to create a missing folder or ledger. The caller must know that the site never had a
-        ledger, because an empty ledger has its full budget.
-    durable : bool
-        Whether `charge` waits for the disk. Use False only in simulations.
+    With `create`, a missing ledger is created. The caller must know that the site never had one,
+    because an empty ledger has its full budget. With `durable`, `charge` waits for the disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -87,10 +81,7 @@ class Ledger:
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """Return the release of a round of a job, bit for bit.
-
-        Return None if that round was never answered, or if the bytes are not kept.
-        """
+        """Return a round's release, bit for bit; None if unanswered or if no bytes are kept."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             if row is None:
@@ -111,7 +102,7 @@ class Ledger:
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return all charged events in order, or only the events of one job."""
+        """Return all charged events in order, or those of one job."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
@@ -135,24 +126,13 @@ class Ledger:
     ) -> Head:
         """Record a release with its cost on the disk, so that the release may be sent.
 
-        Return the new head, for the site's log. The ledger keeps charged bytes. For other bytes it
-        keeps only the hash. After an exception nothing may be sent. (If the disk failed late, the
-        row may still exist, which wastes budget.) Recording the same release again has no effect.
+        Return the new head, for the site's log. The ledger keeps charged bytes, and of other bytes
+        only the hash. After an exception nothing may be sent. (If the disk failed late, the row may
+        still exist, which wastes budget.) Recording the same release again has no effect. Another
+        release, a round that is over, other data, or a charge since `count` is refused.
 
-        Parameters
-        ----------
-        terms : str
-            Digest of the settings that must not change within the job.
-        last_look : callable
-            Function that is called after writing and before the commit. An exception in this call
-            undoes the charge.
-
-        Raises
-        ------
-        StateError
-            If the round has another release, if a later round of the job was answered, if the job
-            was begun with other data, if another process has charged since `count`, if the ledger
-            belongs to another user, or if writing to the disk fails.
+        `terms` is the digest of the settings that must not change within the job. `last_look` is
+        called after writing and before the commit. An exception in it undoes the charge.
         """
         self._check_own()
         payload = pack(release.arrays)
@@ -170,12 +150,10 @@ class Ledger:
                 )
             document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
-            stored = payload if release.events or not payload else None
-            if isinstance(release, Share):  # kept in the job's folder instead
-                stored = None
+            keep = not isinstance(release, Share) and (release.events or not payload)
             connection.execute(
                 "INSERT INTO releases (number, document, hash, payload) VALUES (?, ?, ?, ?)",
-                (head.rows, document, head.hash, stored),
+                (head.rows, document, head.hash, payload if keep else None),
             )
             last_look()
         if self._counted is not None:
@@ -187,21 +165,17 @@ class Ledger:
     # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Return the problems of the ledger. An empty list means that the ledger is intact.
-
-        The method checks the file (by SQLite), the chain of hashes, released bytes against their
-        hash, and the head noted next to the ledger.
+        """Return the problems of the file, the hashes, the released bytes and the noted heads.
 
         `noted` is a head that was kept earlier. The row of this head must still exist unchanged.
-        Without `noted`, the removal of the newest rows may not be detected. Each problem names its
-        row, and never a released value.
+        Without `noted`, the removal of the newest rows may not be detected. No problem contains a
+        released value.
         """
         problems: list[str] = []
         try:
             with self._transaction("DEFERRED") as connection:
-                for (line,) in connection.execute("PRAGMA integrity_check"):
-                    if line != "ok":
-                        problems.append(f"SQLite's integrity check: {line}")
+                lines = [line for (line,) in connection.execute("PRAGMA integrity_check")]
+                problems += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
                 rows: list[LedgerRow] = []
                 problems.extend(self._problems(connection, rows))
                 for row in rows:
@@ -334,3 +308,52 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
         )
     elif [START, *hashes][noted.rows] != noted.hash:
         yield f"row {noted.rows}: it differs from the noted head: the ledger was rewritten"
+
+
+# --- Copies ---------------------------------------------------------------------------------------
+
+
+def back_up(folder: Path, target: Path) -> Head:
+    """Copy the ledger of a site's folder into `target`, and check the copy.
+
+    Return the head of the copy, to be stored separately from the copy.
+    """
+    path = target / LEDGER
+    with Ledger(folder, create=False):  # checks that the ledger exists and has the right owner
+        pass
+    with translated(path):
+        private_folder(target)
+        if path.exists():
+            raise StateError(f"{path}: there is a ledger already; give each backup its own folder")
+        with closing(open_ledger(folder / LEDGER, durable=True)) as connection:
+            content = connection.serialize()
+        with replacing(path) as file:
+            file.write(content)
+    return _verified(target, None)
+
+
+def restore(backup: Path, folder: Path, noted: Head) -> Head:
+    """Restore a lost ledger from a backup, if nothing was charged after the backup.
+
+    `noted` is the last head in the site's log. An existing ledger is never replaced.
+    """
+    path = folder / LEDGER
+    head = _verified(backup, noted)
+    with locked(folder), translated(path):
+        for old in (path, Path(f"{path}-journal")):
+            if old.exists():
+                raise StateError(
+                    f"{old}: exists; a ledger is never replaced. If it is damaged for good, "
+                    "move both files elsewhere together, and keep them"
+                )
+        content = (backup / LEDGER).read_bytes()
+        with replacing(path) as file:
+            file.write(content)
+    return head
+
+
+def _verified(folder: Path, noted: Head | None) -> Head:
+    with Ledger(folder, create=False) as ledger:
+        if problems := ledger.verify(noted):
+            raise StateError(f"{ledger.path}: {'; '.join(problems)}")
+        return ledger.head()

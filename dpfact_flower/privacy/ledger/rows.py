@@ -23,18 +23,13 @@ from dpfact_flower.privacy.release import Release, Share
 
 START = "0" * 64
 """Hash that the first row uses as the hash of the previous row."""
-_RANDOM_BYTES = 32
 
 
 class ReleaseKey(NamedTuple):
     """The key of a request. The same key always gets the same bytes.
 
-    Attributes
-    ----------
-    fingerprint : str
-        Fingerprint of the site's tensor, under the site's own key; see `data_tag`.
-    request : str
-        Digest of the whole request.
+    `fingerprint` is that of the site's tensor, under the site's own key (`data_tag`), and `request`
+    the digest of the whole request.
     """
 
     fingerprint: str
@@ -46,8 +41,7 @@ class ReleaseKey(NamedTuple):
 class Head(NamedTuple):
     """The number of rows of a ledger, and the hash of the newest row.
 
-    A head that is kept elsewhere can later show that rows are missing. A head reveals nothing about
-    the rows, because each row has random bytes.
+    A head that is kept elsewhere can later show that rows are missing.
     """
 
     rows: int
@@ -58,7 +52,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a head from its text."""
+        """Parse a head's text."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
@@ -71,21 +65,15 @@ class LedgerRow:
 
     Attributes
     ----------
-    number : int
-        Number of the row, from 1 without gaps.
-    hash : str
-        Hash of the previous row's hash and this row's document.
     payload_kept : bool
         Whether the ledger keeps the bytes, as for charged releases.
     recorded : str
         Time of the request, by the site's clock, in UTC. The time of the charge would reveal how
         long the computation took.
-    terms : str
-        Digest of the settings that must not change within the job.
     shapes : tuple of tuple of int
-        Shapes of the released arrays. The tuple is empty if nothing left the site.
+        Shapes of the released arrays; empty if nothing left the site.
     events : tuple of ReleaseEvent
-        The charged events. The tuple is empty for a release without noise.
+        The charged events; empty for a release without noise.
     """
 
     number: int
@@ -142,21 +130,18 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON.
-
-    The row's random bytes hide its other content from anyone who has only the hash.
-    """
+    """Return a new row as JSON. Random bytes hide its content from anyone who has only the hash."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
         "payload_sha256": digest_of(payload),
         "events": [event.to_dict() for event in release.events],
-        "random": secrets.token_hex(_RANDOM_BYTES),
+        "random": secrets.token_hex(32),
     })  # fmt: skip
 
 
 def digest_of(content: bytes) -> str:
-    """Return the SHA-256 of `content` in hexadecimal."""
+    """Return the hexadecimal SHA-256 of `content`."""
     return hashlib.sha256(content).hexdigest()
 
 

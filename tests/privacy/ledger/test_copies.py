@@ -5,8 +5,7 @@ import shutil
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger
-from dpfact_flower.privacy.ledger.copies import back_up, restore
+from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, restore
 from tests.cli.test_ledger import charge, invoke, ledger_text
 
 
