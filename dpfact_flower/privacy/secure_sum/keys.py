@@ -1,9 +1,8 @@
 """Define the participants of secure sums, signed by keys that hospitals pinned, and the question.
 
-A hospital has one long-term key (Ed25519, RFC 8032). The other hospitals get the public half
-without the server. For each job a site makes a fresh key (X25519, RFC 7748), and signs the key
-together with the job's terms. A server can therefore not impersonate a site without that site's
-long-term key.
+The other hospitals get the public half of a hospital's long-term key (Ed25519, RFC 8032) without
+the server. A site signs its fresh key for a job (X25519, RFC 7748) together with the job's terms,
+so a server without the long-term key cannot impersonate the site.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _MOST_ROUNDS = 2**32
 
 
 def new_signing_key() -> bytes:
-    """Make a long-term key, as the content of a PEM file without a password."""
+    """Make a long-term key, as the content of a PEM file."""
     return Ed25519PrivateKey.generate().private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
     )
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
-    """Read the key of a PEM file. Raise a SettingsError if the file has other content."""
+    """Read the key of a PEM file."""
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -61,7 +60,7 @@ def public_text(key: Ed25519PrivateKey) -> str:
 
 
 def read_public_key(text: str) -> bytes:
-    """Return the 32 bytes of a `public_text`. Raise a SettingsError for other text."""
+    """Return the 32 bytes of a `public_text`."""
     kind, colon, encoded = text.strip().partition(":")
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -95,15 +94,9 @@ def hashed(*parts: str | bytes | int) -> bytes:
 class Terms:
     """The terms of all sums of a job, which are public and the same for every site.
 
-    Attributes
-    ----------
-    settings : str
-        Digest of all other settings that the sites must agree on.
-    sites : tuple of str
-        Names of all H sites, sorted.
-    colluding, dropouts : int
-        T, the number of sites that may collude with the server, and D, the number that may be lost
-        in a sum.
+    `settings` is the digest of all other settings that the sites must agree on, and `sites` has the
+    sorted names of all H sites. At most T `colluding` sites collude with the server, and at most D
+    `dropouts` are lost in a sum.
     """
 
     job: str
@@ -131,7 +124,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites that open a sum: all colluding sites, and more than half of the others.
+        """Number of sites that open a sum: the colluding and more than half of the others.
 
         With this number, two attempts at a sum can never both be opened.
         """
@@ -166,10 +159,7 @@ def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519Priva
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list with an unknown site, a key that its owner did not sign, or too few sites.
-
-    `peers` has the pinned long-term public keys by site name.
-    """
+    """Refuse a list with an unknown site, a key that its owner did not sign, or too few sites."""
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(
@@ -177,33 +167,28 @@ def check_members(
         )
     if len(names) < len(terms.sites) - terms.dropouts:
         raise PrivacyRefusedError(
-            f"members: {len(names)} are too few; of {len(terms.sites)} sites the terms allow "
-            f"{terms.dropouts} to be lost"
+            f"members: {len(names)} of {len(terms.sites)} are too few; {terms.dropouts} may be lost"
         )
     if len({member.key for member in members}) < len(members):
         raise PrivacyRefusedError("members: two sites have the same key")
     for member in members:
         if member != own_member:
-            _check_signature(terms, member, pinned(peers, member.site))
+            key = pinned(peers, member.site)
+            statement = _statement(terms, member.site, member.key)
+            try:
+                Ed25519PublicKey.from_public_bytes(key).verify(member.signature, statement)
+            except (InvalidSignature, ValueError):
+                raise PrivacyRefusedError(
+                    f"members: the key of {shown(member.site)} is not signed, for these terms, by "
+                    "the long-term key that is pinned at this site"
+                ) from None
 
 
 def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
-    """Return a site's pinned long-term public key. Refuse a site without a pinned key."""
+    """Return a site's pinned long-term public key."""
     if site not in peers:
         raise PrivacyRefusedError(f"members: no key of {shown(site)} is pinned at this site")
     return peers[site]
-
-
-def _check_signature(terms: Terms, member: Member, key: bytes) -> None:
-    try:
-        Ed25519PublicKey.from_public_bytes(key).verify(
-            member.signature, _statement(terms, member.site, member.key)
-        )
-    except (InvalidSignature, ValueError):
-        raise PrivacyRefusedError(
-            f"members: the key of {shown(member.site)} is not signed, for these terms, by the "
-            "long-term key that is pinned at this site"
-        ) from None
 
 
 def _statement(terms: Terms, site: str, key: bytes) -> bytes:
@@ -218,18 +203,9 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 class Question:
     """The server's question in one attempt at the sum of a round.
 
-    Attributes
-    ----------
-    request : bytes
-        Digest of the other parts of the request. Masks cancel only among sites with the same
-        request.
-    attempt : int
-        Number of the attempt, from 1. A further attempt follows if a site was lost before it sent
-        its vector.
-    width : int
-        Number of bytes of a masked word that are sent; see `masks.width_of`.
-    members : tuple of Member
-        The sites whose vectors are added, sorted by name.
+    Masks cancel only among sites with the same `request` (a digest of its other parts). A further
+    `attempt` follows if a site was lost before it sent its vector. `width` is the number of bytes
+    of a masked word that are sent (`masks.width_of`). `members` is sorted by name.
     """
 
     round: int
@@ -241,9 +217,7 @@ class Question:
     def __post_init__(self) -> None:
         numbers_fit = all(1 <= number < _MOST_ROUNDS for number in (self.round, self.attempt))
         if not numbers_fit or not 1 <= self.width <= MOST_WIDTH:
-            raise MessageError(
-                f"secure sum: need a round and an attempt from 1, and a width of 1 to {MOST_WIDTH}"
-            )
+            raise MessageError("secure sum: round, attempt or width out of range")
 
     @property
     def sites(self) -> list[str]:

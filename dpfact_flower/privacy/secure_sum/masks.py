@@ -36,7 +36,6 @@ def width_of(patients: int | None, ratio: float) -> int:
 
     The sum has at most `patients` parts, each of at most `ratio` standard deviations of a share of
     noise, plus 64 standard deviations of noise. The width allows 16 times this sum, of either sign.
-    If the number of patients is unknown, all bits except the low bits are sent.
     """
     if patients is None:
         return MOST_WIDTH
@@ -55,8 +54,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context, by HKDF-SHA256.
 
-    The purpose names the sites, so keys differ even if a site claims the public key of another
-    site.
+    The purpose names the sites, so keys differ even if a site claims another site's public key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
@@ -96,8 +94,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
         raise MessageError(f"secure sum: need vectors of one length, {width} bytes a value")
     total = np.zeros(size // width, np.uint64)
     for vector in vectors:
-        # The words overlap. The part of a word that belongs to the next word lies above the sent
-        # bits.
+        # The words overlap: what belongs to the next word lies above the sent bits.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 

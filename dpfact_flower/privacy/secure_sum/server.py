@@ -22,10 +22,7 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Return the members whose seed is neither given nor recoverable.
-
-    If the result is empty, the sum can be computed.
-    """
+    """Return the members whose seed is neither given nor recoverable, and blocks the sum."""
     if not terms.dropouts:
         return []
     return [
@@ -44,20 +41,8 @@ def summed(
     """Return the sum of the vectors of all members, with the mean in place of the low bits.
 
     The error has the variance of one uniform number below 2**16 per member, which is a millionth of
-    the noise's variance.
-
-    Parameters
-    ----------
-    answers, openings : mapping of str to Masked, and to Opening
-        Answers and openings by site name. Without dropouts, nothing is opened.
-
-    Raises
-    ------
-    QuorumError
-        If a vector is missing (begin a further attempt), or if openings are missing (request them
-        again).
-    MessageError
-        If a vector answers another question or has another length.
+    the noise's variance. A QuorumError says that a vector is missing (begin a further attempt), or
+    that openings are missing (request them again). Without dropouts, nothing is opened.
     """
     missing = [site for site in question.sites if site not in answers]
     if missing:

@@ -21,10 +21,7 @@ def new_secret(random_bytes: Callable[[int], bytes]) -> bytes:
 
 
 def share(secret: bytes, threshold: int, places: int) -> list[bytes]:
-    """Return shares for the places 1, 2, ..., `places`.
-
-    The shares are the values of a random polynomial whose value at 0 is the secret.
-    """
+    """Return values at 1, 2, ..., `places` of a random polynomial that is the secret at 0."""
     rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     polynomial = [int.from_bytes(secret, "little"), *rest]
     return [_value(polynomial, place).to_bytes(SIZE, "little") for place in range(1, places + 1)]
@@ -45,7 +42,7 @@ def recover(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _value(polynomial: Sequence[int], place: int) -> int:
-    """Return a polynomial's value by Horner's rule. The constant coefficient is first."""
+    """Return a polynomial's value; the constant coefficient is first."""
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * place + coefficient) % PRIME

@@ -1,8 +1,7 @@
 """The site's half of a secure sum, as pure functions: stored values in, new values out.
 
-A site stores its `JobSecrets`, and a `RoundState` with its noisy vector, the seed of its own mask,
-and its opening. Both must be on the site's disk before any message that depends on them leaves. The
-functions here enforce the rules:
+A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
+leaves. The functions here enforce the rules:
 
 - a vector is drawn once per round;
 - the same question gets the same bytes, and a different question, member or key is refused;
@@ -52,7 +51,7 @@ _NONCE = bytes(12)  # each key seals one share
 
 @dataclass(frozen=True)
 class JobSecrets:
-    """A site's fresh key for a job (X25519), which is deleted with the job."""
+    """A site's fresh X25519 key for a job, deleted with the job."""
 
     terms: Terms
     key: bytes = field(repr=False)
@@ -60,7 +59,7 @@ class JobSecrets:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any]) -> JobSecrets:
-        """Read the secrets from the result of `to_json`. Raise a StateError for damaged values."""
+        """Read the secrets from the result of `to_json`."""
         try:
             terms = Terms(**kept["terms"] | {"sites": tuple(kept["terms"]["sites"])})
             return cls(terms, bytes.fromhex(kept["key"]), _member(kept["member"]))
@@ -70,7 +69,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """A site's opening of an attempt: its own seed, and its shares of the other sites' seeds."""
+    """A site's own seed, and its shares of the other sites' seeds, to open an attempt."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -87,14 +86,13 @@ class RoundState:
     Attributes
     ----------
     noisy : ndarray of int64
-        The site's vector with its own share of the noise. The vector must not leave the site.
+        The site's vector with its own share of the noise, which must not leave the site.
     seed : bytes
-        Seed of the site's own mask, or empty bytes if no site may be lost.
+        Seed of the site's own mask; empty if no site may be lost.
     sealed : mapping of str to bytes
-        Shares of the seed by member. Only that member can read the share.
+        Shares of the seed by member, who alone can read them.
     opening : Opening or None
-        The site's opening, or None before the opening. A question with an opening is the last of
-        the round.
+        A question with an opening is the last of the round.
     """
 
     question: Question
@@ -105,19 +103,14 @@ class RoundState:
 
     @classmethod
     def from_json(cls, kept: Mapping[str, Any], noisy: NDArray[np.int64]) -> RoundState:
-        """Read the state from the result of `to_json` and the vector.
-
-        Raise a StateError if the stored values are damaged.
-        """
+        """Read the state from the result of `to_json` and the vector."""
         try:
             asked, opened = kept["question"], kept["opening"]
             members = tuple(map(_member, asked["members"]))
-            request = bytes.fromhex(asked["request"])
+            request, seed = bytes.fromhex(asked["request"]), bytes.fromhex(kept["seed"])
             question = Question(**asked | {"request": request, "members": members})
             opening = opened and Opening(bytes.fromhex(opened["seed"]), _bytes(opened["shares"]))
-            return cls(
-                question, noisy, bytes.fromhex(kept["seed"]), _bytes(kept["sealed"]), opening
-            )
+            return cls(question, noisy, seed, _bytes(kept["sealed"]), opening)
         except (KeyError, TypeError, ValueError):
             raise StateError("secure sums: the round's state is damaged") from None
 
@@ -159,8 +152,7 @@ def join(
 ) -> JobSecrets:
     """Return a fresh key for a job, or the stored key for the same terms. Only its `member` leaves.
 
-    `kept` and `state` are the site's stored values of this job. Different terms get a fresh key if
-    no round was answered.
+    Different terms get a fresh key if no round was answered.
     """
     if kept is not None and kept.terms == terms:
         return kept
@@ -193,8 +185,8 @@ def check_question(
 ) -> Step:
     """Return the step that a question asks for, without reading patients.
 
-    A new "round" needs a new vector. A further "attempt" uses the vector of the previous attempt. A
-    "repeat" uses the stored answer. Raise a PrivacyRefusedError if the question breaks the rules.
+    A new "round" needs a new vector, a further "attempt" uses the vector of the previous attempt,
+    and a "repeat" uses the stored answer.
     """
     check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
@@ -230,8 +222,8 @@ def answer(
 ) -> RoundState:
     """Return the state after a question. The state must be on disk before its `masked` leaves.
 
-    `draw` makes the site's vector with its share of noise, and is called once per round. Seeded
-    `random_bytes` make a sum repeatable and are for simulation only.
+    `draw` makes the site's vector with its share of noise, once per round. Seeded `random_bytes`
+    are for simulation only.
     """
     step = check_question(job, state, question, peers)
     if step == "repeat" and state is not None:
@@ -265,7 +257,7 @@ def masked(job: JobSecrets, state: RoundState) -> Masked:
 
 
 def own_key(seed: bytes, context: bytes, site: str) -> bytes:
-    """Return the key of a site's own mask, derived from the seed."""
+    """Return the key of a site's own mask."""
     return masks.derived(seed, context, "own", site)
 
 
@@ -277,7 +269,7 @@ def opened(
 ) -> RoundState:
     """Return the state after its opening, which must be on disk before its `opening` leaves.
 
-    `sealed` has the shares that other sites sealed for this site, by site name. A damaged share is
+    `sealed` has the shares that other sites sealed for this site, by site name; a damaged one is
     left out. A repeated request gets the same opening.
     """
     if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):
@@ -289,13 +281,14 @@ def opened(
         if other in sealed:
             cipher = _sealing(secret, context, other, job.member.site)
             with suppress(InvalidTag):
-                shares[other] = cipher.decrypt(_NONCE, sealed[other], context)
-    usable = {other: share for other, share in shares.items() if len(share) == shamir.SIZE}
-    return replace(state, opening=Opening(state.seed, usable))
+                share = cipher.decrypt(_NONCE, sealed[other], context)
+                if len(share) == shamir.SIZE:
+                    shares[other] = share
+    return replace(state, opening=Opening(state.seed, shares))
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """Return the secrets that this site shares with each other member, by name."""
+    """Return the secret shared with each other member, by name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}

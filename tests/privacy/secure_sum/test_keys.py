@@ -128,7 +128,7 @@ def test_the_context_depends_on_everything_and_on_nothing_else():
 
 @pytest.mark.parametrize("changes", [{"round": 0}, {"attempt": 2**32}, {"width": 0}, {"width": 7}])
 def test_questions_that_make_no_sense(changes):
-    with pytest.raises(MessageError, match="need a round and an attempt"):
+    with pytest.raises(MessageError, match="round, attempt or width out of range"):
         Question(**{"round": 1, "request": b"", "attempt": 1, "width": 4, "members": ()} | changes)
 
 
