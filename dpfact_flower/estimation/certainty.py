@@ -1,14 +1,9 @@
 """Estimate the chance that a phenotype is real, from the releases of a single run.
 
-Let P be the releases with noise n, and z fresh noise of the same deviation. Then the halves P + z
-and P - z have independent noises, because the covariance of n + z and n - z is the covariance of n
-minus the covariance of z, which is zero. Fits to the two halves therefore agree because of the
-patients and not because of the noise. Several fits with different random starts differ if the
-patients' data allow several solutions. A phenotype that returns in these fits is likely to be found
-in other patients too.
-
-The server holds the releases, and this module only post-processes them, which costs no privacy.
-docs/explanation/certainty.md says how far the figures can be trusted.
+Let P be the releases with noise n, and z fresh noise of the same deviation. The halves P + z and
+P - z have independent noises, so fits to the two agree because of the patients. A phenotype that
+returns in fits with different random starts is likely to be found in other patients too. This is
+post-processing. docs/explanation/certainty.md says how far the figures can be trusted.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.pair_fit import Model, fit, unpack
+from dpfact_flower.estimation.pair_fit import fit, unpack
 from dpfact_flower.estimation.start import random_model
 from dpfact_flower.estimation.surrogates import code_counts, likely_pairs, surrogate_patients
 from dpfact_flower.machine.threads import one_blas_thread
@@ -56,12 +51,9 @@ class Half(NamedTuple):
 def typical_counts(
     releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
 ) -> list[float]:
-    """Return a typical patient's number of codes of each mode.
+    """Return a typical patient's number of codes of each mode, or [] if pairs tell too little.
 
-    The result is empty if pairs of codes are not informative enough.
-
-    `releases` are packed. `cross` is the weight of a block of two modes relative to a block of one
-    mode.
+    `cross` is as for `code_counts`.
     """
     if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
         return []
@@ -75,7 +67,7 @@ def halves(
 ) -> Iterator[Half]:
     """Yield two halves, with independent noises, for each of `SPLITS` draws.
 
-    `releases` are packed, with noise of deviation `sigma` on each value.
+    `sigma` is the deviation of the noise on each value of the packed `releases`.
     """
     total = _sum(releases)
     deviation = sigma * math.sqrt(len(releases))
@@ -92,8 +84,7 @@ def half_patients(
 ) -> SparseTensor:
     """Draw surrogate patients for one half, from a fit with one random start.
 
-    The method is that of `surrogates_of`. `counts` is the result of `typical_counts`. Surrogates
-    have fewer codes if these counts give too many cells.
+    Surrogates have fewer codes than `counts` if these give too many cells.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -101,17 +92,13 @@ def half_patients(
     with one_blas_thread:  # no result depends on the number of threads
         begun = random_model(sites, 1, rank, rng)
         found = fit(sites, begun, threshold=half.noise, iterations=_ITERATIONS)
-        pairs = likely_pairs(half.total, _pairs_of(found), half.noise)
+        model = (found.F * found.d[0]).astype(np.float32) @ found.F.T.astype(np.float32)
+        pairs = likely_pairs(half.total, model, half.noise)
     return surrogate_patients(pairs, counts, sizes, _SURROGATES, rng)
 
 
 def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
     return np.asarray(np.sum(releases, axis=0, dtype=np.float64))
-
-
-def _pairs_of(model: Model) -> NDArray[np.float32]:
-    pairs = (model.F * model.d[0]).astype(np.float32) @ model.F.T.astype(np.float32)
-    return np.asarray(pairs)
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
@@ -128,10 +115,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def parts(factors: Factors) -> NDArray[np.bool_]:
-    """Return whether each phenotype resembles another phenotype in all modes except one.
-
-    Such a phenotype may be part of the other phenotype.
-    """
+    """Return whether each phenotype resembles, and may be part of, another in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
@@ -145,8 +129,7 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return the chance that each phenotype is absent from a noiseless fit to other patients.
 
     `fits` are as for `returns`, and `cells` is the number of a typical patient's cells. If patients
-    have many cells, phenotypes that differ in only one mode may be parts of one phenotype. Their
-    chance is then at least one half.
+    have many cells, the chance of `parts` is at least one half.
     """
     with one_blas_thread:  # the same on every machine
         chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))

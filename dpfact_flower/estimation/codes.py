@@ -24,11 +24,9 @@ _SEEN = 3.0
 def kept_codes(
     releases: Sequence[NDArray[np.float32]], sizes: Sequence[int], kept: Sequence[int]
 ) -> tuple[NDArray[np.int32], ...]:
-    """Return the most frequent codes of each mode by the sum of the sites' noisy counts.
+    """Return the positions of each mode's most frequent codes, from the sites' noisy counts.
 
-    `releases` are noisy counts in the order of
-    `dpfact_flower.privacy.patient.statistics.code_counts`. Positions ascend, and the earlier code
-    wins a tie.
+    Positions ascend, and the earlier code wins a tie.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -41,8 +39,7 @@ def kept_codes(
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return the number of codes of each mode to pair in a start without noise. Empty means all.
 
-    With long lists, `_FREQUENT` codes are divided equally among modes. Modes with fewer codes keep
-    all of them.
+    With long lists, `_FREQUENT` codes are divided equally among modes, or all codes of a short one.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -54,18 +51,14 @@ def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def code_weights(
-    releases: Sequence[NDArray[np.float32]],
-    sizes: Sequence[int],
-    selection: Selection,
+    releases: Sequence[NDArray[np.float32]], sizes: Sequence[int], selection: Selection,
     sigma: float,
-) -> Weights:
-    """Return weights of codes that divide squared errors by the frequency of the codes.
+) -> Weights:  # fmt: skip
+    """Return weights in [`LEAST_WEIGHT`, 1] of the codes in `selection`.
 
-    A code of c patients gets the weight 1 / sqrt(c), relative to the rarest code. A cell's squared
-    error then counts with the product of its codes' inverse frequencies, as in correspondence
-    analysis. `sigma` is the deviation of the noise on each site's counts. A count below `_SEEN`
-    deviations is raised to `_SEEN` deviations. Weights lie in [`LEAST_WEIGHT`, 1], for the codes in
-    `selection`. `releases` and `sizes` are as for `kept_codes`.
+    A code of c patients gets the weight 1 / sqrt(c), relative to the rarest code, so a cell's
+    squared error counts with the product of its codes' inverse frequencies, as in correspondence
+    analysis. Noise of deviation `sigma` is on each site's counts.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -1,8 +1,7 @@
 """Grow a model by adding factors where the residual of the current factors is largest.
 
 A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` over the sites' residuals
-R_t. Exact updates of f and d alternate, from several directions at once. A soft threshold keeps f
-from fitting the noise.
+R_t, behind a soft threshold, by exact updates of f and d in turn, from several directions at once.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors where the residual is largest, until there are `rank`.
+    """Add factors where the residual is largest, or return None if too few stand above the noise.
 
-    A factor is dropped if the threshold makes it empty. When a step adds no factor, the threshold
-    is lowered for all later steps. `noise` is the standard deviation on an entry. Return None if
-    `rank` steps give fewer factors, because too few factors stand above the noise.
+    When a step adds no factor that the threshold leaves, the threshold is lowered for all later
+    steps. `noise` is the standard deviation on an entry.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -56,8 +54,8 @@ def greedy_init(
 ) -> Model:
     """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` explains most of the residual.
 
-    The residual is that of `model`. The threshold, as for `pair_fit.fit`, is lowered until a factor
-    remains. Return one to `most` dissimilar factors, the best first.
+    The threshold, as for `pair_fit.fit`, is lowered until a factor remains. Return one to `most`
+    dissimilar factors, the best first.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -74,10 +72,9 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Run power iterations from random directions, and return directions, usages and gains.
+    """Return directions, usages and gains of power iterations from random directions.
 
-    Some directions start with equal usages. One direction per site starts with usage at that site
-    only.
+    Some directions start with equal usages, and one per site with usage at that site only.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -102,10 +99,7 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """Return ``(P_t - F diag(d_t) F^T) X`` of every site, without the diagonals.
-
-    The shape is (T, codes, columns).
-    """
+    """Return ``(P_t - F diag(d_t) F^T) X`` of every site, (T, codes, columns), off the diagonal."""
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F
@@ -115,7 +109,6 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
 
 
 def _alive(model: Model) -> Model:
-    """Return the model without empty factors."""
     alive = (model.F.sum(axis=0) > 0) & (model.d.sum(axis=0) > 0)
     return Model(np.ascontiguousarray(model.F[:, alive]), np.ascontiguousarray(model.d[:, alive]))
 

@@ -1,13 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 F >= 0 has the feature factors of all modes stacked, and d_t >= 0 is site t's usage of each column
-of F. Diagonals are unknown and have no effect. An iteration is exact coordinate descent: one row of
-F after another, then the usages of every site. Without a threshold, no iteration therefore raises
-the squared error.
-
-The product ``P_t F`` takes most of the time. The product is computed once and then updated: after
-each block of rows, one matrix product over all sites adds the change. The usages need ``P_t F``
-too.
+of F. Diagonals are not released and have no effect. An iteration is exact coordinate descent: one
+row of F after another, then the usages of every site. ``P_t F``, which takes most of the time, is
+computed once, and updated after each block of rows.
 """
 
 from __future__ import annotations
@@ -43,10 +39,7 @@ class Model(NamedTuple):
 
 
 def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
-    """Arrange the sites' symmetric matrices as `Sites`, with zeros on the diagonals.
-
-    Releases are strict triangles; see `dpfact_flower.tensor.triangle`.
-    """
+    """Arrange the sites' matrices, released as strict triangles, as `Sites` with zero diagonals."""
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
         unpack_strict(np.asarray(release, np.float64), sites[:, t])
@@ -76,9 +69,8 @@ def fit(
 ) -> Model:
     """Improve F and d alternately, in at most `iterations` steps.
 
-    `threshold` is a soft threshold on F, in units of a released matrix's entries: a code stays in a
-    factor if its contribution exceeds noise of that standard deviation. The fit ends when a step
-    changes the explained part by less than the share `settled`.
+    A code stays in a factor if its contribution exceeds noise of deviation `threshold` on an entry.
+    The fit ends when a step changes the explained part by less than the share `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -98,10 +90,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit each site's usages by non-negative least squares, in place.
-
-    `target` is the result of `inner`, and `system` the result of `pairs_gram`.
-    """
+    """Fit each site's usages, in place, to results of `inner` and `pairs_gram`, to be >= 0."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -131,10 +120,7 @@ def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold:
 
 @compiled()
 def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
-    """Minimise ``x Q x / 2 - <target, x>`` over x >= 0 by coordinate descent.
-
-    `slope` is target - Q x.
-    """
+    """Minimise ``x Q x / 2 - <target, x>`` over x >= 0, in place. The slope is target - Q x."""
     for _ in range(sweeps):
         for r in range(len(x)):
             if system[r, r] > 1e-12:
@@ -167,10 +153,9 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise over the rows of F that begin at `first`, and write the steps to `change`.
+    """Minimise over the rows of F from `first`, one for each row of `change`, the steps.
 
-    `change` determines the number of rows. `products` are the values before the block. `gram` is
-    updated.
+    `products` are the values before the block. `gram` is updated.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)

@@ -4,14 +4,12 @@ Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` a
 ``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K the Khatri-Rao
 product of the other modes' factors. Without noise the best factor F of the mode minimises
 ``tr(F (G_t * H) F') / 2 - <M_t, F>``, with H the product of the other factors' Gram matrices. All
-functions here are post-processing, so they cost no privacy.
+functions here are post-processing.
 
-The statistics of the T sites are pooled before the threshold. In the sum, the noise grows with
-sqrt(T) and the signal with T. A phenotype of a single site would still be lost in the noise of the
-other sites. Each site is therefore weighted, for each phenotype, by its estimated usage.
-
-The remaining steps are the paper's elastic form: passes over columns that minimise the pooled
-quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
+In the pooled sum, noise grows with sqrt(T) and the signal with T. So that the other sites' noise
+does not hide a phenotype of a single site, each site is weighted by its estimated usage. The rest
+is the paper's elastic form: passes over columns that minimise the pooled quadratic, a pull toward
+the previous global factor, and a soft threshold in units of the noise.
 """
 
 from __future__ import annotations
@@ -40,10 +38,9 @@ _LEAST = 1e-9  # least energy or norm of a column, as a divisor
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """The convex function of F >= 0 that the passes minimise, column by column.
+    """The convex function of F >= 0 that the passes minimise, with the curvature Q.
 
-    ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``,
-    with the curvature Q, symmetric and positive semi-definite.
+    ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``.
     """
 
     target: Floats
@@ -59,10 +56,9 @@ def packed_size(size: int, rank: int) -> int:
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Pack the statistic (M, G) of one site for release.
+    """Pack the statistic (M, G) of one site for release, as rows of M and `triangle` of G.
 
-    The result has the rows of M, then the `triangle` of G with its diagonal. The norm of the result
-    is the norm of (M, G).
+    The norm of the result is the norm of (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
@@ -90,17 +86,14 @@ def refine_factor(
 ) -> Factors:
     """Update one mode's global factor from one release of each site. Columns have norm 1.
 
-    Releases are in the order of `pack` and computed with `factors`. Each value has noise of
-    deviation `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise,
-    `tau` the number of elastic passes over all columns, and `pull` the weight of the previous
-    factor relative to a column's own curvature. A column that would become empty stays unchanged.
+    Each value of a release, computed with `factors`, has noise of deviation `sigma`. `shrink` is
+    the soft threshold in standard deviations of the pooled noise, `tau` the number of elastic
+    passes, and `pull` the weight of the previous factor relative to a column's own curvature. A
+    column that would become empty stays unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
-    found = problem.previous.copy()
-    _passes(
-        found, problem.target, problem.curvature, problem.previous, problem.pull, problem.shrink,
-        tau,
-    )  # fmt: skip
+    p, found = problem, problem.previous.copy()
+    _passes(found, p.target, p.curvature, p.previous, p.pull, p.shrink, tau)
     norms = np.sqrt(np.square(found).sum(axis=0))
     alive = norms > _LEAST
     found = np.where(alive, found / np.where(alive, norms, 1.0), problem.previous)
@@ -108,14 +101,9 @@ def refine_factor(
 
 
 def pooled(
-    releases: Sequence[NDArray[Any]],
-    factors: Factors,
-    mode: int,
-    *,
-    sigma: float,
-    shrink: float,
-    pull: float,
-) -> Quadratic:
+    releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
+    sigma: float, shrink: float, pull: float,
+) -> Quadratic:  # fmt: skip
     """Pool the sites' noisy problems into one convex problem; arguments as for `refine_factor`.
 
     With F^ the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
@@ -144,11 +132,10 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """Estimate the sites' usage of each phenotype by empirical Bayes.
+    """Estimate the sites' usage of each phenotype by empirical Bayes from their G's diagonals.
 
-    The prior mean is a site's share times a phenotype's total. The prior variance is the part of
-    the deviations from the prior mean that noise does not explain. `noisy` has the diagonals of the
-    sites' G, with noise of deviation `sigma`.
+    The prior mean is a site's share times a phenotype's total, and the prior variance the part of
+    the deviations from it that noise of deviation `sigma` does not explain.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -165,11 +152,10 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 def site_weights(usage: Floats, noise: float) -> Floats:
     """Return the weight of each site's residual for each phenotype, shape (T, R). The largest is 1.
 
-    A residual and its variance between patients grow with the usage, and the noise is equal at all
-    sites. The signal-to-noise ratio of the sum is therefore best with weights in proportion to
-    ``usage / (usage + noise)``. With little noise these are equal weights, and with much noise a
-    matched filter. `noise` is the variance on a column of a site's statistic, in squared patients,
-    since each patient's residual has norm 1 at most.
+    A residual and its variance between patients grow with the usage, so ``usage / (usage + noise)``
+    gives the best signal-to-noise ratio: equal weights with little noise, a matched filter with
+    much. `noise` is the variance on a column of a site's statistic, in squared patients, since each
+    patient's residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -177,7 +163,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Return Q of the pooled problem, thresholded at the noise and made positive semi-definite."""
+    """Return Q, thresholded at the noise and made positive semi-definite."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads

@@ -1,7 +1,6 @@
 """Average a mode's refinements over rounds, whose noises are independent.
 
-If noise limits refinement, factors move little from round to round. The average of releases then
-has the same signal and less noise. Averaging is post-processing.
+If noise limits refinement, factors move little, and the average has the same signal and less noise.
 """
 
 from __future__ import annotations

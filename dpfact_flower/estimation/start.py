@@ -1,12 +1,10 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
-The matrices of all sites are fitted at once, ``P_t ~ F diag(d_t) F^T`` off the diagonal, which is
-not released (`pair_fit`). The problem is not convex, so there are several candidates. *Random*
-candidates are fitted to the sum over sites, then to every site. *Grown* candidates add factors
-where the residual is largest (`growth`). Candidates are compared on data with unseen noise: with
-fresh noise z of the releases' deviation, P + z / 2 and P - 2 z have independent noise. If a random
-candidate is best, another candidate starts from the average of all. The whole start is
-post-processing (docs/explanation/start.md).
+The matrices of all sites are fitted at once (`pair_fit`). The problem is not convex, so there are
+*random* candidates, fitted to the sum over sites and then to every site, and *grown* ones
+(`growth`). They are compared on data with unseen noise: with fresh noise z of the releases'
+deviation, P + z / 2 and P - 2 z have independent noise. If a random candidate is best, another
+starts from the average of all. This is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -68,11 +66,10 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The first factors, estimated from co-occurrences.
+    """The first factors, estimated from co-occurrences: non-negative, with columns of norm 1.
 
-    `factors` are non-negative, with columns of norm 1. `stacked` has the fitted factors of all
-    modes: ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. With
-    more than `_APART` sites, usages refer to the sums of groups.
+    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. With more
+    than `_APART` sites, usages refer to the sums of groups.
     """
 
     factors: Factors
@@ -89,11 +86,7 @@ def start_factors(
     *,
     restarts: int = _RESTARTS,
 ) -> Start:
-    """Fit the co-occurrences of all sites at once.
-
-    `releases` are packed as by `dpfact_flower.privacy.patient.statistics.cooccurrence`, with noise
-    of deviation `sigma` on each value. `rng` draws the fresh noise and the random starts.
-    """
+    """Fit the packed co-occurrences of all sites, with noise of deviation `sigma` on each value."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
@@ -103,10 +96,8 @@ def start_factors(
             "start: %d directions of co-occurrence stand above the noise, for %d phenotypes",
             directions(sites, sigma), rank,
         )  # fmt: skip
-        fitted = fit(
-            sites, best,
-            threshold=_THRESHOLD * noise, iterations=_LAST, settled=_SETTLED,
-        )  # fmt: skip
+        threshold = _THRESHOLD * noise
+        fitted = fit(sites, best, threshold=threshold, iterations=_LAST, settled=_SETTLED)
     parts = np.split(_restore_empty(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
     return Start(factors, fitted.d * roots[:, None], fitted.F)
@@ -116,11 +107,9 @@ def directions(sites: Sites, sigma: float) -> int:
     """Return the number of directions of the sites' summed co-occurrences above the noise.
 
     For n codes and noise of deviation s on an entry, noise alone has eigenvalues up to about 2 s
-    sqrt(n). An eigenvalue of the cohort above s sqrt(n) raises one eigenvalue of the sum beyond
-    this edge (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). The number is only a
-    guide, because sparse factors can be found below the edge. With far fewer directions than
-    phenotypes, most phenotypes are noise. `sigma` is the deviation of the noise on each released
-    value.
+    sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). With far fewer directions
+    than phenotypes, most phenotypes are noise, but sparse factors can be found below the edge.
+    `sigma` is the deviation of the noise on each released value.
     """
     codes, count, _ = sites.shape
     noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) times an entry
@@ -130,10 +119,9 @@ def directions(sites: Sites, sigma: float) -> int:
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Estimate a site's usage of each phenotype, and its noise, from released co-occurrences.
+    """Estimate a site's usage of each phenotype, and its deviation under noise, from a release.
 
-    The usage is fitted by non-negative least squares. The second array is the standard deviation of
-    each usage that is due to noise. Only the direction of each mode's columns matters.
+    The usage is fitted by non-negative least squares to the columns' directions.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
@@ -146,10 +134,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum the releases over at most `_APART` groups of sites. Return also the roots of group sizes.
+    """Sum releases over at most `_APART` groups of sites, and return the roots of group sizes.
 
-    Each sum is divided by the root of its group's size, so it has the noise of one release. Sites
-    stay in order.
+    Each sum is divided by the root of its group's size, so it has the noise of one release.
     """
     if not releases:
         raise DataError("start: there are no releases")
@@ -164,18 +151,17 @@ def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[
 
 
 def _best_candidate(
-    packed: Sequence[NDArray[Any]],
-    codes: int,
-    rank: int,
-    sigma: float,
-    rng: np.random.Generator,
+    packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator,
     restarts: int,
-) -> Model:
+) -> Model:  # fmt: skip
     """Return the candidate that best predicts unseen data. Without noise, this is the best fit."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
-    candidates = _candidates(seen, rank, noise, restarts)
+    total = seen.sum(axis=1, keepdims=True)
+    random: _Candidate = partial(random_model, total, len(packed), rank)
+    growth: _Candidate = partial(grown, seen, rank, noise)
+    candidates = [growth] * _GROWTHS + [random] * restarts  # the longest first
 
     def judged(candidate: tuple[_Candidate, np.random.Generator]) -> tuple[Model, float] | None:
         begin, own_rng = candidate
@@ -223,20 +209,9 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release with its fresh noise.
-
-    To save memory, the noise is not kept. The same `rng` draws the same noise again.
-    """
+    """Yield each release with its fresh noise, which the same `rng` draws again, to save memory."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
-
-
-def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
-    """Return functions that make the candidates' first factors and usages."""
-    total = sites.sum(axis=1, keepdims=True)
-    random: _Candidate = partial(random_model, total, sites.shape[1], rank)
-    growth: _Candidate = partial(grown, sites, rank, noise)
-    return [growth] * _GROWTHS + [random] * restarts  # the longest first
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:

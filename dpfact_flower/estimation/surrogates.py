@@ -1,12 +1,10 @@
 """Draw surrogate patients at the server from noisy co-occurrences.
 
-The factors that explain co-occurrences differ from the factors that explain patients with few
-codes. Refinement would need tens of charged rounds to remove the difference, while fitting
-artificial patients is free. A surrogate has a typical number of codes of each mode, estimated from
-the masses of the blocks. Codes are drawn one after another, each given the codes before it (naive
-Bayes), with a chance that two codes are unrelated. If patients have very many codes, pairs of codes
-are not informative enough, and no surrogates are drawn. The whole procedure is post-processing
-(docs/explanation/start.md).
+The factors that explain co-occurrences differ from those that explain patients with few codes.
+Refinement would need tens of charged rounds to remove the difference, while fitting artificial
+patients is post-processing (docs/explanation/start.md). A surrogate has a typical number of codes
+of each mode. They are drawn one after another, each given the codes before it (naive Bayes), with a
+chance that two codes are unrelated.
 """
 
 from __future__ import annotations
@@ -43,10 +41,7 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
     rng: np.random.Generator, *, number: int,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw patients like those of the sites, from co-occurrences.
-
-    Return None if pairs of codes are not informative enough. The pairs are the model plus its
-    residuals behind a soft threshold, which removes noise.
+    """Draw patients like those of the sites, or return None if patients have too many codes.
 
     `start` was made from `releases`, which have noise of deviation `sigma` on each value. `cross`
     is the weight of a block of two modes relative to a block of one mode.
@@ -73,10 +68,7 @@ def surrogates_of(
 def likely_pairs(
     total: NDArray[np.floating[Any]], model: NDArray[np.floating[Any]], noise: float
 ) -> NDArray[np.floating[Any]]:
-    """Return the co-occurrences of a model, plus the residuals that stand out from the noise.
-
-    The result is at least 0, with zeros on the diagonal. `noise` is the deviation on an entry.
-    """
+    """Return a model's co-occurrences plus residuals above the noise; 0 on the diagonal."""
     rest = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -89,11 +81,9 @@ def surrogate_patients(
     pairs: NDArray[np.floating[Any]], counts: Sequence[float], sizes: Sequence[int], number: int,
     rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Draw patients with these co-occurrences of codes.
+    """Draw patients with these co-occurrences of codes: symmetric, zeros on the diagonal.
 
-    `pairs` has the co-occurrences of codes of all modes: symmetric, zeros on the diagonal. Each
-    patient has cells of value 1 for all combinations of their codes. A patient without a code of
-    some mode has no cells.
+    Patients have cells of value 1 for all combinations of their codes, or none if a mode has none.
     """
     offsets = np.cumsum([0, *sizes])
     frequency, given = _conditionals(pairs, offsets, unrelated(counts))
@@ -119,9 +109,8 @@ def code_counts(
     common scale. With q the quotient of the second mass and the first,
     ``k_n = 1 + 2 (cross q)^2 k_m``.
 
-    `total` has the noisy co-occurrences of all sites; sums over many pairs have little noise. Each
-    mass is shifted toward more codes by its standard deviation under noise of deviation `raised` on
-    every entry. Counts are from 1 to `_MOST_CODES`.
+    Each mass is shifted toward more codes by its standard deviation under noise of deviation
+    `raised` on every entry. Counts are from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -140,11 +129,10 @@ def code_counts(
 
 
 def unrelated(counts: Sequence[float]) -> float:
-    """Return the chance that two codes of a patient are unrelated.
+    """Return the chance that a code is drawn only by its frequency, so that none excludes another.
 
-    Patients with many codes have several conditions, but naive Bayes assumes that each code is
-    related to all others. With this chance a code is drawn only by its frequency, so that no code
-    can exclude another. The chance is 0 for patients with one code of each mode.
+    Patients with many codes have several conditions, but naive Bayes relates all codes. The chance
+    is 0 for patients with one code of each mode.
     """
     return _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
 
@@ -152,10 +140,7 @@ def unrelated(counts: Sequence[float]) -> float:
 def _conditionals(
     pairs: NDArray[np.floating[Any]], offsets: NDArray[Any], chance: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the frequency of codes in pairs with other modes, and P(row's code | column's code).
-
-    `chance` is the chance of unrelated codes.
-    """
+    """Return codes' frequencies in pairs with other modes, and P(row's code | column's code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

@@ -1,7 +1,4 @@
-"""Comparison of finished runs: a table, and a page with phenotypes and epsilon against quality.
-
-The page compares every run with the first one.
-"""
+"""Comparison of finished runs: a table, and a page that compares every run with the first."""
 
 from __future__ import annotations
 
@@ -72,18 +69,13 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 def _privacy(summary: Summary) -> str:
     """Return the privacy mode, with the claim if its epsilon is less than a guarantee."""
-    if SEEDED_CLAIM in summary.claim:
-        return f"{summary.privacy} ({SEEDED_CLAIM})"
-    if "not proven" in summary.claim:
-        return f"{summary.privacy} ({summary.claim})"
-    return summary.privacy
+    claim = SEEDED_CLAIM if SEEDED_CLAIM in summary.claim else summary.claim
+    is_less = claim == SEEDED_CLAIM or "not proven" in claim
+    return f"{summary.privacy} ({claim})" if is_less else summary.privacy
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon and, in brackets, the epsilon for replacing a patient's record.
-
-    `dpfact ledger` shows both in the same way.
-    """
+    """Return epsilon and, in brackets, that for replacing a record, as `dpfact ledger` does."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -141,7 +133,6 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
     first, *others = runs
     alike = [run for run in others if run.modes == first.modes and not run.uninformative]
     found = () if first.uninformative else replications(first.folder, [run.folder for run in alike])
-    titles_of = [titles(run.model) for run in alike]
     qualities, picture = _qualities(runs)
     return {
         "runs": runs,
@@ -151,7 +142,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
         "alike": alike,
         "left_out": [run for run in others if run not in alike],
         "titles": titles(first.model),
-        "matched": list(zip(alike, found, titles_of, strict=False)),
+        "matched": [(run, own, titles(run.model)) for run, own in zip(alike, found, strict=False)],
         "qualities": qualities,
         "figure": picture,
     }
@@ -167,9 +158,8 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
         values = {run.name: value for run in runs if (value := of(run.summary)) is not None}
         if values:
             found[title] = values
-            points = {run.name: (run.summary.spent, values[run.name])
-                      for run in runs if run.name in values}  # fmt: skip
+            spent = {run.name: run.summary.spent for run in runs}
+            points = {name: (spent[name], value) for name, value in values.items()}
             panels.append(partial(plots.tradeoff, title=title, runs=points))
-    if not panels:
-        return found, None
-    return found, figure("tradeoff", "Quality against epsilon", 2.8, *panels)
+    picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
+    return found, picture

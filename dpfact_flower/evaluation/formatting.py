@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+_NUMBERS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
 _SMALLEST_P = 0.001
 _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
 
@@ -12,13 +17,6 @@ _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
 def outcome(label: str) -> str:
     """Return the name of a label's outcome, or the label itself if it is not in the list."""
     return _OUTCOMES.get(label, label)
-
-
-_NUMBERS = (
-    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
-    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-    "twenty",
-)  # fmt: skip
 
 
 def counted(count: int) -> str:

@@ -1,9 +1,8 @@
 """The rule that decides who has a phenotype, and counts of patients.
 
-The rule applies to every table, page and file. A patient's record is scaled to norm 1 and fitted to
-the shared phenotypes, whose columns have norm 1. Therefore a score does not depend on the number of
-a patient's codes. A score of 0 means that the record has no part of the phenotype, and 1 that it
-consists of the phenotype alone. The rule was chosen on tuning halves
+A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
+1. Therefore a score does not depend on the number of a patient's codes. With a score of 1 the
+record consists of the phenotype alone. The rule was chosen on tuning halves
 (``simulation.studies.who_has``).
 """
 
@@ -59,7 +58,7 @@ def column_shares(factor: NDArray[Any]) -> NDArray[Any]:
 
 
 def has_phenotype(scores: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return whether each patient has each phenotype, from their `scores`."""
+    """Return whether each patient has each phenotype."""
     return np.asarray(np.abs(scores) > LEAST_SCORE)
 
 
@@ -76,10 +75,9 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 class PatientCounts:
     """Counts of one or more sites' patients who have each phenotype or carry its codes.
 
-    For each phenotype, `has` counts the patients who have it, and `led` the patients who have it
-    and carry a leading code of every mode. `carriers` counts all patients who carry a leading code
-    of every mode. For each mode, `codes` (R, I_n) counts the patients who have a phenotype and
-    carry a code, and `everybody` (I_n,) all patients who carry a code.
+    `carriers` counts all patients who carry a leading code of every mode of a phenotype, `has`
+    those who have the phenotype, and `led` both. For each mode, `codes` (R, I_n) counts the
+    patients who have a phenotype and carry a code, and `everybody` (I_n,) all who carry a code.
     """
 
     patients: int

@@ -1,8 +1,7 @@
 """The global model of a run: phenotypes with their codes and names, and patients fitted to them.
 
-The model holds feature factors and no patient data. It is as public as the run made it, so anybody
-may have a table of its phenotypes. A table of memberships has a row for each patient. This table is
-made from a site's own data, for that site, and stays there. No privacy guarantee covers the table.
+The model holds feature factors and is as public as the run made it. A table of memberships is made
+from a site's own data and stays at that site, because no privacy guarantee covers it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import html
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +22,7 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
-from dpfact_flower.evaluation.membership import (
-    column_norms,
-    column_shares,
-    has_phenotype,
-    scores,
-)
+from dpfact_flower.evaluation.membership import column_norms, column_shares, has_phenotype, scores
 from dpfact_flower.evaluation.run_folder import (
     SUMMARY,
     read_config,
@@ -52,14 +46,12 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 
 @dataclass(frozen=True)
 class CodeRow:
-    """A code in a phenotype.
+    """A code in a phenotype, which has a number, from 1, and a `name` if somebody named it.
 
-    `phenotype` is the phenotype's number, from 1. `name` is the phenotype's name, or empty if
-    nobody named it. The code with `place` 1 has the largest share of its mode. `weight` is the
-    factor's entry, `share` that entry over the column's absolute sum, and `lift` the share over the
-    code's mean share in all phenotypes. A code with a lift above 1 marks this phenotype, and a code
-    with a lift near 1 is common to all. `false_discovery` is the chance, if known, that the
-    phenotype is missing in other patients.
+    The code with `place` 1 has the largest share of its mode. `weight` is the factor's entry,
+    `share` that entry over the column's absolute sum, and `lift` the share over the code's mean
+    share in all phenotypes. A code with a lift near 1 is common to all. `false_discovery` is the
+    chance, if known, that the phenotype is missing in other patients.
     """
 
     phenotype: int
@@ -76,12 +68,11 @@ class CodeRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memberships:
-    """Scores of a site's patients for each phenotype. The scores must not leave the site.
+    """Scores of a site's patients for each phenotype, (patients, R). They must not leave the site.
 
-    `patients` are the site's own identifiers, or row numbers from 1 if its file has no identifiers.
-    `names` are the names of the R columns of `scores`
-    (`dpfact_flower.evaluation.membership.scores`). `without` counts the patients who have no code
-    of the model and score 0. `missing` counts the model's codes that the site's lists lack.
+    `patients` are the site's own identifiers, or row numbers from 1, and `names` the phenotypes'.
+    `without` counts the patients who have no code of the model and score 0, and `missing` the
+    model's codes that the site's lists lack.
     """
 
     patients: tuple[str, ...]
@@ -116,8 +107,7 @@ class GlobalModel:
     """The model that all sites of a run share: a factor for each feature mode, float32, (I_n, R).
 
     `vocabularies` have the codes of the factors' rows. `names` maps a phenotype's number, from 1,
-    to the name that people gave. `false_discovery` has, if known, the chance that each phenotype is
-    missing in other patients.
+    to the name that people gave. `false_discovery` is as in `CodeRow`, for each phenotype.
     """
 
     factors: Factors
@@ -149,10 +139,7 @@ class GlobalModel:
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Return every phenotype, code by code. Codes of weight zero are left out.
-
-        `top` limits each mode of a phenotype to its largest codes, 1 or more.
-        """
+        """Return every phenotype's codes with some weight, or the `top` largest of each mode."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
         return tuple(
@@ -189,18 +176,13 @@ class GlobalModel:
         return pandas().DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
-        """Fit a site's patients, old or new, to the phenotypes.
+        """Fit a site's patients, old or new, to the phenotypes, which do not change.
 
-        The phenotypes do not change, so that scores mean the same at all sites. (``dpfact site
-        refit`` fits another model, the site's own.) Codes are matched by name: the site's lists may
-        be longer than the model's or in another order, and may lack some codes. A `DataError` says
-        if the site has other modes, or if it has no code of the model in some mode.
+        (``dpfact site refit`` fits another model, the site's own.) Codes are matched by name: the
+        site's lists may be longer or in another order, and may lack some codes, but not all.
         """
         if not isinstance(site, SiteData):
-            raise DataError(
-                f"memberships: need a SiteData, got {type(site).__name__}; a cohort has one for "
-                "each of its sites"
-            )
+            raise DataError(f"memberships: need a SiteData, got {type(site).__name__}")
         positions, features = self._shared_codes(site)
         tensor = site.tensor.select_features(positions)
         return Memberships(
@@ -217,10 +199,7 @@ class GlobalModel:
             return self.memberships(patients).scores
         sizes = tuple(map(len, self.factors))
         if patients.feature_shape != sizes:
-            raise DataError(
-                f"tensor: has {patients.feature_shape} codes, the model {sizes}; a SiteData "
-                "has their names, by which they are found"
-            )
+            raise DataError(f"tensor: has {patients.feature_shape} codes, the model {sizes}")
         return self._fitted(patients, self.factors)
 
     def with_patients(self, patients: SiteData | SparseTensor) -> CPModel:
@@ -250,7 +229,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
-        """Return the scores of a tensor. `features` may have only some of the model's rows."""
+        """Return the scores. `features` may have only some of the model's rows."""
         norms = column_norms(self.factors)
         return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
@@ -263,14 +242,10 @@ class GlobalModel:
                 f"{', '.join(wanted)}"
             )
         positions, features = [], []
-        for known, factor, codes in zip(
-            site.vocabularies, self.factors, self.vocabularies, strict=True
-        ):
-            pairs = sorted(
-                (known.index[code], row)
-                for row, code in enumerate(codes.codes)
-                if code in known.index
-            )
+        lists = zip(site.vocabularies, self.factors, self.vocabularies, strict=True)
+        for known, factor, codes in lists:
+            own_rows = enumerate(codes.codes)
+            pairs = sorted((known.index[c], row) for row, c in own_rows if c in known.index)
             if not pairs:
                 raise DataError(
                     f"site {site.name}: none of the model's {len(codes)} codes of {codes.name} is "
@@ -283,7 +258,7 @@ class GlobalModel:
 
 
 def pandas() -> Any:
-    """Return pandas. A `MissingDependencyError` names the command that installs it."""
+    """Return pandas, if it is installed."""
     try:
         import pandas  # noqa: PLC0415 - optional, and slow to import
     except ImportError:
@@ -302,18 +277,12 @@ def write_phenotype_table(
     titles: Mapping[int, str],
     about: Mapping[int, Sequence[str]],
 ) -> None:
-    """Write phenotypes as a CSV file, with their titles by number.
-
-    `about` maps a phenotype's number to its body system and its disease group.
-    """
+    """Write phenotypes as CSV, with titles, body systems and disease groups by number."""
     number, *others = (field.name for field in fields(CodeRow))
     lines = (
-        (
-            row.phenotype, titles[row.phenotype], *(getattr(row, name) for name in others),
-            *about[row.phenotype],
-        )
+        (row.phenotype, titles[row.phenotype], *astuple(row)[1:], *about[row.phenotype])
         for row in rows
-    )  # fmt: skip
+    )
     write_csv(path, (number, "title", *others, "body_system", "disease_group"), lines)
 
 
@@ -324,11 +293,13 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):
-        writer.writerow([f"{v:.6g}" if isinstance(v, float) else _inert(v) for v in row])
+        writer.writerow(map(_cell, row))
     with replacing(path) as file:
         file.write(text.getvalue().encode())
 
 
-def _inert(value: Any) -> Any:
-    """Return a cell's value, with an apostrophe before text that looks like a formula."""
+def _cell(value: Any) -> Any:
+    """Return a cell's content, with an apostrophe before text that looks like a formula."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -1,9 +1,7 @@
 """Pages: single HTML files that need no network and forbid the browser to load anything.
 
-Templates, the style and the script are files in ``templates/``, and their text is put into the
-page. The page's Content-Security-Policy allows only that script, by its hash. A page is complete
-without the script. The same values give the same bytes. matplotlib and Jinja2 are imported only
-when a page is made, because a site must not wait for these imports.
+The Content-Security-Policy allows only the page's own script, by its hash. The same values give the
+same bytes. matplotlib and Jinja2 are imported only here, because a site must not wait for them.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _WIDTH = 9.6
 
 
 def check_libraries() -> None:
-    """Raise a `MissingDependencyError` if matplotlib or Jinja2 is not installed."""
+    """Refuse if matplotlib or Jinja2 is not installed."""
     try:
         import jinja2  # noqa: F401, PLC0415
         import matplotlib  # noqa: F401, PLC0415
@@ -47,10 +45,7 @@ def check_libraries() -> None:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Turn errors in making a page into a `DataError` that names the folder.
-
-    Such errors occur if the folder's files are readable but do not fit each other.
-    """
+    """Turn errors about files that do not fit each other into a `DataError` about the folder."""
     check_libraries()
     from jinja2 import UndefinedError  # noqa: PLC0415
 
@@ -87,10 +82,9 @@ def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
 
 
 def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]) -> Any:
-    """Return a figure as an SVG element in the page's colours, with ids unique to the figure.
+    """Return a figure of panels side by side, as an SVG element in the page's colours.
 
-    `name` identifies the figure in its page. `label` describes the figure for people who cannot see
-    it. The `panels` stand side by side, each in axes of its own.
+    `name` makes its ids unique. `label` describes the figure for people who cannot see it.
     """
     import matplotlib  # noqa: PLC0415
     from markupsafe import Markup, escape  # noqa: PLC0415
@@ -104,9 +98,8 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the bytes
         matplotlib.rcParams.update(style)
         drawn = Figure(figsize=(_WIDTH, height), layout="constrained")
-        for axes, draw in zip(
-            drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-        ):
+        places = drawn.subplots(1, len(panels), squeeze=False)[0]
+        for axes, draw in zip(places, panels, strict=True):
             draw(axes)
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         drawn.savefig(file, format="svg", metadata=metadata, transparent=True)

@@ -1,8 +1,7 @@
 """Phenotype tables: each component's codes, frequency and associations with outcomes.
 
-These are the paper's tables of phenotypes and its figure of column norms. Only this module
-aggregates patients' values for a report. Reports leave the analyst's desk, so counts of fewer than
-ten patients are hidden, and so is every number from which such a count would follow.
+Only this module aggregates patients' values for a report. Reports leave the analyst's desk, so
+counts below ten patients are hidden, and so is every number from which such a count would follow.
 """
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ def phenotype_table(
 ) -> PhenotypeTable:
     """Describe every phenotype by the patients who have it.
 
-    `memberships` are each site's `dpfact_flower.evaluation.membership.scores` on the `features`, in
-    the order of `sites`. Labels that some site lacks are left out.
+    `memberships` are each site's `scores` on the `features`. Labels that some site lacks are left
+    out.
     """
     has = [has_phenotype(scores) for scores in memberships]
     counted = (PatientCounts.of(*pair, features) for pair in zip(sites, has, strict=True))
@@ -132,8 +131,8 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 def _by_site(counts: Mapping[str, int | None], sizes: Mapping[str, int]) -> dict[str, float | str]:
     """Return a phenotype's prevalence at each site. A count is None if all scores are 0.
 
-    The prevalence of all patients could reveal a single small number, or several that are all 0 or
-    all 9. In that case, the smallest numbers of the other sites are hidden too.
+    If the prevalence of all patients could reveal small numbers, the smallest of the other sites'
+    numbers are hidden too.
     """
     shown = {
         site: 0.0 if count is None else share(count, sizes[site]) for site, count in counts.items()
@@ -151,12 +150,9 @@ def _by_site(counts: Mapping[str, int | None], sizes: Mapping[str, int]) -> dict
 
 
 def _tells(
-    counts: Mapping[str, int],
-    small: list[str],
-    hidden: list[str],
-    others: list[str],
+    counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
-) -> bool:
+) -> bool:  # fmt: skip
     """Return whether the other sites' numbers narrow the range of a hidden small number."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
@@ -189,9 +185,7 @@ def top_codes(
 
 
 def _associations(
-    memberships: NDArray[np.floating[Any]],
-    has: NDArray[np.bool_],
-    label: NDArray[np.float64],
+    memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
     """Return each phenotype's rate of an outcome, and its odds, other phenotypes held equal."""
     associations = []
@@ -222,9 +216,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 
 
 def _coefficients(
-    memberships: NDArray[np.floating[Any]],
-    has: NDArray[np.bool_],
-    label: NDArray[np.float64],
+    memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
     """Fit one logistic regression on all usable memberships of up to `MOST_PREDICTED` patients."""
     rank = memberships.shape[1]
@@ -245,11 +237,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype cannot have a coefficient, or None if it can.
-
-    `label` covers the patients who have the phenotype. If few of these patients have the outcome,
-    maximum likelihood gives odds near 0 with intervals that contain everything.
-    """
+    """Return why a phenotype cannot have a coefficient, from the `label` of its patients."""
     if np.ptp(column) == 0:
         return "the membership is the same for all patients"
     if len(label) < SMALL:

@@ -1,7 +1,4 @@
-"""Figures of a run, drawn from the values in its folder, for the report and for notebooks.
-
-Every function draws into the given axes; `pyplot` and its global state are not used. A `DataError`
-says that a value was not measured. No value belongs to a single patient.
+"""Figures of a run, drawn into given axes from the values in its folder, without `pyplot`.
 
 Lines have the colours of Okabe and Ito, which can be distinguished with any colour vision, and each
 line has its own marker.
@@ -113,10 +110,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Draw one phenotype as bars: the share of each code in its mode.
-
-    All rows are of one phenotype, in the form that `GlobalModel.rows` returns.
-    """
+    """Draw one phenotype's rows as bars: the share of each code in its mode."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]
@@ -135,8 +129,8 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Draw a heat map of sites by phenotypes: how much each site uses each phenotype.
 
     A cell is the column norm of the site's patient factor, divided by that site's largest norm
-    because norms grow with the number of patients. A column that is exactly zero, because the l2,1
-    penalty switched it off, is left blank and crossed. `names` are shown instead of numbers.
+    because norms grow with the number of patients. Columns that the l2,1 penalty switched off are
+    crossed. `names` are shown instead of numbers.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)
@@ -190,11 +184,9 @@ def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None
     axes.set_xlabel("epsilon, each with the claim in the table")
 
 
-def _line(
-    axes: Axes, rounds: Sequence[int], values: Sequence[float], *, marker: str, **options: Any
-) -> None:
+def _line(axes: Axes, rounds: list[int], values: list[float], *, marker: str, **look: Any) -> None:
     marker = marker if len(rounds) <= _MANY_ROUNDS else ""
-    axes.plot(rounds, values, marker=marker, markersize=3.5, linewidth=1.6, **options)
+    axes.plot(rounds, values, marker=marker, markersize=3.5, linewidth=1.6, **look)
 
 
 def _round_axis(axes: Axes) -> None:

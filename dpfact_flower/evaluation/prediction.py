@@ -1,12 +1,8 @@
 """Prediction of an outcome from patient factors, compared with predictions without them.
 
-An area under the curve (AUC) alone says nothing about phenotypes: the mere number of a patient's
-codes predicts outcomes well, and even random sparse factors predict a little. Therefore every AUC
-here appears beside two others from the same splits: logistic regression on the raw codes, and on
-code volume.
-
-Patient factors never leave a site, and no privacy guarantee covers a model trained on them. The
-overall figure, which pools all sites' patients, is for simulations.
+The mere number of a patient's codes predicts outcomes well, and even random factors predict a
+little. Therefore every AUC appears beside those of raw codes and of code volume, from the same
+splits. Patient factors never leave a site: the overall figure is for simulations.
 """
 
 from __future__ import annotations
@@ -45,16 +41,11 @@ _OVERALL = -1
 def predict_outcome(
     patient_factors: Sequence[ArrayLike], sites: Sequence[SiteData], label: str = DIED
 ) -> OutcomePrediction:
-    """Predict a label by logistic regression on repeated 60 to 40 splits.
+    """Predict a label by logistic regression on repeated 60 to 40 splits (paper, section Utility).
 
-    The method follows the paper's section Utility. Each split is drawn once over the patients of
-    all sites, stratified by site and label, so that all figures of a split share their test
-    patients. The regression uses `evened` memberships. Memberships and volume are scaled by the
-    mean and standard deviation of the training patients. The regressions are scikit-learn's, with
-    its default L2 penalty.
-
-    For the overall figure, the columns of `patient_factors` must mean the same at every site, in
-    the same unit. Sites without the label are left out.
+    Each split is drawn once over the patients of all sites, stratified by site and label, so that
+    all figures of a split share their test patients. Columns of the memberships must mean the same
+    at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -75,10 +66,7 @@ def predict_outcome(
 
 
 def _areas(
-    labelled: Sequence[int],
-    memberships: Sequence[ArrayLike],
-    sites: Sequence[SiteData],
-    label: str,
+    labelled: Sequence[int], memberships: Sequence[ArrayLike], sites: Sequence[SiteData], label: str
 ) -> dict[int, dict[str, AUC]]:
     """Return the AUC of each kind of predictor, by group of patients. Small groups have no AUC."""
     tensors = [sites[t].tensor for t in labelled]
@@ -97,9 +85,8 @@ def _areas(
     areas: dict[int, dict[str, AUC]] = {key: {} for key in groups}
     for kind, (model, predictors) in kinds.items():
         masks = training_masks(2 * home + labels, TRAIN, SPLITS, seed=0)
-        for key, of_splits in split_scores(
-            model, predictors, labels, groups, masks, FEWEST
-        ).items():
+        found = split_scores(model, predictors, labels, groups, masks, FEWEST)
+        for key, of_splits in found.items():
             areas[key][kind] = AUC(float(np.mean(of_splits)), float(np.std(of_splits, ddof=1)))
     return areas
 
@@ -112,11 +99,10 @@ def split_scores(
     masks: Iterable[NDArray[np.bool_]],
     least: int,
 ) -> dict[int, list[float]]:
-    """Return the AUC on the test patients of each split, separately for each group of patients.
+    """Return the AUC on the test patients of each split, by group of patients.
 
-    `model` makes a new scikit-learn classifier, and `masks` come from `training_masks`. Each group
-    is trained and tested on its own patients alone. Groups with fewer than `least` patients of
-    either label are left out.
+    `model` makes a new scikit-learn classifier. Each group is trained and tested on its own
+    patients alone. Groups with fewer than `least` patients of either label are left out.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
@@ -154,7 +140,7 @@ def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
 
 
 def scaled_regression() -> Any:
-    """Return a logistic regression on predictors scaled by the training mean and deviation."""
+    """Return a logistic regression on standardised predictors."""
     return make_pipeline(StandardScaler(), plain_regression())
 
 
@@ -168,8 +154,7 @@ def training_masks(
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield one mask of the training patients for each repetition. All strata are split alike.
 
-    scikit-learn's stratified splits refuse a stratum of one patient. Here this patient is in the
-    training or the test set. Larger strata have patients in both sets.
+    Unlike scikit-learn's stratified splits, this takes a stratum of one patient.
     """
     rng = np.random.default_rng(seed)
     for _ in range(splits):

@@ -1,8 +1,7 @@
-"""Phenotypes in words: titles, and sentences for clinicians.
+"""Phenotypes in words: titles made of leading codes' names, and sentences for clinicians.
 
-A title is made of the names of a phenotype's leading codes, such as ``Stroke with hypertension``.
-The title therefore says no more than the table of codes, and a name given by a person is better.
-The same model gives the same titles.
+A title such as ``Stroke with hypertension`` says no more than the table of codes, so a name given
+by a person is better. The same model gives the same titles.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ LAMBDA = 0.6
 _NAMED = 2
 """A title names at most this many codes of its first mode, and one code of each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
-"""A title omits codes that lead more than `_COMMON` of the phenotypes. A mode is
-omitted if its other leading codes all have less than `_ENOUGH` of its largest weight."""
+"""A title omits codes that lead more than `_COMMON` of the phenotypes, and modes whose other
+leading codes all have less than `_ENOUGH` of the largest weight."""
 TREATMENTS = re.compile(r"proc|cpt|hcpcs|drug|med|treat|lab|atc", re.IGNORECASE)
 """Names of modes that hold treatments, not diagnoses."""
 _FILLERS = re.compile(
@@ -64,11 +63,7 @@ _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
 
 def relevance(row: CodeRow, weight: float = LAMBDA) -> float:
-    """Return how well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1).
-
-    The value is ``weight * log(share) + (1 - weight) * log(lift)``. It is not defined for codes of
-    weight zero.
-    """
+    """Return how well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1)."""
     return weight * math.log(abs(row.share)) + (1 - weight) * math.log(abs(row.lift))
 
 
@@ -82,11 +77,7 @@ def titles(model: GlobalModel) -> dict[int, str]:
 
 
 def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
-    """Return a unique title for each phenotype of a model.
-
-    Diagnoses come before treatments. Codes that lead more than a third of all phenotypes are left
-    out, unless too little of a phenotype would remain.
-    """
+    """Return a unique title for each phenotype of a model. Diagnoses come before treatments."""
     led = Counter(
         (mode, row.code)
         for rows in phenotypes.values()
@@ -102,7 +93,7 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the leading codes of one mode of a phenotype. `rows` have the largest weight first."""
+    """Return the leading codes of one mode of a phenotype, from rows in order of weight."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
@@ -147,8 +138,7 @@ def _either(names: Sequence[str], most: int) -> str:
 def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str) -> str:
     """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
 
-    `table` is None if no patients were counted. `words` has the `certainty` of each phenotype, and
-    `unit` names a row of the data, in the plural.
+    `words` has the `certainty` of each phenotype. `unit` names a row of the data, in the plural.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -162,17 +152,13 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], un
 
 
 def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[str]:
-    """Return sentences about the patients who have a phenotype of the `table`.
-
-    `unit` names a row of the data, in the plural: ``patients``.
-    """
+    """Return sentences about the patients who have a phenotype of the `table`."""
     share = phenotype.prevalence
     if isinstance(share, str):
         return [f"Fewer than ten {unit}."]
-    sites = [value for value in phenotype.by_site.values() if isinstance(value, float)]
-    span = (
-        f", from {percent(min(sites))} to {percent(max(sites))} by site" if len(sites) > 1 else ""
-    )
+    sites, span = [v for v in phenotype.by_site.values() if isinstance(v, float)], ""
+    if len(sites) > 1:
+        span = f", from {percent(min(sites))} to {percent(max(sites))} by site"
     sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         observed = _observed(phenotype.codes[mode])
@@ -204,7 +190,7 @@ def leading_sentence(rows: Rows) -> str:
 
 
 def chance_sentence(chance: float | None) -> str:
-    """Describe a phenotype's certainty in its own run. The text is empty if `chance` is None."""
+    """Describe a phenotype's certainty in its own run, if the chance is known."""
     if chance is None:
         return ""
     word = certainty((), chance).capitalize()
@@ -226,7 +212,7 @@ def certainty_sentence(pairs: Sequence[Pair]) -> str:
 
 
 def review_sentence(review: Review | None) -> str:
-    """Describe a chart review at one hospital. The text is empty if `review` is None."""
+    """Describe a chart review at one hospital, if there is one."""
     if review is None:
         return ""
     text = f"Chart review: {'kept' if review.verdict == 'keep' else 'dropped'}"
@@ -249,27 +235,24 @@ def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
     """Return the share and name of each code that marks the phenotype, most frequent first."""
 
     def share(value: Share) -> float:
-        return {"all": 1.0}.get(value, 0.0) if not isinstance(value, float) else value  # type: ignore[arg-type]
+        return value if isinstance(value, float) else float(value == "all")
 
     marking = [c for c in codes if share(c.observed) >= max(_OFTEN, _MORE * share(c.everybody))]
     ranked = sorted(marking or codes[:1], key=lambda code: -share(code.observed))[:_CODES]
     return [
-        (_how_many(code.observed), named(code.description, code.code))
+        ("All" if code.observed == "all" else f"{100 * known:.0f} %",
+         named(code.description, code.code))
         for code in ranked
-        if share(code.observed)
-    ]
-
-
-def _how_many(observed: Share) -> str:
-    return "All" if observed == "all" else f"{100 * observed:.0f} %"  # type: ignore[operator]
+        if (known := share(code.observed))
+    ]  # fmt: skip
 
 
 @cache
-def _people_say() -> dict[str, str]:
+def _everyday_words() -> dict[str, str]:
     return tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
 
 
 def search_words(texts: Iterable[str]) -> str:
     """Return everyday words for a phenotype's codes, for a page's search."""
     text = " ".join(texts).lower()
-    return ", ".join(word for word, names in _people_say().items() if re.search(names, text))
+    return ", ".join(word for word, names in _everyday_words().items() if re.search(names, text))

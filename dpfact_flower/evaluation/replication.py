@@ -1,9 +1,7 @@
 """Replication: the phenotypes of a run that return in other runs, and how well they match.
 
-The other runs may have other noise, another seed, no noise at all, or other data. A phenotype that
-returns in each of them is unlikely to be the luck of one run. Only models are compared, so no
-patient data is needed. The result is kept in ``beside.json`` in the run's folder, so that the
-report can be written again.
+A phenotype that returns in runs with other noise, without noise, or of other data is unlikely to be
+the luck of one run. Only models are compared. ``beside.json`` keeps the result for the report.
 """
 
 from __future__ import annotations
@@ -17,12 +15,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.run_folder import (
-    read_json_as,
-    read_model,
-    read_summary,
-    write_json,
-)
+from dpfact_flower.evaluation.run_folder import read_json_as, read_model, read_summary, write_json
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy import rounded_up
@@ -43,10 +36,9 @@ Dense = tuple[NDArray[np.float64], ...]
 class Pair:
     """A phenotype and its partner in another run: numbers from 1, and their likeness.
 
-    `match` is the product over the modes of the cosines between the two; 1 means equal. In a
-    replicated phenotype `match` exceeds `fair`, the product of cosines of .85, and `chance`, the
-    95th percentile of matches when the modes of the other run's phenotypes are recombined at
-    random. Frequent codes alone can produce a match up to `chance`.
+    `match` is the product over the modes of the cosines between the two, `fair` the product of
+    cosines of .85, and `chance` the 95th percentile of matches when the modes of the other run's
+    phenotypes are recombined at random. Frequent codes alone can produce a match up to `chance`.
     """
 
     number: int
@@ -68,10 +60,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Replication:
-    """The matches of a run's phenotypes in another run.
+    """The matches of a run's phenotypes in another run, whose folder is `name`.
 
-    `name` is the name of the other run's folder. `how` describes the protection of the other run's
-    patients, and gives no epsilon without its claim. `rank` is the rank of the first run.
+    `how` describes the `protection` of the other run's patients. `rank` is that of the first run.
     """
 
     name: str
@@ -99,8 +90,7 @@ uncertain if this chance is at most `_EVEN`."""
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     """Return one word for a phenotype's certainty, from its pair in each other run.
 
-    Without pairs, the word follows from the `chance` that the phenotype is missing in other
-    patients. If the chance is unknown, the word is empty.
+    Without pairs, it follows from the `chance` that the phenotype is missing in other patients.
     """
     if not pairs:
         if chance is None:
@@ -113,10 +103,7 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
-    """Match a run's phenotypes with those of other runs with the same modes.
-
-    Codes are matched by name. A code that a run lacks has weight zero in that run.
-    """
+    """Match a run's phenotypes with those of other runs with the same modes, by names of codes."""
     return tuple(_replication(folder, other) for other in others)
 
 
@@ -137,7 +124,7 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
 
 
 def protection(summary: Summary) -> str:
-    """Describe the protection of a run's patients in a few words."""
+    """Describe the protection of a run's patients, with no epsilon without its claim."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
@@ -151,12 +138,9 @@ def _replication(folder: Path, other: Path) -> Replication:
         Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
         for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
     ]
-    return Replication(
-        other.resolve().name,
-        protection(read_summary(other)),
-        left[0].shape[1],
-        tuple(sorted(pairs, key=lambda pair: pair.number)),
-    )
+    pairs.sort(key=lambda pair: pair.number)
+    how = protection(read_summary(other))
+    return Replication(other.resolve().name, how, left[0].shape[1], tuple(pairs))
 
 
 def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:

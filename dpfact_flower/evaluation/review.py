@@ -1,9 +1,8 @@
 """A chart review: a check of a phenotype against the charts of a site's patients.
 
-A review is made at a hospital, for that hospital. The sheet (CSV) and its page (HTML) name single
-patients in a random order and show neither scores nor groups. Scores and groups are in a key file
-beside the sheet. No privacy guarantee covers the three files. Only the decision and rounded shares
-go into the run's folder.
+The sheet (CSV) and its page (HTML) name single patients in a random order. Their scores and groups
+are in a key. No privacy guarantee covers these files, which stay at the hospital. Only the decision
+and rounded shares go into the run's folder.
 """
 
 from __future__ import annotations
@@ -19,17 +18,18 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
-from dpfact_flower.evaluation.page import check_libraries, write_page
+from dpfact_flower.evaluation.page import write_page
 from dpfact_flower.evaluation.prose import leading, titles
-from dpfact_flower.evaluation.run_folder import (
-    Review,
-    read_json_as,
-    write_json,
-    write_name,
-    write_review,
+from dpfact_flower.evaluation.run_folder import Review, write_json, write_name, write_review
+from dpfact_flower.evaluation.sheet import (
+    KEY,
+    NOTE,
+    SheetKey,
+    digest,
+    filled_lines,
+    new_files,
+    read_key,
 )
-from dpfact_flower.evaluation.sheet import NOTE, check_place, digest, filled_lines
-from dpfact_flower.machine.parsed import parse_as
 
 CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
 LEAST_CHARTS = 10
@@ -41,7 +41,6 @@ WHOLE = "phenotype"
 ABOUT = "About single patients: keep this at the hospital. No guarantee covers it."
 _FIRST = 8
 """Number of codes of a mode that are shown before the others unfold."""
-_PARTS = (".csv", ".html", ".key.json")
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,9 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Key:
-    """The key of a sheet: the digest of its model, and every patient's score and group."""
+class Key(SheetKey):
+    """The key of a sheet: every patient's score and group."""
 
-    model: str
     phenotype: int
     charts: tuple[Chart, ...]
     note: str = ABOUT
@@ -99,11 +97,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A completed sheet: verdicts on patients with the highest scores, and near the threshold.
-
-    The `decision` is a word of `DECISIONS`, or empty. With the decision ``name``, `name` is the new
-    name.
-    """
+    """A completed sheet: verdicts on patients with the highest scores, and near the threshold."""
 
     phenotype: int
     highest: Tally
@@ -121,16 +115,12 @@ def write_sheet(
     patients: int = 20,
     seed: int | None = None,
 ) -> Path:
-    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
+    """Write the `new_files` of a review, which only their owner can read. Return ``OUT.csv``.
 
-    Only their owner can read the files. Half of the patients have the highest scores, and the
-    others are nearest to the threshold on both sides. `seed` determines the random order. `out` is
-    the files' path without the ending. The files must be outside the run's folder, which others may
-    read. Return ``OUT.csv``.
+    Half of the patients have the highest scores, and the others are nearest to the threshold on
+    both sides. `seed` determines the random order.
     """
-    check_libraries()
-    sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
-    check_place(folder, (sheet, page, key))
+    sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
     if not 1 <= number <= model.rank:
         raise SettingsError(f"--phenotype: must be 1 to {model.rank}, got {number}")
@@ -163,11 +153,8 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Count a sheet's verdicts, with the key beside the sheet.
-
-    A `DataError` names an unusable line, but quotes no verdict and no identifier.
-    """
-    key = _read_key(folder, sheet)
+    """Count a sheet's verdicts, with the key beside it. Errors quote no verdict or identifier."""
+    key = read_key(sheet.with_suffix(KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
     decision, name, seen = "", "", set()
@@ -184,10 +171,8 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
             continue
         chart = charts.get(row["chart"])
         if chart is None or _bare(chart.patient) != _bare(row["patient"]):
-            raise DataError(
-                f"{where}: this patient is not in the sheet as it was made; the page beside it has "
-                "the number and identifier of every chart"
-            )
+            raise DataError(f"{where}: this patient is not in the sheet as it was made; see its "
+                            "page for the number and identifier of every chart")  # fmt: skip
         given[chart.near].append(verdict)
     highest, near = (Tally(*map(given[group].count, VERDICTS)) for group in (False, True))
     return Verdicts(key.phenotype, highest, near, decision, name)
@@ -203,9 +188,6 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
     shares = (*found.highest.public_share, *found.near.public_share)
     review = Review("drop" if found.decision == "drop" else "keep", *shares)
     write_review(folder, found.phenotype, review, rank)
-
-
-# --- Making a sheet -------------------------------------------------------------------------------
 
 
 def _chosen(
@@ -242,19 +224,6 @@ def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
             (vocabulary.codes[at], vocabulary.descriptions[at]) for at in order
         ]
     return record
-
-
-# --- Reading it back ------------------------------------------------------------------------------
-
-
-def _read_key(folder: Path, sheet: Path) -> Key:
-    path = sheet.with_suffix(_PARTS[-1])
-    if not path.exists():
-        raise DataError(f"{path}: no such file; it was written with the sheet, and has the groups")
-    key = read_json_as(path, lambda content: parse_as(Key, content))
-    if key.model != digest(folder):
-        raise DataError(f"{sheet}: was made from another run than {folder}")
-    return key
 
 
 def _bare(patient: str) -> str:

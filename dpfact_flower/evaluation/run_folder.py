@@ -1,9 +1,8 @@
 """A run's folder: the files that a run leaves behind, without data of single patients.
 
-The files are ``summary.json`` (the result in one page of keys), ``global_model.npz`` (the
-phenotypes), ``history.jsonl`` and ``checkpoint.npz`` (written in every round by the coordinator),
-``phenotypes.json`` (tables, in a simulation), ``config.toml`` (everything needed to repeat the
-run), ``report.html``, and ``names.toml`` (people's names and chart reviews of phenotypes).
+``config.toml`` has everything needed to repeat the run, and ``names.toml`` people's names and chart
+reviews of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every
+round.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write `global_model.npz`: the arrays NAME, NAME_codes, NAME_text of each feature mode NAME.
-
-    A `DataError` is raised for names that NumPy reserves, and for names that collide.
-    """
+    """Write `global_model.npz`: arrays NAME, NAME_codes, NAME_text of each feature mode NAME."""
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
         arrays[vocabulary.name] = factor
@@ -64,10 +60,7 @@ def write_model(
 
 
 def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]:
-    """Read the feature factors and vocabularies that `write_model` wrote.
-
-    A `DataError` names a missing or damaged part.
-    """
+    """Read the feature factors and vocabularies that `write_model` wrote."""
     path = folder / MODEL
     if not path.exists():
         raise DataError(f"{path}: no such file; is this the folder of a finished run?")
@@ -99,7 +92,7 @@ def write_summary(folder: Path, summary: Summary) -> None:
 
 
 def read_summary(folder: Path) -> Summary:
-    """Read ``summary.json``. A `DataError` names a missing or wrong value."""
+    """Read ``summary.json``."""
     return read_json_as(folder / SUMMARY, Summary.from_dict)
 
 
@@ -109,7 +102,7 @@ def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes | GlobalCodes) -
 
 
 def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
-    """Read ``phenotypes.json``: a simulation's tables, or codes. A `DataError` names faults."""
+    """Read ``phenotypes.json``: a simulation's tables, or codes."""
 
     def parse(content: object) -> SharedPhenotypes | GlobalCodes:
         if isinstance(content, dict) and "table" in content:
@@ -144,8 +137,7 @@ class Review:
     """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
 
     `confirmed` is the share of `charts` with the phenotype, in tenths, among patients with the
-    highest scores. `near_confirmed` is the share among patients near the threshold. A share is None
-    below ten charts.
+    highest scores, and `near_confirmed` near the threshold. It is None below ten charts.
     """
 
     verdict: Literal["keep", "drop"]
@@ -164,10 +156,9 @@ class Names:
 
 
 def read_names(folder: Path, rank: int) -> Names:
-    """Read the names and reviews. Both are empty if the file does not exist.
+    """Read the names and reviews, if any.
 
-    The file may be written by hand: a table ``[phenotypes]`` with lines such as ``3 = "renal"``. A
-    `DataError` says what is wrong with the file.
+    People may write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
     """
     path = folder / NAMES
     if not path.exists():
@@ -178,10 +169,7 @@ def read_names(folder: Path, rank: int) -> Names:
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
-    """Name a phenotype, or remove the phenotype's name if `name` is empty.
-
-    A `DataError` is raised for a phenotype that the model lacks, and for a name of several lines.
-    """
+    """Name a phenotype, or remove the phenotype's name if `name` is empty."""
     known = read_names(folder, rank)
     _write_names(folder, replace(known, phenotypes=known.phenotypes | {number: name}), rank)
 
@@ -193,7 +181,10 @@ def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
 
 
 def _write_names(folder: Path, names: Names, rank: int) -> None:
-    tables = asdict(_checked(names, rank), dict_factory=_known)
+    def known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:  # TOML does not have None
+        return {name: value for name, value in fields if value is not None}
+
+    tables = asdict(_checked(names, rank), dict_factory=known)
     text = {
         title: {str(number): table[number] for number in sorted(table)}
         for title, table in tables.items()
@@ -202,13 +193,8 @@ def _write_names(folder: Path, names: Names, rank: int) -> None:
         file.write(tomli_w.dumps(text).encode())
 
 
-def _known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields without None, which TOML does not have."""
-    return {name: value for name, value in fields if value is not None}
-
-
 def _checked(names: Names, rank: int) -> Names:
-    """Return `names` without empty names. A `DataError` is raised for wrong numbers or names."""
+    """Return `names` without empty names."""
     for number in (*names.phenotypes, *names.reviewed):
         if not 1 <= number <= rank:
             raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number}")
@@ -223,13 +209,13 @@ def _checked(names: Names, rank: int) -> Names:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON that a person can read. NaN is refused, because JSON has no NaN."""
+    """Write JSON that a person can read."""
     with replacing(path) as file:
         file.write(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False).encode())
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file. A `DataError` says if the file is missing or is not JSON."""
+    """Read a JSON file."""
     return _parsed(path, from_json, "JSON")
 
 

@@ -1,9 +1,8 @@
 """A survey that tests whether people can tell a run's phenotypes from made-up phenotypes.
 
 Half of the items are phenotypes of the model. Each made-up item is a phenotype that has the codes
-of one mode, or one leading code, from another phenotype. The sheet (CSV) and its page (HTML) do not
-say which items are real, but the key does. All three files come from the model alone, so they are
-as public as the model. The key must stay unread until the answers are in.
+of one mode, or one leading code, from another phenotype. The key says which items are real, and
+must stay unread until the answers are in. All files are as public as the model.
 """
 
 from __future__ import annotations
@@ -20,15 +19,13 @@ from sklearn.metrics import cohen_kappa_score
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import LEADING_CODES
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
-from dpfact_flower.evaluation.page import check_libraries, write_page
-from dpfact_flower.evaluation.run_folder import read_json_as, write_json
-from dpfact_flower.evaluation.sheet import check_place, digest, filled_lines
-from dpfact_flower.machine.parsed import parse_as
+from dpfact_flower.evaluation.page import write_page
+from dpfact_flower.evaluation.run_folder import write_json
+from dpfact_flower.evaluation.sheet import SheetKey, digest, filled_lines, new_files, read_key
 
 COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
-_PARTS = (".csv", ".html", ".key.json")
 _FEWEST = 8
 """Smallest number of items: two of each made-up kind."""
 Kind = Literal["real", "other mode", "other code"]
@@ -42,11 +39,7 @@ Codes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Item:
-    """A pattern on the page: the leading codes of each mode, with descriptions.
-
-    A made-up item is `phenotype` with codes from the phenotype `other`. In a real item `other` is
-    None.
-    """
+    """A pattern on the page: the leading codes of a phenotype, or some of another's, by mode."""
 
     phenotype: int
     kind: Kind
@@ -60,10 +53,9 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Key:
-    """The key of a sheet: the digest of its model, and the phenotype and kind of each item."""
+class Key(SheetKey):
+    """The key of a sheet: the phenotype and kind of each item."""
 
-    model: str
     items: tuple[Item, ...]
 
 
@@ -103,17 +95,13 @@ def agreement(one: Answers, two: Answers) -> str:
 
 
 def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
-    """Write ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
+    """Write the `new_files` of a survey, which only their owner can read. Return ``OUT.csv``.
 
-    Only their owner can read the files. Each phenotype is the basis of at most one item, so a model
-    with few phenotypes gives fewer items. `seed` determines the choice and the order. Return
-    ``OUT.csv``.
+    Each phenotype is the basis of at most one item, so a small model gives fewer items. `seed`
+    determines the choice and the order.
     """
-    check_libraries()
-    sheet, page, key = (out.with_name(out.name + part) for part in _PARTS)
-    check_place(folder, (sheet, page, key))
-    model = GlobalModel.read(folder)
-    chosen = _items(model, items, np.random.default_rng(seed))
+    sheet, page, key = new_files(folder, out)
+    chosen = _items(GlobalModel.read(folder), items, np.random.default_rng(seed))
     write_json(key, asdict(Key(digest(folder), chosen)))
     content = {"items": chosen, "sheet": sheet.name, "run": folder, "leading": LEADING_CODES}
     write_page(page, "survey.html.j2", content)
@@ -123,22 +111,17 @@ def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None =
 
 def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers]:
     """Return every reader's answers, with the key that was written with the sheet."""
-    if not key.exists():
-        raise DataError(f"{key}: no such file; it was written with the sheet, name it with --out")
-    found = read_json_as(key, lambda content: parse_as(Key, content))
-    if found.model != digest(folder):
-        raise DataError(f"{key}: was made from another run than {folder}")
-    return [Answers(sheet.name, found.items, dict(_given(sheet, found))) for sheet in sheets]
+    found = read_key(key, Key, folder).items
+    return [Answers(sheet.name, found, dict(_given(sheet, len(found)))) for sheet in sheets]
 
 
-def _given(sheet: Path, key: Key) -> Iterator[tuple[int, str]]:
+def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
     """Yield the position in the key and the answer of each answered item."""
-    places = {str(number): number - 1 for number in range(1, len(key.items) + 1)}
+    places = {str(number): number - 1 for number in range(1, items + 1)}
     for line, row in filled_lines(sheet, COLUMNS):
         where, answer = f"{sheet}, line {line}", row["answer"].lower()
         if row["item"] not in places:
-            raise DataError(f"{where}: item must be a number that is not used yet, 1 to "
-                            f"{len(key.items)}")  # fmt: skip
+            raise DataError(f"{where}: item must be a number that is not used yet, 1 to {items}")
         if answer and answer not in ANSWERS:
             raise DataError(f"{where}: answer must be {', '.join(ANSWERS)} or empty")
         place = places.pop(row["item"])
@@ -174,9 +157,7 @@ def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Ite
     if most < _FEWEST:
         raise SettingsError(f"--items: must be {_FEWEST} or more, got {most}")
     if len(lists) < _FEWEST:
-        raise DataError(
-            f"survey: needs {_FEWEST} phenotypes with codes, the model has {len(lists)}"
-        )
+        raise DataError(f"survey: needs {_FEWEST} phenotypes with codes, not {len(lists)}")
     numbers = rng.permutation([*lists])[:most].tolist()
     made = len(numbers) // 2
     items = [

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from dpfact_flower.evaluation.cards import odds_reach
 from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.prose import made_titles, phrase
+from dpfact_flower.evaluation.report import odds_reach
 from dpfact_flower.evaluation.tables import Association
 
 SMALL = (0.95, 0.9, 1.2)

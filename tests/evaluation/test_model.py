@@ -12,9 +12,9 @@ from scipy.optimize import nnls
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.cards import cards
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype_table
 from dpfact_flower.evaluation.prose import titles
+from dpfact_flower.evaluation.report import cards
 from dpfact_flower.evaluation.run_folder import (
     SUMMARY,
     read_model,
