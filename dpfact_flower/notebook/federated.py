@@ -68,8 +68,6 @@ def federate(
 
     Raises
     ------
-    SettingsError, DataError
-        If an argument cannot be used.
     PrivacyRefusedError
         If a site's budget does not allow the run.
     QuorumError

@@ -47,7 +47,6 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     Parameters
     ----------
     rank : int
-        Number of phenotypes.
     privacy : {"patient", "none", "paper"}
         "patient" has a proven guarantee for each patient. "none" has no protection.
     epsilon, delta : float
@@ -55,20 +54,13 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     rounds : int
         Number of federated rounds. Patient mode plans its own number.
     random_state : int, RandomState instance or None
-        The public seed. Noise has no seed, so two fits with noise always differ.
-    vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. Without them, the codes come from the data. In a
-        private fit, this reveals codes without a charge.
-    window_days : int or None
-        For events: codes at most this far apart occur together. With None, codes of one encounter
-        occur together.
-    state_dir : path, optional
-        Folder in which the sites keep their ledgers. **Without it, a ledger lasts for one fit**:
-        each fit spends `epsilon` again on the same patients, and no ledger records the total.
+        Public seed. Noise has no seed, so two fits with noise always differ.
+    vocabularies, window_days
+        As for `dpfact_flower.notebook.inputs.as_cohort`.
+    state_dir, max_epsilon
+        As for `dpfact_flower.federate`. **Without `state_dir`, a ledger lasts for one fit**: each
+        fit spends `epsilon` again on the same patients, and no ledger records the total.
         Cross-validation with k folds is k fits.
-    max_epsilon : float
-        With `state_dir`: limit of each site's epsilon over all fits. A `fit` that would exceed the
-        limit is refused.
     settings : mapping, optional
         Any other setting of a run, with underscores: see ``dpfact settings``. In patient mode
         ``patients`` should be a public estimate. Without it, the run is planned with the exact

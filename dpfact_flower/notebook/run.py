@@ -45,20 +45,10 @@ class Run:
     A run holds nothing about single patients and can be pickled. A simulated run's measures are
     computed on all sites' patients, so protect the measures like the data.
 
-    Attributes
-    ----------
-    model : GlobalModel
-        The phenotypes that all sites share.
-    summary : Summary
-        The content of ``summary.json``.
-    records : tuple of RoundRecord
-        One record per round.
-    tables : SharedPhenotypes or GlobalCodes
-        A simulation's tables over all sites' patients, or codes alone.
-    settings, versions : mapping
-        Settings and software versions of the run.
-    folder : Path or None
-        Folder of the run's files, or None if the run is only in memory.
+    `model` holds the phenotypes that all sites share, `summary` the content of ``summary.json``,
+    and `records` one record per round. `tables` covers all sites' patients after a simulation, and
+    the codes alone otherwise. `versions` are those of the software. `folder` is None if the run is
+    only in memory.
     """
 
     model: GlobalModel
@@ -71,13 +61,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
-        """Read a finished run of a simulation or a deployment from its folder.
-
-        Raises
-        ------
-        DataError
-            If a file is missing or damaged.
-        """
+        """Read a finished run of a simulation or a deployment from its folder."""
         place = Path(folder)
         config = read_config(place)
         return cls(
@@ -88,15 +72,7 @@ class Run:
     def save(self, folder: str | Path) -> Run:
         """Write the files that `read`, `dpfact report`, `export` and `compare` need.
 
-        Returns
-        -------
-        Run
-            The same run, with that folder.
-
-        Raises
-        ------
-        DataError
-            If the folder is not empty.
+        The folder must be empty. Return the same run, with that folder.
         """
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
@@ -133,10 +109,7 @@ class Run:
         return self.model.to_frame(top=top)
 
     def clinical(self) -> DataFrame:
-        """Return a row for each phenotype and classification; see `Enrichment`.
-
-        The table is as public as the model.
-        """
+        """Return a row for each phenotype and classification, as public as the model."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -171,13 +144,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Name a phenotype, also in the run's folder, and return the run with that name.
-
-        Raises
-        ------
-        DataError
-            If there is no such phenotype, or the name is not one line of text.
-        """
+        """Name a phenotype, also in the run's folder, and return the run with that name."""
         with tempfile.TemporaryDirectory() as folder:
             write_name(self.folder or Path(folder), number, name, self.model.rank)
         names = {**self.model.names, number: name.strip()}
@@ -187,17 +154,7 @@ class Run:
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report, one page of HTML that needs no network.
 
-        Parameters
-        ----------
-        path : path, optional
-            By default ``report.html`` in the run's folder.
-
-        Raises
-        ------
-        SettingsError
-            If there is neither a path nor a folder.
-        MissingDependencyError
-            If matplotlib or Jinja2 is not installed.
+        `path` is by default ``report.html`` in the run's folder.
         """
         if path is None:
             if self.folder is None:

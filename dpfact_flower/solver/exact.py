@@ -94,10 +94,7 @@ class _Site:
         return value + self.settings.gamma * pull
 
     def error(self, inner: float) -> SquaredError:
-        """Return the error over all cells, given <X, M>.
-
-        The error over non-zeros would need another pass.
-        """
+        """Return the error over all cells, given <X, M>; non-zeros would need another pass."""
         everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
         return SquaredError.on(self.fibres.tensor, everywhere, None, self.fibres.norm_squared)
 
@@ -153,7 +150,7 @@ def update_patients(
 ) -> NDArray[np.float32]:
     """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times.
 
-    `product` is the MTTKRP of mode 0, and `q` is the Hadamard product of the feature factors' Gram
+    `product` is the MTTKRP of mode 0, and `q` the Hadamard product of the feature factors' Gram
     matrices. `floor` is 0 for non-negative factors and minus infinity otherwise.
     """
     columns = _transposed(A, np.float32)
@@ -166,10 +163,7 @@ def update_patients(
 def fitted_patients(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float32]:
-    """Fit all patients to fixed feature factors by least squares.
-
-    A hospital that joins later computes its patients' memberships in this way.
-    """
+    """Fit all patients to fixed feature factors by least squares."""
     patients = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
     floor = 0.0 if nonnegative else -np.inf
     with one_blas_thread:
@@ -188,10 +182,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
-    solution is computed as a correction, so directions in which Q + gamma I is singular stay
-    unchanged. With non-negativity, the columns are minimised in turn. `product` is the MTTKRP of
-    the factor's mode, and `q` is the Hadamard product of the other factors' Gram matrices.
+    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``,
+    computed as a correction, so directions in which Q + gamma I is singular stay unchanged. With
+    non-negativity, the columns are minimised in turn. `product` and `q` are as in
+    `update_patients`, for the factor's mode.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

@@ -32,8 +32,7 @@ class Loss:
     value: CellFunction
     """The function f, for two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm. The function is compiled, so it may only use arithmetic on its
-    arguments and on numbers."""
+    """The derivative df/dm. It is compiled, so it may only use arithmetic on numbers."""
     nothing: Callable[[float], float]
     """Function from the data's mean to the constant model value that explains nothing."""
     counts: bool = True

@@ -18,8 +18,7 @@ class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
     `factors` holds the starting values, patients first, and `anchors` the global feature factors.
-    `rng` orders psgd's visits and draws its zero cells. The exact solver does not use `rng`. `eta`
-    is the step size at the end of the previous round.
+    `rng` orders psgd's visits and draws its zero cells. `eta` is the previous round's step size.
     """
 
     tensor: SparseTensor
@@ -42,22 +41,18 @@ class LocalResult:
     factors: Factors
     """Factor matrices, C-contiguous, patients first."""
     objective: tuple[float, ...]
-    """Values of eq. (norm) at the start and after each of the tau passes or iterations. With
-    `nonnegative`, the first value is computed after negative factor entries are set to 0. With
-    ``zeros="none"``, the loss covers only the non-zero cells, because psgd then fits no other
-    cells. For losses other than the squared loss, the part of the zero cells is estimated from a
-    sample, see `psgd`."""
+    """Values of eq. (norm) at the start, with negative entries set to 0 if `nonnegative`, and after
+    each pass or iteration. With ``zeros="none"``, psgd's loss covers only the non-zero cells. For
+    losses other than the squared loss, the part of the zero cells is estimated, see `psgd`."""
     eta: float
-    """Step size for the next round from psgd. The exact solver returns the given step size
-    unused."""
+    """Step size for the next round. The exact solver returns the given step size unused."""
     rollbacks: int
     """Number of psgd passes that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]
     """Gram matrix of every factor, see `gram`."""
     error: SquaredError | None = None
-    """Squared error of the factors, accurate to 1e-6 of the data's ||X||^2, if the solver computes
-    it. psgd computes the error for squared losses only. The exact solver computes the error over
-    all cells only."""
+    """Squared error, accurate to 1e-6 of the data's ||X||^2, from psgd for squared losses, and from
+    the exact solver over all cells only."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
@@ -80,9 +75,7 @@ def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error along a feature's row.
 
     The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, the product of the
-    squared norms of the other modes' columns r. An elastic weight competes with this curvature. In
-    contrast, ||X||^2 / R ignores the model. Before phenotypes have formed, the curvature is near 0:
-    on long code lists, a few millionths of ||X||^2 / R.
+    squared norms of the other modes' columns r. An elastic weight competes with this curvature.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

@@ -1,10 +1,8 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
 Objective of a pass
-    The pull to the anchors acts at every visit of a feature row, eq. (bj). Over a pass, the weight
-    of the pull is therefore gamma times the row's number of visits, and not gamma as in eq. (norm).
-    The pull does not act at sampled zero cells, see
-    `dpfact_flower.solver.kernels.zero_cells`.
+    The pull to the anchors acts at every visit of an entry in a feature row, eq. (bj). Over a pass,
+    its weight is therefore gamma times the row's number of entries, not gamma as in eq. (norm).
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or are not finite.
@@ -107,9 +105,8 @@ class _Site:
     """Data that does not change between passes."""
 
     def __init__(self, problem: LocalProblem, stack: Array) -> None:
-        self.tensor, self.anchors, self.rng = problem.tensor, problem.anchors, problem.rng
-        self.settings = settings = problem.settings
-        tensor = self.tensor
+        self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
+        self.anchors, self.rng = problem.anchors, problem.rng
         self.loss = losses.find(settings.loss)
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.offsets = row_offsets(tensor.shape)
@@ -133,8 +130,7 @@ class _Site:
 
     def factors(self, stack: Array) -> Factors:
         """Return views of the factors in the stack, without the padding."""
-        parts = np.split(stack[:, : self.settings.rank], self.offsets[1:-1])
-        return tuple(parts)
+        return tuple(np.split(stack[:, : self.settings.rank], self.offsets[1:-1]))
 
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
         """Make one pass of visits, then take the proximal step; Algorithm 1, lines 4 to 9.
@@ -170,14 +166,9 @@ class _Site:
                 if settings.zeros != "none":
                     error = loss(self.norm_squared, inner, [patients, *map(gram, factors[1:])])
             rest = error + settings.mu * group_norm(patients)
-            return Value(
-                squares,
-                inner,
-                patients,
-                error,
-                rest + settings.gamma * elastic(factors, self.anchors),
-                rest + settings.gamma * elastic(factors, self.anchors, self.visits),
-            )
+            objective = rest + settings.gamma * elastic(factors, self.anchors)
+            descended = rest + settings.gamma * elastic(factors, self.anchors, self.visits)
+            return Value(squares, inner, patients, error, objective, descended)
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
         """Return the squared error of factors, from their objective values and Gram matrices."""
@@ -230,12 +221,10 @@ def shrink_columns(
 ) -> NDArray[_Float]:
     """Reduce the norm of every column by `threshold`. Columns with a smaller norm become zero.
 
-    This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2): the minimiser over
-    Theta of ``1/2 ||Theta - A||_F^2 + threshold * sum_r ||Theta_r||``. After a gradient step of
-    size eta on eq. (norm), the threshold is eta * mu. (In the paper's eq. (prox), the threshold is
-    mu, which is the operator for another weight, mu / eta.) For non-negative factors, project
-    before shrinking: the two steps together are the operator of the sum of both terms. `out` may be
-    A.
+    This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2). After a gradient step
+    of size eta on eq. (norm), the threshold is eta * mu, not mu as in the paper's eq. (prox). For
+    non-negative factors, project before shrinking: the two steps together are the operator of the
+    sum of both terms. `out` may be A.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -26,20 +26,18 @@ demo and on half of the eICU demo."""
 
 @dataclass(frozen=True)
 class Solver:
-    """A site's algorithm and its options."""
+    """A site's algorithm, and what it can do."""
 
     compute: Callable[[LocalProblem], LocalResult]
-    """Function that runs `settings.tau` passes."""
     any_loss: bool = False
-    """Whether the solver accepts every loss. If not, the solver accepts squared errors only."""
+    """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
     """Whether the solver takes a step of eta at every visit of a cell. If so, the elastic weight
     acts at every visit of a row, and eq. (global) gives the server's step."""
     relative_l21: bool = True
     """Whether `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether `clip` bounds the gradient of an entry for each factor. Paper mode's claim depends on
-    this bound."""
+    """Whether `clip` bounds the gradient of an entry for each factor, as paper mode claims."""
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 
@@ -54,8 +52,8 @@ class Solver:
         loss.check(settings)
         if self.steps and settings.eta * settings.gamma >= 1:
             raise SettingsError(
-                f"eta * gamma must be below 1 for the elastic step to be stable; got "
-                f"{settings.eta:g} * {settings.gamma:g} = {settings.eta * settings.gamma:g}"
+                "eta * gamma must be below 1 for stable steps; "
+                f"got {settings.eta:g} * {settings.gamma:g}"
             )
         if self.relative_l21 and settings.mu > 0 and settings.relative_l21 > 0:
             raise SettingsError(

@@ -167,7 +167,7 @@ def test_a_model_with_patients_is_a_cp_model(run, cohort):
     site = cohort.sites[0]
     found = run.model.with_patients(site)
     assert found.shape == site.tensor.shape
-    assert found.fit(site.tensor.scaled_to_unit_patients()) > 0
+    assert found.squared_error(site.tensor.scaled_to_unit_patients()).fit > 0
     np.testing.assert_array_equal(run.model.transform(site.tensor), found.factors[0])
     with pytest.raises(DataError, match="9, 12"):
         run.model.transform(site.tensor.select_features([np.arange(3), np.arange(12)]))

@@ -15,9 +15,7 @@ import numpy as np
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.tensor.arrays import Array
 
-PANEL = 8
-"""Number of columns whose gradients come from one matrix product."""
-
+PANEL = 8  # columns whose gradients come from one matrix product
 LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
 """Curvature below which a column has no effect on the model."""
 

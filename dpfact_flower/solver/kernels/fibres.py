@@ -1,8 +1,7 @@
 """The fibres of a sparse tensor, and the division of its patients into blocks and chunks.
 
 A *fibre* is a run of entries that differ in the last mode alone. A sorted tensor holds the fibres
-one after the other, so it is enough to find their first entries. The search takes a fraction of the
-time of one MTTKRP, and 8 bytes per fibre.
+one after the other, so it is enough to find their first entries.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks that one thread processes. Blocks and chunks depend on the data alone.
@@ -23,12 +22,8 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.tensor.stack import row_offsets
 
-TILE = 3
-"""Number of registers for one column of a block of patients."""
-
-BLOCK = TILE * WIDTH
-"""Largest number of patients in a block."""
-
+TILE = 3  # registers for one column of a block of patients
+BLOCK = TILE * WIDTH  # largest number of patients in a block
 _FIBRES = 4096  # largest number of fibres in a block, unless one patient has more
 _CHUNK = 1 << 16  # number of entries in a chunk, or slightly more
 

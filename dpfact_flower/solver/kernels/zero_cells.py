@@ -1,16 +1,13 @@
 """The zero cells that a pass of psgd visits, and their weights.
 
-A sample represents all zero cells of a tensor. In a sparse tensor, uniform draws seldom hit the
-cells where the model is large. Such a hit has the weight of all cells that the hit represents. A
-step size that is safe for this weight is too small for all other visits. Most cells are therefore
-drawn from the model at the start of the pass: first a phenotype by its mass, then a row of each
-mode by its weight in the phenotype.
+In a sparse tensor, uniform draws seldom hit the cells where the model is large, and such a hit has
+a large weight. A step size that is safe for this weight is too small for all other visits. Most
+cells are therefore drawn from the model at the start of the pass: first a phenotype by its mass,
+then a row of each mode by its weight in the phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
 value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
-(importance sampling). Where the model dominates q, the product of weight and value is the same for
-all cells. No weight exceeds 1 / u times the weight of a uniform draw. A draw that hits a non-zero
-cell has weight 0. The figures are in docs/explanation/algorithm.md.
+(importance sampling). A draw that hits a non-zero cell has weight 0.
 """
 
 from __future__ import annotations
@@ -39,10 +36,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 class ZeroCells:
     """The draws of zero cells in a pass over blocks of neighbouring patients.
 
-    `number` is the number of draws. `bounds` holds the first patient of each block, then the number
-    of patients. `model` holds the stacked factors at the start of the pass, and must not change.
-    The draws use absolute values of the model. Without a model, or if all its values are 0, every
-    draw is uniform.
+    `bounds` holds the first patient of each block, then the number of patients. `model` holds the
+    stacked factors at the start of the pass, and must not change. The draws use absolute values of
+    the model. Without a model, or if all its values are 0, every draw is uniform.
     """
 
     def __init__(
@@ -96,8 +92,7 @@ def _table(sizes: Array) -> Array:
     """Build a table for drawing a row of each column by size (Walker's alias method, after Vose).
 
     Every place has the same probability of a hit. Below the place's threshold, the draw keeps the
-    place. Otherwise the draw takes the place's alternative. A draw reads one pair of numbers, for
-    any number of places.
+    place. Otherwise the draw takes the place's alternative.
 
     `sizes` are non-negative and have shape (places, R). The result has shape (R, places, 2) and
     holds the threshold times `_WHOLE`, and the alternative. If all sizes of a column are 0, every
@@ -200,8 +195,7 @@ def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> No
 def random_number(seed: np.uint64, number: int) -> float:
     """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014), a float in [0, 1).
 
-    A zero cell takes up to six random numbers. Calling NumPy's generators here would take longer
-    than the gradient step.
+    NumPy's generators would take longer than the gradient step.
     """
     z = seed + np.uint64(number) * _ODD
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -211,10 +205,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Return the place that a random number selects from a table.
-
-    `share` is the random number. The place is among columns low..high-1 of row r.
-    """
+    """Return the place in low..high-1 that a random number selects from row r of a table."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

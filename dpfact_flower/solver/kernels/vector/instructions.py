@@ -10,7 +10,6 @@ its type, so numba compiles one kernel per padded rank, with unrolled loops. A p
 given by a `pointer` and an offset in values, without bounds checks. Passing a pointer takes no
 time, whereas numba counts references to an array at each call. A pointer does not keep its array
 alive, so take pointers only of a kernel's arguments. A number stands for a vector of equal values.
-Use all these functions inside `numba.njit`.
 """
 
 from __future__ import annotations
