@@ -323,8 +323,8 @@ def data_show(folder: Folder) -> None:
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     """Make and write a cohort, unless the folder holds another cohort, and show its sites."""
-    from dpfact_flower.data.progress import watched
     from dpfact_flower.data.site_data import COHORT, remove_cohort
+    from dpfact_flower.data.tables import watched
 
     used = refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch, watched(watch):

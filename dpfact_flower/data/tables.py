@@ -1,8 +1,7 @@
 """Read tables of an EHR through DuckDB, with all fields as text and no patient's value in errors.
 
-A table is a CSV file, plain or gzipped, a Parquet file, or a DataFrame. DuckDB is an optional
-dependency and imported on first use. DuckDB's own error messages quote the faulty line, so they are
-never passed on. Errors of this module name the file, the column and the number of the row.
+DuckDB is an optional dependency and imported on first use. Its own error messages quote the faulty
+line, so they are never passed on.
 """
 
 from __future__ import annotations
@@ -17,13 +16,15 @@ import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
-from dpfact_flower.data.progress import report_progress
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_scratch
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -33,27 +34,16 @@ logger = logging.getLogger(__name__)
 _COLUMN = re.compile(r"[^\W\d].*|_.*|", re.DOTALL)
 _DELIMITERS = ",;\t|"
 _SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])\r?\n?", re.IGNORECASE)
-_UNPACK = "unpack it, or pack it with gzip"
-_FOREIGN = {
-    b"PK\x03\x04": ("a ZIP archive or an Excel workbook", "save it as CSV"),
-    b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as CSV"),
-    b"\x28\xb5\x2f\xfd": ("packed with zstd", _UNPACK),
-    b"\xfe\xff": ("big-endian UTF-16", "save it as UTF-8"),
-    b"BZh": ("packed with bzip2", _UNPACK),
-    b"\xfd7zXZ": ("packed with xz", _UNPACK),
-    b"PAR1": ("Parquet", "name it .parquet"),
-    b"SQLite ": ("an SQLite database", "write its tables as CSV"),
-}
-"""First bytes of files that users mistake for CSV."""
 _TEXT_OR_WHOLE = re.compile(  # DuckDB's names of types; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
-_FIELDS = "too few or too many fields (is a quote missing where one holds the delimiter?)"
-
 MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need memory in addition."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
+_watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
+_EVERY = 0.25
+"""Seconds between two reports of a query's progress."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +71,13 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows that DuckDB scans in place. Error messages use their name.
+    """Rows that DuckDB scans in place, and their name for error messages.
 
     Rows come from frames (of pandas, polars or Arrow, or DuckDB's relations), which are
     concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
-    only rows with this value in the column ``mode`` count. With `sites`, which names the site of
-    each frame, the rows get a column ``site``. Equal identifiers at two sites then mean two
-    patients: the identifier in the column `patient` becomes ``SITE/PATIENT``. `renamed` gives
-    columns of frames other names.
+    only rows with this value in the column ``mode`` count. `renamed` gives columns of frames other
+    names. `sites` names the site of each frame. The rows then get a column ``site``, and
+    identifiers become ``SITE/PATIENT``, because equal ones at two sites mean two patients.
     """
 
     name: str
@@ -110,24 +99,19 @@ class Rows(NamedTuple):
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
+        pairs = (f"{quoted(old)} AS {quoted(new)}" for old, new in self.renamed.items())
+        everything = f"* RENAME ({', '.join(pairs)})" if self.renamed else "*"
         own = [f"* REPLACE ({literal(site + '/')} || patient AS patient), {literal(site)} AS site"
-               for site in self.sites] or [self._all()] * len(self.frames)  # fmt: skip
+               for site in self.sites] or [everything] * len(self.frames)  # fmt: skip
         below = " UNION ALL BY NAME ".join(
             f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
         )
         rows = self.table or f"({below})"
         return f"(FROM {rows} WHERE mode::VARCHAR = {literal(self.mode)})" if self.mode else rows
 
-    def _all(self) -> str:
-        pairs = (f"{quoted(old)} AS {quoted(new)}" for old, new in self.renamed.items())
-        return f"* RENAME ({', '.join(pairs)})" if self.renamed else "*"
-
 
 def columns_of(frame: Any) -> list[str]:
-    """Return the column names of a frame of pandas, polars, Arrow or DuckDB.
-
-    The result is empty for other objects.
-    """
+    """Return the column names of a frame of pandas, polars, Arrow or DuckDB, or an empty list."""
     names = getattr(frame, "column_names", None)  # Arrow has column_names, the others columns
     return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
@@ -136,8 +120,7 @@ def columns_of(frame: Any) -> list[str]:
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
     """Open a DuckDB database in memory, which spills to a folder that only the user can read.
 
-    DuckDB never downloads extensions, so a hospital's machine needs no internet access. Errors of
-    DuckDB inside the block are raised as `DataError`.
+    DuckDB never downloads extensions. Its errors inside the block are raised as `DataError`.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -159,13 +142,12 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
             yield connection
         except duckdb.OutOfMemoryException:
             raise DataError(
-                f"{memory} of memory, or the room for temporary files in {spill.parent}, is "
-                "too little to build the tensors; allow more memory, or keep fewer codes"
+                f"{memory} of memory, or the room in {spill.parent}, is too little to build the "
+                "tensors; allow more memory, or keep fewer codes"
             ) from None
         except duckdb.Error as error:
-            raise DataError(
-                f"DuckDB could not build the tensors ({type(error).__name__}); its own message is "
-                "withheld because it may quote a patient's line"
+            raise DataError(  # its own message may quote a patient's line
+                f"DuckDB could not build the tensors ({type(error).__name__})"
             ) from None
         finally:
             connection.close()
@@ -181,6 +163,43 @@ def scratch_of(connection: Connection) -> Iterator[Path]:
 def _spill_of(connection: Connection) -> str:
     ((spill,),) = connection.execute("SELECT current_setting('temp_directory')").fetchall()
     return str(spill)
+
+
+@contextmanager
+def watched(watch: ProgressCallback) -> Iterator[None]:
+    """Send the progress of every `report_progress` inside the block to `watch`."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
+
+
+@contextmanager
+def report_progress(connection: Connection, name: str) -> Iterator[None]:
+    """Report the queries inside the block as one task, whose share never falls."""
+    watch, done = _watch.get(), Event()
+    if watch is no_progress:
+        yield
+        return
+    # DuckDB measures progress only with the progress bar enabled. Printing stays disabled.
+    connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
+
+    def look() -> None:
+        share = 0.0
+        while not done.wait(_EVERY):
+            share = max(share, connection.query_progress() / 100)
+            watch(name, share)
+        if share:
+            watch(name, 1.0)
+
+    thread = Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
@@ -240,13 +259,10 @@ def load_table(
 
     Parameters
     ----------
-    table : str
-        Name of the table to create.
     place : Path or Rows
-        A CSV file with a header line, plain or gzipped. Fields may be in double quotes, and lines
-        end with LF or CRLF. Alternatively, `Rows`, a file named ``.parquet``, or a folder of
-        Parquet files, with columns of text, whole numbers, dates or times. A time with a zone is
-        converted to UTC.
+        A CSV file with a header line, plain or gzipped, `Rows`, a file named ``.parquet``, or a
+        folder of Parquet files, with columns of text, whole numbers, dates or times. A time with a
+        zone is converted to UTC.
     columns : sequence of str
         Required columns in lower case. The file may write them in any case and have more columns. A
         blank field is NULL. ``code[]`` is a list of the distinct values, without blanks, of the
@@ -257,17 +273,11 @@ def load_table(
         SQL over `columns` and `optional`: the columns of the result, and the condition for keeping
         a row.
     may_be_cut : bool
-        Leave out an incomplete last line of CSV instead of refusing the file.
-    dialect : Dialect
-        Format of a CSV file.
+        Leave out an incomplete last line of CSV instead of refusing the file. Return whether there
+        was one.
     hint : callable
         Function from the names of the existing columns to advice about a missing column, or to an
         empty text.
-
-    Returns
-    -------
-    bool
-        Whether an incomplete last line was left out.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -302,35 +312,24 @@ def _run_csv(
 ) -> list[tuple[int, str]]:
     """Run a query over a file, and return the refused lines with the reasons.
 
-    DuckDB reads files with LF or with CRLF as line ends, but not files that mix both, as when a
-    header was put before another program's rows. For a mixed file DuckDB fails or refuses correct
-    lines. Such a file is copied with LF to DuckDB's private folder and read from there.
+    DuckDB fails or refuses correct lines of a file that mixes LF and CRLF, as when a header was put
+    before another program's rows. A faulty file is therefore read again from a copy with LF.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    error, rejected = None, []
     try:
         connection.execute(query)
-        rejected = _take_rejected(connection)
-    except duckdb.InvalidInputException as given_up:
-        error = given_up
-    if error or rejected:
-        with scratch_of(connection) as folder:
-            copy = folder / path.name
-            if _copy_lines(path, copy, dialect):
-                connection.execute(query.replace(_literal_path(path), _literal_path(copy)))
-                return _take_rejected(connection)
-    if error:
-        raise error
-    return rejected
-
-
-def _copy_lines(path: Path, copy: Path, dialect: Dialect) -> bool:
-    """Copy a CSV file with LF as line ends, and return whether the file mixed several line ends."""
+        if not _take_rejected(connection):
+            return []
+    except duckdb.InvalidInputException:
+        pass
     encoding = "utf-16" if dialect.encoding == "utf-16" else "latin-1"  # latin-1 decodes any byte
-    with _open(path, "rt", encoding) as old, _open(copy, "wt", encoding, newline="\n") as new:
-        shutil.copyfileobj(old, new)
-        return isinstance(old.newlines, tuple)
+    with scratch_of(connection) as folder:
+        copy = folder / path.name
+        with _open(path, "rt", encoding) as old, _open(copy, "wt", encoding, newline="\n") as new:
+            shutil.copyfileobj(old, new)
+        connection.execute(query.replace(_literal_path(path), _literal_path(copy)))
+        return _take_rejected(connection)
 
 
 def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
@@ -355,7 +354,8 @@ def _check_rejected(
         "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (another: --encoding)",
         "UNQUOTED VALUE": "an open quote",
     }
-    kinds = sorted({wrong.get(kind, _FIELDS) for _, kind in rejected})
+    fields = "too few or too many fields (is a quote missing where one holds the delimiter?)"
+    kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
     raise DataError(
         f"{path}: {len(lines)} row(s) have {', or '.join(kinds)}; the first is row {lines[0]}, the "
         "header being row 1"
@@ -369,7 +369,6 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     data. DuckDB's own sniffer is not used: it reads a file with an open quote as a single column,
     renames the second of two equal columns, and can take a patient's row for a header.
     """
-    _refuse_foreign(path)
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
         with _open(path, "rt", encoding, errors="replace", newline="") as file:
@@ -386,10 +385,10 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     header = [" ".join(name.split()).lower() for name in names]  # a name may contain a newline
     if not any(header):
         raise DataError(f"{path}: is empty, or begins with an empty line; the first names columns")
-    if any("\ufffd" in name for name in header):
+    if any("\ufffd" in name or "\0" in name for name in header):
         raise DataError(
-            f"{path}: its first line is not {dialect.encoding}; name its encoding "
-            "(--encoding latin-1, or utf-16)"
+            f"{path}: its first line is not {dialect.encoding}; name its encoding (--encoding "
+            "latin-1, or utf-16), or save a workbook or packed file as CSV, plain or gzipped"
         )
     if not all(_COLUMN.fullmatch(name) and name.isprintable() for name in header):
         raise DataError(
@@ -405,18 +404,6 @@ def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
         raise DataError(f"{place}: two columns have one name; rename one of them")
 
 
-def _refuse_foreign(path: Path) -> None:
-    """Refuse a file whose first bytes show that it is not text, whatever its name."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-    except OSError:
-        return  # the error is reported when the text is read
-    for magic, (what, way_out) in _FOREIGN.items():
-        if start.startswith(magic):
-            raise DataError(f"{path}: is {what}, which cannot be read; {way_out}")
-
-
 def check_columns(
     place: Path | Rows,
     wanted: Sequence[str],
@@ -424,10 +411,7 @@ def check_columns(
     kind: str = "a table",
     hint: str = "",
 ) -> None:
-    """Refuse a table that lacks a column.
-
-    `wanted` is as the `columns` of `load_table`, and `hint` is advice for the error message.
-    """
+    """Refuse a table that lacks a column. `hint` is advice for the error message."""
     lists = set(map(list_of, found))
     missing = [name for name in wanted if name not in found and name not in lists]
     if not missing:
@@ -442,7 +426,7 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """Return the list's name, such as ``code[]``, for a column such as ``code_1``."""
+    """Return the name of the list, such as ``code[]``, of a column such as ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
@@ -461,12 +445,12 @@ def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a column as SQL, with quotes escaped."""
+    """Return a column's name as SQL."""
     return '"{}"'.format(name.replace('"', '""'))
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL, with quotes escaped."""
+    """Return a text as SQL."""
     return "'{}'".format(text.replace("'", "''"))
 
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Unpack
 
 from dpfact_flower.data.clinical_events import add_events, count, table_of
 from dpfact_flower.data.cooccurrence import COLUMNS, Window
-from dpfact_flower.data.progress import report_progress
 from dpfact_flower.data.readers.steps import Options, make_cohort, reading
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
@@ -37,6 +36,7 @@ from dpfact_flower.data.tables import (
     load_table,
     quoted,
     refuse_rows,
+    report_progress,
 )
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name

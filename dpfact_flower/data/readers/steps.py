@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, TypedDict
 from dpfact_flower.data.clinical_events import count, create_tables, table_of
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.cooccurrence import Window, build_cohort, choose_vocabularies
-from dpfact_flower.data.progress import report_progress
 from dpfact_flower.data.roll_up import RollUp, roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort
-from dpfact_flower.data.tables import MEMORY, connect
+from dpfact_flower.data.tables import MEMORY, connect, report_progress
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 
