@@ -1,9 +1,8 @@
 """Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
-Every source gives named columns of trimmed text, in a temporary table of the reader's DuckDB
-connection. Databases are opened read-only. Their rows pass through a CSV file in DuckDB's private
-folder for spilled data, so that memory stays bounded. DuckDB's database extensions are not used,
-because they would have to be downloaded.
+Databases are opened read-only. Their rows pass through a CSV file in DuckDB's private folder for
+spilled data, so that memory stays bounded. DuckDB's own database extensions would have to be
+downloaded.
 """
 
 from __future__ import annotations
@@ -39,15 +38,10 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 
 
 class Table(NamedTuple):
-    """The columns and rows to read of a table.
+    """The columns and rows to read of a table, as in `dpfact_flower.data.tables.load_table`.
 
-    Attributes
-    ----------
-    columns, optional, where, may_be_cut
-        As in `dpfact_flower.data.tables.load_table`.
-    there : str
-        SQL condition on the rows that the database sends. ``$schema`` stands for the table's
-        schema.
+    `there` is an SQL condition on the rows that a database sends, where ``$schema`` stands for the
+    table's schema.
     """
 
     name: str
@@ -59,15 +53,10 @@ class Table(NamedTuple):
 
 
 class Source(NamedTuple):
-    """The tables of a source.
+    """The tables of a source, by their names in lower case.
 
-    Attributes
-    ----------
-    tables : collection of str
-        Names of the tables, in lower case.
-    fetch : callable
-        Function that reads a table into a temporary table of the given name. The function returns
-        the table's name for error messages, and whether an incomplete last line was left out.
+    `fetch` reads a table into a temporary table of the given name. It returns the table's name for
+    error messages, and whether an incomplete last line was left out.
     """
 
     tables: Collection[str]
@@ -85,19 +74,10 @@ def open_source(
 ) -> Iterator[Source]:
     """Open the source at a place.
 
-    Parameters
-    ----------
-    place : path or str
-        A folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
-        ``postgresql://user@host/database``. Keep the password in ``~/.pgpass`` rather than in the
-        URL.
-    schema : str
-        Schema of the tables in a database, if it is not the default one.
-    folders : sequence of str
-        Names of subfolders that may also hold tables.
-    lines : bool
-        Whether the place is one file of lines, which becomes the table ``lines`` with the columns
-        ``number`` and ``line``.
+    The place is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
+    ``postgresql://user@host/database``, whose password belongs in ``~/.pgpass``. With `lines`, the
+    place is one file of lines, which becomes the table ``lines`` with the columns ``number`` and
+    ``line``. Subfolders named in `folders` may also hold tables.
     """
     if lines:
         yield _lines(connection, Path(place))
@@ -153,8 +133,7 @@ def _lines(connection: Connection, path: Path) -> Source:
             raise DataError(f"{path}: no such file") from None
         except (OSError, EOFError) as error:
             raise DataError(
-                f"{path}: cannot be read ({type(error).__name__}); is it cut off, or not packed as "
-                "its name says?"
+                f"{path}: cannot be read ({type(error).__name__}); is it cut off?"
             ) from None
         return str(path), False
 
@@ -168,8 +147,8 @@ def _duckdb_file(connection: Connection, path: Path, schema: str) -> Source:
         connection.execute(f"ATTACH {literal(str(path))} AS source (READ_ONLY)")
     except duckdb.Error as error:
         raise DataError(
-            f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has "
-            f"another program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
+            f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has another "
+            f"program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
         ) from None
     found = connection.execute(
         """SELECT lower(table_name), table_name FROM duckdb_columns()
@@ -247,7 +226,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return a table's name for error messages, and its name in the database."""
+    """Return a table's name for messages, and its name in the database."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (--schema names another)")
@@ -258,10 +237,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[tuple[TextIO, Any]]:
-    """Open a CSV file for writing, and load it into the temporary table `into` at the end.
-
-    The file is in DuckDB's private folder.
-    """
+    """Open a CSV file in DuckDB's private folder, and load what was written as table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -41,10 +41,9 @@ def read(
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
     maps our column names, ``mode`` and ``site`` among them, to yours: ``{"patient": "subject_id",
-    "code": "icd_code"}``. `time_format`
-    is a format of ``strptime``; without it, times are ISO 8601. `window_days` and `options` are as
-    in `event_tables.read`. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
-    label's name to a frame of ``patient`` and a column with the label's name.
+    "code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
+    label's name to a frame of ``patient`` and a column with the label's name. The rest is as in
+    `event_tables`.
     """
     own = dict(columns or {})
     renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}
@@ -106,10 +105,7 @@ def _columns(frame: Any, renamed: Mapping[str, str] | None = None) -> set[str]:
 
 
 def _by_mode(events: Rows) -> dict[str, Rows]:
-    """Return the rows of each mode, in the order in which modes first appear.
-
-    Modes may also be numbers.
-    """
+    """Return the rows of each mode, in the order in which modes first appear."""
     with connect() as connection:
         found = connection.execute(
             f"""SELECT mode::VARCHAR FROM

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dpfact_flower.data.clinical_events import add_events, count
 from dpfact_flower.data.code_names import SYSTEMS, names_of
@@ -33,26 +33,17 @@ _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
 """SQL for a date, which may also be written as 20240531."""
 
 
-class _Form(NamedTuple):
-    """The rule for a column's type: SQL that finds a wrong text, a description, and a cast."""
-
-    wrong: str
-    right: str
-    cast: str
-
-
 _FORMS = {
-    "BIGINT": _Form(  # a cast alone would round 1.5
-        "NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"
-    ),
-    "BOOLEAN": _Form("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
-    "DATE": _Form(f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date as 2024-05-31", _DATE),
-    "TIMESTAMP": _Form(
-        "{0} IS NOT NULL AND try_cast({0} AS TIMESTAMP) IS NULL", "a time", "{0}::TIMESTAMP"
-    ),
-    "VARCHAR": _Form("false", "a text", "{0}"),
-    "VARCHAR[]": _Form("false", "a text", "{0}"),
-}
+    # A cast alone would round 1.5.
+    "BIGINT": ("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"),
+    "BOOLEAN": ("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
+    "DATE": (f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date as 2024-05-31", _DATE),
+    "TIMESTAMP": ("try_cast({0} AS TIMESTAMP) IS NULL AND {0} IS NOT NULL", "a time",
+                  "{0}::TIMESTAMP"),
+    "VARCHAR": ("false", "a text", "{0}"),
+    "VARCHAR[]": ("false", "a text", "{0}"),
+}  # fmt: skip
+"""SQL that finds a wrong text, a description, and a cast, by the column's type."""
 
 
 def read(
@@ -72,18 +63,14 @@ def read(
         Name of one of this package's scripts (``mimic4``) or of a script in an installed package,
         or the path of a file.
     source : path or str
-        A place as in `dpfact_flower.data.sources.open_source`, or a file of lines if the script
-        reads lines.
+        A place as in `dpfact_flower.data.sources.open_source`.
     name : str
         Name of the cohort, and possibly of its single site, if the script asks for a name.
-    schema : str
-        Schema of the tables in a database.
     window_days : int or None
         Largest distance in days between the events of a cell, if the script has a window of days.
         With None, only the encounter limits the window.
     **given
-        The common `Options` of readers, and the script's own options. The script gives the defaults
-        of `top` and `min_patients`.
+        The common `Options` of readers, and the script's own options.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -113,7 +100,7 @@ def _window(script: Script, days: int | None) -> Window:
 
 
 class _Work:
-    """A script that is running on a connection. `labels` are the labels of patients so far."""
+    """A script that is running. `labels` are the labels of patients so far."""
 
     def __init__(
         self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]
@@ -123,7 +110,6 @@ class _Work:
         self.labels: list[str] = []
 
     def run(self, source: Source) -> None:
-        """Run all statements."""
         self._values["tables"] = sorted(set(source.tables))
         for statement in self._script.statements:
             with _explained(self._script.name):
@@ -187,8 +173,8 @@ class _Work:
         connection.execute(sql)
         columns = connection.execute(f"DESCRIBE {into}").fetchall()
         if "*" in name:
-            connection.execute(f"ALTER TABLE {into} ADD COLUMN part VARCHAR")
-            connection.execute(f"ALTER TABLE {into} ADD COLUMN cut BOOLEAN")
+            for column in ("part VARCHAR", "cut BOOLEAN"):
+                connection.execute(f"ALTER TABLE {into} ADD COLUMN {column}")
             for part in _parts(name, source.tables) or [""]:
                 self._values["part"] = part
                 if self._holds(statement):
@@ -211,35 +197,25 @@ class _Work:
     def _fetch(
         self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
     ) -> bool:
-        """Load and check a table of the source as the table `into`.
-
-        Return whether an incomplete last line was left out.
-        """
+        """Load and check a table, and return whether an incomplete last line was left out."""
         connection = self._connection
         asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
-        place, cut = source.fetch(
-            into,
-            Table(
-                name,
-                [column for column in asked.values() if column not in optional],
-                optional,
-                self._filled(more.get("where", "true")),
-                more.get("there", "true"),
-                "cut" in more,
-            ),
-        )
+        needed = [column for column in asked.values() if column not in optional]
+        where = self._filled(more.get("where", "true"))
+        wanted = Table(name, needed, optional, where, more.get("there", "true"), "cut" in more)
+        place, cut = source.fetch(into, wanted)
         for column, kind, null, key, *_ in columns:
-            form, needed = _FORMS[kind], null == "NO"
-            wrong = f"({form.wrong.format(column)})" + f" OR {column} IS NULL" * needed
-            right = form.right + ", or blank" * (not needed)
+            wrong, right, as_typed = _FORMS[kind]
+            wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
+            right += ", or blank" * (null != "NO")
             refuse_rows(connection, into, wrong, place, column, right)
             if key:
                 twice = f"(SELECT {column} FROM {into} GROUP BY ALL HAVING count(*) > 1)"
                 refuse_rows(connection, into, f"{column} IN {twice}", place, column, "unique")
             if not kind.startswith("VARCHAR"):
-                cast = form.cast.format(column)
-                connection.execute(f"ALTER TABLE {into} ALTER {column} TYPE {kind} USING {cast}")
+                as_typed = f"TYPE {kind} USING {as_typed.format(column)}"
+                connection.execute(f"ALTER TABLE {into} ALTER {column} {as_typed}")
         what = "rows of use" if "where" in more else "rows"
         count(connection, name, what, count_rows(connection, into))
         return cut
@@ -267,14 +243,9 @@ def _created(script: Script, sql: str) -> str:
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
     """Return the text that the star in `name` stands for, for each matching table."""
-    before, _, behind = name.lower().partition("*")
-    return sorted(
-        {
-            table[len(before) : len(table) - len(behind)]
-            for table in tables
-            if table.startswith(before) and table.endswith(behind)
-        }
-    )
+    before, _, behind = map(re.escape, name.lower().partition("*"))
+    found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
+    return sorted({match[1] for match in found if match})
 
 
 def _as_sql(value: Any) -> str:

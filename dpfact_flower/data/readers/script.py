@@ -60,9 +60,9 @@ _MORE = {"when", "where", "there", "optional", "cut"}
 class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
-    Users give a TOML table as ``NAME=VALUE`` pairs. In SQL the table is a map. An option ``mode``
-    is a table whose names are the feature modes. An array holds codes, which the command reads from
-    the file of a list.
+    Users give a TOML table, which is a map in SQL, as ``NAME=VALUE`` pairs. An option ``mode`` is a
+    table whose names are the feature modes. An array holds codes, which the command reads from the
+    file of a list.
     """
 
     help: str
@@ -85,7 +85,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement and the directives above it."""
+    """An SQL statement, the directive above it, and further directives."""
 
     sql: str
     kind: str
@@ -95,25 +95,19 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader that is an SQL script.
+    """A reader that is an SQL script. Its head gives all fields except name and statements.
 
     Attributes
     ----------
-    help : str
-        Help text of the command. The list of commands shows its first line.
     modes : mapping of str to int
         Number of codes of each feature mode, in the tensor's order. A mode with the name of an
         option exists only if the option is true.
     window : {"days", "days alone", "days in encounter", "encounter"}
         The limit of a window. ``days``: a number of days, or the encounter if the number is 0.
         ``days alone``: a number of days. ``days in encounter``: both. ``encounter``: the encounter.
-    min_patients : int
-        Minimum number of patients of a site. Smaller sites are merged.
-    row_unit : str
-        The unit of a row of the tensor.
     source : {"tables", "lines"}
-        Tables in a folder or database, or one file of lines, which becomes the table ``lines`` with
-        the columns ``number`` and ``line``.
+        Tables, or one file of lines, which becomes the table ``lines`` with the columns ``number``
+        and ``line``.
     folders : sequence of str
         Subfolders that may hold tables.
     named : bool

@@ -1,10 +1,7 @@
 """Common parts of all readers: their options, their tables, and the last step to the cohort.
 
 A reader turns its tables into events, ``patients`` and ``descriptions`` on one connection
-(`dpfact_flower.data.cooccurrence`), and passes the connection to `make_cohort`. Readers raise three
-kinds of error. A `DataError` names the missing table, the missing column, or the malformed column
-and the number of bad rows. A `SettingsError` names the option that cannot be used. A
-`MissingDependencyError` names the package to install.
+(`dpfact_flower.data.cooccurrence`), and passes the connection to `make_cohort`.
 """
 
 from __future__ import annotations
@@ -33,21 +30,11 @@ _DAYS = 30
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    Attributes
-    ----------
-    top : sequence of (int or None), or None
-        Number of most frequent codes of each mode to keep, or None for all. The choice depends on
-        patients: see `dpfact_flower.data.cooccurrence.choose_vocabularies`.
-    vocabularies : sequence of Vocabulary, optional
-        Public code lists to use instead, one per mode and in the same order.
-    rolled_up : mapping of str to RollUp, optional
-        Grouping by mode. Codes are replaced by groups before the vocabulary is chosen or applied.
-    min_patients : int
-        Sites with fewer patients are merged into one site, ``other``.
-    keep_empty : bool
-        Whether to keep patients without a cell, as empty rows.
-    memory : str
-        Memory that DuckDB may use before it spills to disk, such as ``2GB``.
+    `top` is the number of most frequent codes of each mode to keep, or None for all.
+    `vocabularies` are public code lists to use instead. Both are in the order of the modes.
+    `rolled_up` names a grouping by mode; codes are replaced before a vocabulary is chosen. Sites
+    with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
+    patients without a cell, as empty rows. `memory` is what DuckDB may use before it spills.
     """
 
     top: Sequence[int | None] | None
@@ -78,11 +65,7 @@ def make_cohort(
     labels: Sequence[str] = (),
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Roll codes up, choose the vocabularies and count cells, as the last step of every reader.
-
-    `labels` are columns of ``patients``. The connection must have the tables that
-    `dpfact_flower.data.cooccurrence` describes.
-    """
+    """Roll codes up, choose the vocabularies and count cells, as the last step of every reader."""
     with report_progress(connection, "counting"):
         for mode, how in (options.get("rolled_up") or {}).items():
             roll_up(connection, mode, how)
