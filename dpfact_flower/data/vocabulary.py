@@ -28,17 +28,9 @@ _DESCRIPTION_COLUMNS = ("description", "long_title")
 class Vocabulary:
     """Codes of one feature mode; the position of a code is its index in the tensor.
 
-    Attributes
-    ----------
-    name : str
-        Name of the mode, such as ``procedures``: a letter or digit, then up to 63 letters, digits,
-        dots, hyphens or underscores.
-    codes : tuple of str
-        Unique and printable, without leading or trailing blanks. Codes are text, because ``0040``
-        is not ``40``.
-    descriptions : tuple of str
-        One for each code, ``""`` if unknown. An empty tuple stands for ``""`` everywhere.
-        Descriptions are for human readers and not part of the vocabulary's identity.
+    Codes are unique and printable, without blanks around them. They are text, because ``0040`` is
+    not ``40``. Descriptions are for human readers and not part of the vocabulary's identity. An
+    unknown one is ``""``, and an empty tuple stands for ``""`` everywhere.
     """
 
     name: str
@@ -47,8 +39,11 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         check_name("vocabulary name", self.name)
-        codes = self._texts("codes", self.codes)
-        descriptions = self._texts("descriptions", self.descriptions) or ("",) * len(codes)
+        for field in (self.codes, self.descriptions):
+            if not isinstance(field, (tuple, list)) or not all(isinstance(x, str) for x in field):
+                raise DataError(f"vocabulary {self.name}: codes and descriptions must be text")
+        codes = tuple(self.codes)
+        descriptions = tuple(self.descriptions) or ("",) * len(codes)
         self._check_codes(codes)
         if len(descriptions) != len(codes):
             raise DataError(
@@ -77,9 +72,7 @@ class Vocabulary:
 
     def select(self, kept: Iterable[int]) -> Vocabulary:
         """Return the vocabulary of the codes at the given positions."""
-        positions = [int(position) for position in kept]
-        if not all(0 <= position < len(self) for position in positions):
-            raise DataError(f"vocabulary {self.name}: positions must lie in [0, {len(self)})")
+        positions = [*kept]
         return Vocabulary(
             self.name,
             tuple(self.codes[position] for position in positions),
@@ -115,17 +108,6 @@ class Vocabulary:
         except DataError as error:
             raise DataError(f"{path}: {error}") from None
 
-    def _texts(self, field: str, values: object) -> tuple[str, ...]:
-        if not isinstance(values, (tuple, list)):
-            raise DataError(f"vocabulary {self.name}: {field} must be a tuple of text")
-        for position, value in enumerate(values):
-            if not isinstance(value, str):
-                raise DataError(
-                    f"vocabulary {self.name}: {field} must be text; "
-                    f"position {position} is a {type(value).__name__}"
-                )
-        return tuple(values)
-
     def _check_codes(self, codes: tuple[str, ...]) -> None:
         if not codes:
             raise DataError(f"vocabulary {self.name}: need at least one code")
@@ -144,17 +126,12 @@ class Vocabulary:
 
 
 def load_codes(path: str | Path, name: str) -> Vocabulary:
-    """Read a public list of codes. The tensor keeps the order of the file.
+    """Read a public list of codes, in the order of the file.
 
-    Parameters
-    ----------
-    path : path
-        A ``.json`` file is a list of codes, or a file that `Vocabulary.save` wrote. A ``.csv`` file
-        has a header with a column ``code`` and optionally ``description``, in any case, or MIMIC's
-        ``icd9_code`` and ``long_title``. Other columns are ignored. Any other file is text with one
-        code per line. Empty lines and lines that begin with ``#`` are skipped.
-    name : str
-        Name of the vocabulary. A name in the file must be the same.
+    A ``.json`` file is a list of codes, or a file that `Vocabulary.save` wrote, whose name must be
+    `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, in
+    any case, or MIMIC's ``icd9_code`` and ``long_title``. Any other file is text with one code per
+    line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
     text = read_text(path)

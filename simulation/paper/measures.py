@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.site_data import DIED, Cohort, SiteData
 from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
 from dpfact_flower.evaluation.prediction import (
@@ -45,7 +45,7 @@ _SWEEPS = 30
 def description(cohort: Cohort) -> dict[str, Any]:
     """Sizes of a cohort; deaths are None where a site has no labels."""
     sites = cohort.summary()
-    deaths = [site.deaths for site in sites]
+    deaths = [site.labelled.get(DIED) for site in sites]
     return {
         "sites": len(sites),
         "patients": sum(site.patients for site in sites),

@@ -110,8 +110,8 @@ def test_labels_of_other_types_that_are_0_or_1(labels):
         ({"name": "a/b"}, "site name"),
         ({"name": "x" * 65}, "site name"),
         ({"tensor": np.zeros((3, 2, 3))}, "must be a SparseTensor"),
-        ({"vocabularies": VOCABULARIES[:1]}, r"each of 2 feature modes, .*got \(2,\)"),
-        ({"vocabularies": VOCABULARIES[::-1]}, r"of \(2, 3\) codes; got \(3, 2\)"),
+        ({"vocabularies": VOCABULARIES[:1]}, r"need vocabularies of .*got \(2,\)"),
+        ({"vocabularies": VOCABULARIES[::-1]}, r"of \(2, 3\) codes, got \(3, 2\)"),
         ({"vocabularies": ("x", "y")}, "Vocabulary objects"),
         (
             {
@@ -125,7 +125,7 @@ def test_labels_of_other_types_that_are_0_or_1(labels):
         ({"labels": np.array([0, 1, np.nan])}, "labels must be 1 or 0; died has others"),
         ({"labels": np.array(["0", "1", "1"])}, "labels must be 1 or 0; died has others"),
         ({"patients": ("1", "2")}, "each of 3 patients, got 2"),
-        ({"patients": ("secret", "secret", "3")}, "patients must be distinct"),
+        ({"patients": ("secret", "secret", "3")}, "a distinct identifier"),
         ({"patients": ("secret", "", "3")}, "printable text"),
         ({"patients": ("secret", 2, 3)}, "printable text"),
     ],
@@ -238,7 +238,6 @@ def test_the_sites_files_are_those_of_the_cohort_as_it_is_now(tmp_path):
 def test_cohort_summary():
     cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)))
     assert cohort.summary() == (("north", 3, 2, {"died": 2}), ("south", 3, 2, {}))
-    assert cohort.summary()[0].deaths == 2
 
 
 @pytest.mark.parametrize(
