@@ -158,10 +158,7 @@ def _best_candidate(
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
-    total = seen.sum(axis=1, keepdims=True)
-    random: _Candidate = partial(random_model, total, len(packed), rank)
-    growth: _Candidate = partial(grown, seen, rank, noise)
-    candidates = [growth] * _GROWTHS + [random] * restarts  # the longest first
+    candidates = _candidates(seen, rank, noise, restarts)
 
     def judged(candidate: tuple[_Candidate, np.random.Generator]) -> tuple[Model, float] | None:
         begin, own_rng = candidate
@@ -212,6 +209,14 @@ def _with_fresh(
     """Yield each release with its fresh noise, which the same `rng` draws again, to save memory."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
+
+
+def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
+    """Return functions that make the candidates' first factors and usages."""
+    total = sites.sum(axis=1, keepdims=True)
+    random: _Candidate = partial(random_model, total, sites.shape[1], rank)
+    growth: _Candidate = partial(grown, sites, rank, noise)
+    return [growth] * _GROWTHS + [random] * restarts  # the longest first
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
