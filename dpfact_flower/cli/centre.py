@@ -1,29 +1,42 @@
-"""`dpfact centre`: set up a coordinating centre, and admit hospitals to it."""
+"""The centre's commands: `dpfact centre` sets it up; `dpfact superlink`, `submit` and `status`."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 from typer import Argument, Option
 
-from dpfact_flower.cli.options import HOME, Home, Port, say
+from dpfact_flower.cli import options as opt
+from dpfact_flower.cli.options import console, echo_json, say
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import check_name
 
+if TYPE_CHECKING:
+    from dpfact_flower.machine.prometheus import Gauge
+    from dpfact_flower.server.status import RunStatus
+
+FAILED = 1
+"""Exit code of a run that failed or is not finished yet."""
+UNKNOWN = 4
+"""Exit code if the SuperLink does not say how a run ended."""
+
 centre_app = typer.Typer(
-    name="centre", help="At the centre: set it up, admit hospitals.", no_args_is_help=True
+    name="centre", help="The centre: set up, admit hospitals.", no_args_is_help=True
 )
 
 
 @centre_app.command("init")
 def centre_init(
     name: Annotated[str, Argument()],
-    folder: Home = HOME,
-    port: Port = 9190,
+    folder: opt.Home = opt.HOME,
+    port: opt.Port = 9190,
     renew: Annotated[
-        bool, Option("--renew", help="Only make a new certificate, which lasts two years.")
+        bool, Option("--renew", help="Only renew the certificate, for two years.")
     ] = False,
 ) -> None:
     """Write a centre's files: certificates, systemd unit, proxy, connection.
@@ -55,10 +68,8 @@ def centre_init(
 @centre_app.command("admit")
 def centre_admit(
     public_key: Annotated[Path, Argument(metavar="NAME.pub")],
-    folder: Home = HOME,
-    fingerprint: Annotated[
-        str, Option(help="What the hospital read to you; without it, you are asked.")
-    ] = "",
+    folder: opt.Home = opt.HOME,
+    fingerprint: Annotated[str, Option(help="What the hospital read; else you are asked.")] = "",
 ) -> None:
     """Register a hospital's key under its name, after a comparison by telephone.
 
@@ -81,3 +92,137 @@ def centre_admit(
         )
     node = Connection.of(str(folder.expanduser())).register(path, path.stem)
     say(f"{path.stem} is admitted, as node {node}. Its SuperNode comes online within a minute.")
+
+
+def superlink(context: typer.Context) -> None:
+    """Run Flower's SuperLink with the options of flower-superlink, and stop if its helper stops.
+
+    flower-superlink itself would keep running, and every run would stay pending.
+    """
+    from dpfact_flower.runtime.superlink_main import superlink_main
+
+    superlink_main(context.args)
+
+
+def submit(
+    connection: Annotated[str, Argument()],
+    out: opt.Out,
+    vocabulary: Annotated[str, Option(help="Code lists, one .json per feature mode: a,b.")],
+    settings: opt.Set = None,
+    flower_app: opt.FlowerApp = opt.APP_FOLDER,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Start a run on a deployed federation, follow it, and report its result as the exit code.
+
+    CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
+    The run's log is streamed, with --json to standard error. Exit code 0: finished. 1: failed. 2:
+    not started. 4: the SuperLink does not report the result. After Ctrl-C the run continues.
+    """
+    from dpfact_flower.runtime.config import RunConfig, load_vocabularies
+    from dpfact_flower.runtime.connection import COMPLETED, Connection, RunUnknownError
+
+    opt.check_app(flower_app)
+    lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
+    folder = str(out.expanduser().resolve())
+    config = opt.run_config(flower_app, settings, data="", vocabulary=lists, out=folder)
+    load_vocabularies(RunConfig.read(config).app)
+    link = Connection.of(connection, lambda text: typer.echo(f"warning: {text}", err=True))
+    run = link.submit(flower_app, config)
+    typer.echo(f"run {run} on {connection}; its folder: {folder}", err=as_json)
+    try:
+        ended = link.follow(run, 2 if as_json else None)  # 2: standard error
+    except RunUnknownError as error:
+        typer.echo(f"error ({error.code}): {error}", err=True)
+        ended = {"status": "unknown"}
+    except KeyboardInterrupt:
+        typer.echo(f"run {run} continues: flwr stop {run} {link.name} ends it", err=True)
+        raise typer.Exit(130) from None
+    status, details = str(ended["status"]), ended.get("status-details", "")
+    if as_json:
+        echo_json({"run": run, "status": status, "details": details, "out": folder})
+    else:
+        typer.echo(f"run {run}: {status}")
+    if status != COMPLETED:
+        raise typer.Exit(UNKNOWN if status == "unknown" else FAILED)
+
+
+def status(
+    folder: opt.Folder,
+    as_json: opt.AsJson = False,
+    prometheus: Annotated[
+        Path | None, Option(help="Write figures for Prometheus' textfile collector here.")
+    ] = None,
+) -> None:
+    """Show the progress of a deployed run, its sites, and the budget that each used or lost.
+
+    FOLDER is the run's folder (--out). The exit code is 1 until all rounds are finished.
+    """
+    from dpfact_flower.machine.prometheus import write_exposition
+    from dpfact_flower.server.status import run_status
+
+    found = run_status(folder.expanduser())
+    if prometheus is not None:
+        write_exposition(prometheus, _gauges(found))
+    if as_json:
+        echo_json(asdict(found))
+    else:
+        _show(found)
+    if not found.is_finished:
+        raise typer.Exit(FAILED)
+
+
+def _show(found: RunStatus) -> None:
+    end = f", the latest ended {found.last}" if found.last else ""
+    lines = [f"{site.name}: {site.reason}" for site in found.sites if site.reason]
+    if found.missed:
+        rounds = ", ".join(map(str, found.missed))
+        lines.append(f"rounds that missed their quorum after sites had answered: {rounds}")
+    if not found.is_finished:
+        lines.append(
+            "not finished: if no process works on it, use resume=true to continue; sites resend "
+            "answers that were already charged at no cost"
+        )
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("site", "last seen, UTC"):
+        table.add_column(name, overflow="fold")
+    for name in ("used", "unused", "failed", "epsilon", "unused eps."):
+        table.add_column(name, justify="right", overflow="fold")
+    for site in found.sites:
+        counts = map(str, (site.used, site.unused, site.failed))
+        costs = map(_epsilon, (site.epsilon, site.epsilon_unused))
+        last_seen = site.last_seen[:16].replace("T", " ")
+        table.add_row(escape(site.name), last_seen, *counts, *costs)
+    say(f"job {found.job}: {found.finished} of {found.rounds} rounds{end}")
+    console.print(table)
+    for line in lines:
+        say(line)
+
+
+def _epsilon(value: float | None) -> str:
+    from dpfact_flower.privacy import rounded_up
+
+    return "no bound" if value is None else rounded_up(value) if value else "-"
+
+
+def _gauges(found: RunStatus) -> list[Gauge]:
+    from datetime import datetime
+
+    from dpfact_flower.machine.prometheus import Gauge, gauge
+
+    job = {"job": found.job}
+
+    def of_sites(name: str, text: str, key: str) -> Gauge:
+        values = [({**job, "site": site.name}, getattr(site, key)) for site in found.sites]
+        return Gauge(name, text, [each for each in values if each[1] is not None])
+
+    last = datetime.fromisoformat(found.last).timestamp() if found.last else 0.0
+    return [
+        gauge("round", "Rounds that are finished.", found.finished, **job),
+        gauge("rounds", "Rounds of the run.", found.rounds, **job),
+        gauge("round_ended_seconds", "When the latest round ended, since 1970.", last, **job),
+        gauge("rounds_missed", "Rounds below their quorum.", len(found.missed), **job),
+        of_sites("replies", "Usable replies of a site.", "used"),
+        of_sites("replies_unused", "Good replies that were not used.", "unused"),
+        of_sites("failures", "Rounds without a usable reply.", "failed"),
+        of_sites("epsilon", "What a site's usable replies cost it.", "epsilon"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -13,35 +14,20 @@ from rich.table import Table
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from dpfact_flower.cli.option_parsing import (
-    read_event_tables,
-    read_labels,
-    read_lists,
-    read_named,
-    read_roll_ups,
-)
-from dpfact_flower.cli.options import (
-    Folder,
-    Force,
-    Out,
-    console,
-    progress,
-    read_sizes,
-    refuse_overwrite,
-    say,
-)
+from dpfact_flower.cli import options as opt
+from dpfact_flower.cli.options import console, progress, say
+from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
     from dpfact_flower.data.readers import script as scripts
+    from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
     from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
+    from dpfact_flower.data.tables import Dialect
+    from dpfact_flower.data.vocabulary import Vocabulary
 
-Top = Annotated[
-    str, Option(help="How many of each mode's most frequent codes to keep, as 202x316; 0: all.")
-]
-Window = Annotated[
-    int, Option(help="Days within which codes co-occur; 0 means the same encounter.", min=0)
-]
+Top = Annotated[str, Option(help="Most frequent codes to keep of each mode, as 202x316; 0: all.")]
+Window = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
 Codes = Annotated[
     list[str] | None,
     Option(
@@ -60,32 +46,30 @@ Rolled = Annotated[
 ]
 Name = Annotated[str, Option(help="Public name of the site, or of all sites together.")]
 Memory = Annotated[str, Option(help="What DuckDB may use before it spills to disk.")]
-Least = Annotated[
-    int, Option(help="Sites with fewer patients are merged into one, named other.", min=1)
-]
+Least = Annotated[int, Option(help="Merge sites with fewer patients into one, other.", min=1)]
 
 
 class Asked(NamedTuple):
     """Options of every reader's command, with their defaults."""
 
-    out: Out
+    out: opt.Out
     top: Top = "0"
     codes: Codes = None
     rolled_up: Rolled = None
     min_patients: Least = 1
     memory: Memory = "2GB"
-    force: Force = False
+    force: opt.Force = False
 
     def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
-        """Return the options for a reader. `default` is the mode of a roll-up without a name."""
+        """Return the options for a reader. A roll-up without a name is of the mode `default`."""
         found: Options = {
-            "vocabularies": read_lists(self.codes, modes),
-            "rolled_up": read_roll_ups(self.rolled_up, modes, default),
+            "vocabularies": _read_lists(self.codes, modes),
+            "rolled_up": _read_roll_ups(self.rolled_up, modes, default),
             "min_patients": self.min_patients,
             "memory": self.memory,
         }
         if self.top:
-            sizes = None if self.top == "0" else read_sizes("--top", self.top)
+            sizes = None if self.top == "0" else opt.read_sizes("--top", self.top)
             found["top"] = sizes and tuple(size or None for size in sizes)  # 0 keeps all
         return found
 
@@ -119,7 +103,7 @@ def _script_command(script: scripts.Script) -> Callable[..., None]:
 
 def _option_value(name: str, option: scripts.Option, given: Any) -> Any:
     if isinstance(option.default, dict):
-        return read_named(f"--{name}", given) or option.default
+        return _read_named(f"--{name}", given) or option.default
     if isinstance(option.default, list) and given:
         from dpfact_flower.data.vocabulary import load_codes
 
@@ -186,9 +170,9 @@ data_app = typer.Typer(
 
 @data_app.command("synthetic")
 def data_synthetic(
-    out: Out,
+    out: opt.Out,
     preset: Annotated[str, Argument()] = "demo",
-    force: Force = False,
+    force: opt.Force = False,
 ) -> None:
     """Make an EHR with planted phenotypes, some shared by all sites, some at one site only.
 
@@ -203,13 +187,13 @@ def data_synthetic(
 @data_app.command("tns")
 def data_tns(
     file: Annotated[Path, Argument()],
-    out: Out,
+    out: opt.Out,
     name: Name,
     patients: Annotated[int, Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
     modes: Annotated[str, Option(help="Names of the others, as procedures,diagnoses.")] = "",
     codes: Codes = None,
     parts: Annotated[int, Option(help="Sites to split into, for a simulation.", min=1)] = 1,
-    force: Force = False,
+    force: opt.Force = False,
 ) -> None:
     """Read a FROSTT tensor (.tns or .tns.gz) as one site.
 
@@ -218,7 +202,7 @@ def data_tns(
     from dpfact_flower.data.readers import tns
 
     names = [part.strip() for part in modes.split(",")] if modes else None
-    lists = read_lists(codes, names or [*read_named("--codes", codes)])
+    lists = _read_lists(codes, names or [*_read_named("--codes", codes)])
 
     def read() -> Cohort:
         return tns.read(file, name, patients=patients, modes=names, vocabularies=lists, parts=parts)
@@ -228,7 +212,7 @@ def data_tns(
 
 @data_app.command("events")
 def data_events(
-    out: Out,
+    out: opt.Out,
     mode: Annotated[
         list[str],
         Option(
@@ -241,7 +225,7 @@ def data_events(
     name: Name,
     window: Window = 30,
     labels: Annotated[
-        Path | None, Option(help="Table of patient and died (0, or 1: death in hospital).")
+        Path | None, Option(help="Table: patient, died (1 in hospital, or 0).")
     ] = None,
     label: Annotated[
         list[str] | None,
@@ -251,16 +235,14 @@ def data_events(
             "are not in the table; patient= is the patients' column. May be repeated.",
         ),
     ] = None,
-    sites: Annotated[
-        Path | None, Option(help="Table of patient and site, for a simulation.")
-    ] = None,
+    sites: Annotated[Path | None, Option(help="Table: patient, site, for a simulation.")] = None,
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",
     code: Annotated[str, Option(help="Column of the code.")] = "code",
     time: Annotated[str, Option(help="Column of the date or time.")] = "time",
     encounter: Annotated[str, Option(help="Column of the encounter.")] = "encounter",
     description: Annotated[str, Option(help="Column of a code's text, if any.")] = "description",
     time_format: Annotated[
-        str, Option(help="How times are written, as %d.%m.%Y %H:%M; default: ISO 8601.")
+        str, Option(help="Of times, as %d.%m.%Y %H:%M (default: ISO 8601).")
     ] = "",
     delimiter: Annotated[
         str, Option(help="Of CSV files; default: the most frequent of , ; | \\t in the first line.")
@@ -271,7 +253,7 @@ def data_events(
     rolled_up: Rolled = None,
     min_patients: Least = 1,
     memory: Memory = "2GB",
-    force: Force = False,
+    force: opt.Force = False,
 ) -> None:
     """Read any EHR from one table per feature mode, with one row per event.
 
@@ -301,12 +283,12 @@ def data_events(
 
     columns = event_tables.Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
-    tables = read_event_tables(mode, columns, dialect, time_format)
+    tables = _read_event_tables(mode, columns, dialect, time_format)
     asked = Asked(out, top, codes, rolled_up, min_patients, memory, force)
     _save(
         lambda: event_tables.read(
             tables, name, columns=columns, window_days=window or None, sites=sites,
-            labels=read_labels(labels, label), dialect=dialect, **asked.options([*tables]),
+            labels=_read_labels(labels, label), dialect=dialect, **asked.options([*tables]),
         ),
         out,
         force=force,
@@ -314,7 +296,7 @@ def data_events(
 
 
 @data_app.command("show")
-def data_show(folder: Folder) -> None:
+def data_show(folder: opt.Folder) -> None:
     """Show the sites that dpfact data wrote, and how much was read, kept and left out."""
     from dpfact_flower.data.site_data import Cohort
 
@@ -326,7 +308,7 @@ def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     from dpfact_flower.data.site_data import COHORT, remove_cohort
     from dpfact_flower.data.tables import watched
 
-    used = refuse_overwrite(out, COHORT, "a cohort", force=force)
+    used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch, watched(watch):
         cohort = make()
         out.mkdir(parents=True, exist_ok=True)
@@ -356,3 +338,86 @@ def _show(cohort: Cohort) -> None:
         say("no labels")
     for vocabulary in cohort.vocabularies:
         say(f"{vocabulary.name}: {len(vocabulary):,} codes")
+
+
+def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
+    """Return the values of ``NAME=...`` by name, in the order given."""
+    found: dict[str, str] = {}
+    for value in values or ():
+        name, _, given = value.partition("=")
+        if not name or not given:
+            raise SettingsError(f"{option}: need NAME=FILE, got {value!r}")
+        if name in found:
+            raise SettingsError(f"{option}: {name} is given twice")
+        found[name] = given
+    return found
+
+
+def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
+    """Return the code lists of all modes, in the order of `modes`, or None if no list is given."""
+    from dpfact_flower.data.vocabulary import load_codes
+
+    lists = _read_named("--codes", values)
+    if not lists:
+        return None
+    if lists.keys() != set(modes):
+        raise SettingsError(
+            f"--codes: need a list for each of {', '.join(modes)}, got {', '.join(lists)}"
+        )
+    return [load_codes(Path(lists[mode]), mode) for mode in modes]
+
+
+def _read_roll_ups(
+    values: Sequence[str] | None, modes: Sequence[str], default: str = "diagnoses"
+) -> dict[str, str]:
+    """Return how each mode is rolled up. A value without a name is for the mode `default`."""
+    given = [value if value.partition("=")[2] else f"{default}={value}" for value in values or ()]
+    found = _read_named("--roll-up", given)
+    if unknown := found.keys() - set(modes):
+        raise SettingsError(
+            f"--roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(modes)}: write NAME=HOW"
+        )
+    return found
+
+
+def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Split ``FILE,KEY=VALUE,...`` into its parts, at those commas that precede a known key."""
+    first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
+    pairs = (other.partition("=") for other in others)
+    return first, {key: value for key, _, value in pairs}
+
+
+def _read_event_tables(
+    values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
+) -> dict[str, EventTable]:
+    """Return the event tables by mode, each with its own columns."""
+    from dataclasses import replace
+
+    from dpfact_flower.data.readers.event_tables import EventTable
+
+    tables = {}
+    for mode, text in _read_named("--mode", values).items():
+        pattern, own = _with_keys(text, [*columns.names, "time-format"])
+        form = own.pop("time-format", time_format)
+        path = Path(pattern)
+        files = [path]
+        if not path.exists() and any(mark in path.name for mark in "*?["):
+            files = sorted(path.parent.glob(path.name))
+            if not files:
+                raise SettingsError(f"--mode: no file of {mode} is named {pattern}")
+        tables[mode] = EventTable(files, replace(columns, **own), dialect, form)
+    return tables
+
+
+def _read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
+    """Return the table of each label, by name."""
+    from dpfact_flower.data.readers.event_tables import LabelTable
+
+    found = {} if died is None else {"died": LabelTable(died)}
+    for name, given in _read_named("--label", others).items():
+        if name in found:
+            raise SettingsError("--label: --labels already gives the table of died")
+        file, own = _with_keys(given, ["column", "patient", "missing"])
+        found[name] = LabelTable(file, **own)
+    return found

@@ -21,9 +21,7 @@ FILES = (
 def init(
     folder: Folder,
     settings: Set = None,
-    publisher: Annotated[
-        str, Option(help="Your Flower account, needed to publish the project.")
-    ] = "your-name",
+    publisher: Annotated[str, Option(help="Your Flower account, to publish it.")] = "your-name",
 ) -> None:
     """Write a Flower project of your own: code, settings, README, Dockerfile.
 

@@ -12,18 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.audit import audit
-from dpfact_flower.cli.centre import centre_app
+from dpfact_flower.cli.centre import centre_app, status, submit, superlink
 from dpfact_flower.cli.data import data_app
-from dpfact_flower.cli.deployment import status, submit, superlink
 from dpfact_flower.cli.init import init
-from dpfact_flower.cli.keys import keys_app
 from dpfact_flower.cli.ledger import ledger_app
-from dpfact_flower.cli.options import PASSED_ON, AsJson, console, echo_json
+from dpfact_flower.cli.options import console, echo_json, say
 from dpfact_flower.cli.plan import budget, plan
 from dpfact_flower.cli.results import compare, export, label, report, review, survey
 from dpfact_flower.cli.run import demo, run, simulate
-from dpfact_flower.cli.site import site_app
+from dpfact_flower.cli.site import keys_app, site_app
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
     AppSettings,
@@ -44,11 +43,13 @@ _SETTINGS: dict[str, type[Settings]] = {
 }
 
 
-def settings(as_json: AsJson = False) -> None:
+def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER, as_json: opt.AsJson = False) -> None:
     """Show every setting with its default, range and meaning.
 
-    The defaults are the library's. dpfact run, simulate and submit use the Flower App's config.
+    The defaults are the library's. dpfact run, simulate and submit use the Flower App's config, and
+    the defaults that differ there are listed at the end.
     """
+    chosen, others = opt.app_config(flower_app), []
     if as_json:
         echo_json([row._asdict() for kind in _SETTINGS.values() for row in describe(kind)])
         return
@@ -56,7 +57,11 @@ def settings(as_json: AsJson = False) -> None:
         table = Table("setting", "default", "allowed", "meaning", title=title, title_justify="left")
         for row in describe(kind):
             table.add_row(row.key, str(row.default), row.allowed, row.help)
+            if chosen.get(row.key, row.default) != row.default:
+                others.append(f"{row.key} = {chosen[row.key]}")
         console.print(table)
+    if others:
+        say(f"The Flower App in {flower_app} has other defaults: {', '.join(others)}")
 
 
 app = typer.Typer(name="dpfact", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -73,7 +78,7 @@ for panel, commands in _PANELS.items():
             app.add_typer(command, rich_help_panel=panel)
         else:
             app.command(rich_help_panel=panel)(command)
-app.command(rich_help_panel="Deployment", **PASSED_ON)(superlink)
+app.command(rich_help_panel="Deployment", **opt.PASSED_ON)(superlink)
 
 
 def _version(asked: bool) -> None:
@@ -100,7 +105,6 @@ def main() -> None:
         app()
     except (DPFactError, OSError) as error:
         kind = error.code if isinstance(error, DPFactError) else "file"
-        Console(stderr=True).print(
-            f"[red]error[/red] ({kind}):", escape(str(error)), soft_wrap=True
-        )
+        text = f"[red]error[/red] ({kind}): {escape(str(error))}"
+        Console(stderr=True).print(text, soft_wrap=True)
         sys.exit(2)

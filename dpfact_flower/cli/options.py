@@ -61,7 +61,7 @@ FlowerApp = Annotated[
     ),
 ]
 Out = Annotated[
-    Path, Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to.")
+    Path, Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Where to write.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
 Force = Annotated[bool, Option("--force", help="Replace what the folder holds.")]
@@ -70,25 +70,19 @@ Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress, only res
 Folder = Annotated[Path, Argument()]
 Run = Annotated[Path, Argument(metavar="RUN")]
 Seed = Annotated[int | None, Option(help="Seed of the choices (default: none).", min=0)]
-Config = Annotated[
-    Path, Option(help="The site's settings, which dpfact site init wrote (NAME.toml).")
-]
-Home = Annotated[
-    Path, Option(help="Where all of it lies, for good. Only root can write to the default.")
-]
+Config = Annotated[Path, Option(help="The site's settings, NAME.toml of dpfact site init.")]
+Home = Annotated[Path, Option(help="Where all of it lies, for good. The default needs root.")]
 HOME = Path("/srv/dpfact")
 """Default folder of a deployment."""
 Port = Annotated[
-    int, Option(help="Port of the SuperLink or SuperNode here, for this machine.", min=1, max=65535)
+    int, Option(help="Of the SuperLink or SuperNode on this machine.", min=1, max=65535)
 ]
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
     """Return the numbers of codes, one per feature mode, from a text such as ``202x316``."""
     if not re.fullmatch(r"[0-9]{1,30}(x[0-9]{1,30})*", text.lower()):
-        raise SettingsError(
-            f"{option}: need a number of codes per mode, such as 202x316, got {text!r}"
-        )
+        raise SettingsError(f"{option}: need numbers of codes, such as 202x316, got {text!r}")
     return tuple(int(size) for size in text.lower().split("x"))
 
 

@@ -25,9 +25,7 @@ _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "de
 
 def plan(
     sizes: Annotated[str, Option(help="Codes of each feature mode, e.g. 202x316.")],
-    patients: Annotated[
-        int, Option(help="Public estimate of the patients at all sites; 0: unknown.", min=0)
-    ] = 0,
+    patients: Annotated[int, Option(help="Public estimate for all sites; 0: unknown.", min=0)] = 0,
     sites: Annotated[int, Option(help="Number of sites; 0 if unknown.", min=0)] = 0,
     rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = 20,
     epsilon: Annotated[float, Option(help="Epsilon of the whole run, for each patient.")] = 4.0,
@@ -91,9 +89,7 @@ def _compared(made: PatientPlan, other: PatientPlan) -> str:
 def budget(
     rounds: Annotated[int, Option(help="Federated rounds.", min=1)] = 20,
     epsilon: Annotated[float, Option(help="Total to plan for, without --rho.")] = 1.2,
-    rho: Annotated[
-        float, Option(help="zCDP cost of one factor in one round; 0 plans it from --epsilon.")
-    ] = 0.0,
+    rho: Annotated[float, Option(help="zCDP of a factor and round; 0: from --epsilon.")] = 0.0,
     delta: Annotated[float, Option(help="Delta of every epsilon.")] = 1e-4,
     modes: Annotated[int, Option(help="Number of feature modes.", min=1)] = 2,
     tau: Annotated[int, Option(help="Local passes per round.", min=1)] = 2,

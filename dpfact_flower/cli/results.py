@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dpfact_flower.cli.options import AsJson, Folder, Run, Seed, echo_json, say
+from dpfact_flower.cli import options as opt
+from dpfact_flower.cli.options import echo_json, say
 from dpfact_flower.errors import SettingsError
 
 SiteFile = Annotated[Path | None, Option(help="A site's .npz file, of the run or of new patients.")]
 
 
 def report(
-    folder: Folder,
+    folder: opt.Folder,
     beside: Annotated[
         list[Path] | None,
         Option(help="Another finished run to look for the phenotypes in; may be repeated."),
@@ -38,7 +39,7 @@ def report(
 def compare(
     folders: Annotated[list[Path], Argument()],
     out: Annotated[Path | None, Option(help="A page to write as well, e.g. compare.html.")] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Compare finished runs in a Markdown table and, with --out, on a page.
 
@@ -57,13 +58,13 @@ def compare(
 
 
 def export(
-    run: Run,
+    run: opt.Run,
     phenotypes: Annotated[
         Path | None,
         Option(help="CSV to write: phenotype, title, mode, code, share, groups. Public."),
     ] = None,
     top: Annotated[
-        int | None, Option(help="Codes for each phenotype and mode (default: all).", min=1)
+        int | None, Option(help="Codes of a phenotype and mode (default: all).", min=1)
     ] = None,
     patients: Annotated[
         Path | None,
@@ -108,7 +109,7 @@ def export(
 
 
 def label(
-    run: Run,
+    run: opt.Run,
     phenotype: Annotated[int, Argument(metavar="PHENOTYPE")],
     name: Annotated[str, Argument(metavar="NAME")],
 ) -> None:
@@ -125,7 +126,7 @@ def label(
 
 
 def review(
-    run: Run,
+    run: opt.Run,
     data: SiteFile = None,
     phenotype: Annotated[int | None, Option(help="Number of the phenotype.")] = None,
     patients: Annotated[
@@ -137,7 +138,7 @@ def review(
         Option("--out", "-o", metavar="STEM", show_default="review-PHENOTYPE",
                help="Files to write: STEM.csv, STEM.html, STEM.key.json."),
     ] = None,
-    seed: Seed = None,
+    seed: opt.Seed = None,
     read: Annotated[Path | None, Option(help="A completed sheet to count.")] = None,
 ) -> None:  # fmt: skip
     """Check a phenotype against patients' charts, at the hospital: make a sheet, then read it.
@@ -164,9 +165,7 @@ def review(
             "These files are about single patients and no guarantee covers them: keep them here."
         )
     else:
-        raise SettingsError(
-            "review: make a sheet with --data SITE.npz --phenotype N, or read one with --read FILE"
-        )
+        raise SettingsError("review: make a sheet with --data SITE.npz --phenotype N, or --read it")
 
 
 def _read_review(run: Path, sheet: Path) -> None:
@@ -195,16 +194,14 @@ def _write_report_again(run: Path) -> None:
 
 
 def survey(
-    run: Run,
+    run: opt.Run,
     out: Annotated[
         Path,
         Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
     ] = Path("survey"),
     items: Annotated[int, Option(help="Patterns on the page, half of them made up.")] = 20,
-    seed: Seed = None,
-    read: Annotated[
-        list[Path] | None, Option(help="A filled sheet to score; may be repeated.")
-    ] = None,
+    seed: opt.Seed = None,
+    read: Annotated[list[Path] | None, Option(help="A filled sheet to score; repeatable.")] = None,
 ) -> None:
     """Ask people which phenotypes are real: make a blinded survey, and score the answers.
 

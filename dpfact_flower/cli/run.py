@@ -11,23 +11,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dpfact_flower.cli.options import (
-    APP_FOLDER,
-    AsJson,
-    FlowerApp,
-    Force,
-    Out,
-    Quiet,
-    Set,
-    Verbose,
-    check_app,
-    console,
-    echo_json,
-    progress,
-    refuse_overwrite,
-    run_config,
-    say,
-)
+from dpfact_flower.cli import options as opt
+from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 
 NOTHING_LEARNED = 3
@@ -43,14 +28,14 @@ Data = Annotated[
 
 
 def run(
-    out: Out,
+    out: opt.Out,
     data: Data = None,
-    settings: Set = None,
-    flower_app: FlowerApp = APP_FOLDER,
-    force: Force = False,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    settings: opt.Set = None,
+    flower_app: opt.FlowerApp = opt.APP_FOLDER,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run a whole federation in this process, without Ray and without a SuperLink.
 
@@ -60,7 +45,7 @@ def run(
     _refuse_finished(out, settings, force=force)
     with progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
-        config = run_config(flower_app, settings, data=data, out=str(out))
+        config = opt.run_config(flower_app, settings, data=data, out=str(out))
         from dpfact_flower.machine.logs import flower_quiet
         from dpfact_flower.runtime.federate import federate
 
@@ -71,22 +56,22 @@ def run(
 
 
 def simulate(
-    out: Out,
+    out: opt.Out,
     data: Data = None,
-    settings: Set = None,
-    flower_app: FlowerApp = APP_FOLDER,
+    settings: opt.Set = None,
+    flower_app: opt.FlowerApp = opt.APP_FOLDER,
     cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
-    force: Force = False,
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    force: opt.Force = False,
+    as_json: opt.AsJson = False,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
     This is `flwr run`, with a SuperLink that is stopped at the end. The result is the same as with
     dpfact run.
     """
-    check_app(flower_app)
+    opt.check_app(flower_app)
     _refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:
         raise MissingDependencyError(
@@ -99,7 +84,7 @@ def simulate(
         from dpfact_flower.runtime.config import RunConfig, prepare_data
         from dpfact_flower.runtime.superlink import LogFollower, local_superlink
 
-        config = run_config(flower_app, settings, data=data, out=str(out))
+        config = opt.run_config(flower_app, settings, data=data, out=str(out))
         places = RunConfig.read(config).app
         with flower_quiet(not verbose):
             sites = len(prepare_data(places))
@@ -120,10 +105,10 @@ def simulate(
 
 
 def demo(
-    out: Out = Path("runs/demo"),
-    as_json: AsJson = False,
-    verbose: Verbose = False,
-    quiet: Quiet = False,
+    out: opt.Out = Path("runs/demo"),
+    as_json: opt.AsJson = False,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Start here: run six made-up hospitals in Flower's simulation, with noise.
 
@@ -137,7 +122,7 @@ def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> N
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or "resume=true" in (settings or ())
-    refuse_overwrite(out, SUMMARY, "a finished run", force=force)
+    opt.refuse_overwrite(out, SUMMARY, "a finished run", force=force)
 
 
 def _finish(folder: Path, as_json: bool) -> None:

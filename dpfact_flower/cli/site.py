@@ -1,4 +1,4 @@
-"""`dpfact site`: a hospital's own commands."""
+"""A hospital's commands: `dpfact site`, and `dpfact keys` for secure sums."""
 
 from __future__ import annotations
 
@@ -11,21 +11,9 @@ import typer
 from rich.markup import escape
 from typer import Option
 
-from dpfact_flower.cli.options import (
-    HOME,
-    PASSED_ON,
-    AsJson,
-    Config,
-    Home,
-    Port,
-    Set,
-    assigned,
-    console,
-    echo_json,
-    progress,
-    say,
-)
-from dpfact_flower.errors import StateError
+from dpfact_flower.cli import options as opt
+from dpfact_flower.cli.options import console, echo_json, progress, say
+from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.settings import Scalar, check_name
 
 if TYPE_CHECKING:
@@ -34,6 +22,11 @@ if TYPE_CHECKING:
 site_app = typer.Typer(
     name="site",
     help="At a hospital: set it up, run both parts, check the machine.",
+    no_args_is_help=True,
+)
+keys_app = typer.Typer(
+    name="keys",
+    help="Secure sums: make a hospital's key, show its public line.",
     no_args_is_help=True,
 )
 _SAFE: dict[str, Scalar] = {"allow-privacy": "patient", "budget-delta": 1e-5, "reply-after": 60.0}
@@ -46,9 +39,9 @@ def site_init(
     ca: Annotated[Path, Option(help="The ca.crt that the centre gave you.")],
     data: Annotated[Path, Option(help="The hospital's .npz file; it is copied.")],
     max_epsilon: Annotated[float, Option(help="Largest epsilon for your patients, over all runs.")],
-    folder: Home = HOME,
-    port: Port = 9200,
-    settings: Set = None,
+    folder: opt.Home = opt.HOME,
+    port: opt.Port = 9200,
+    settings: opt.Set = None,
 ) -> None:
     """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
 
@@ -65,7 +58,7 @@ def site_init(
     from dpfact_flower.site.config import check_choices, check_data_site
 
     folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
-    given = assigned(settings, ("site", "data-path", "state-dir", "max-epsilon"))
+    given = opt.assigned(settings, ("site", "data-path", "state-dir", "max-epsilon"))
     check_name("NAME", name)
     chosen = {"site": name, "max-epsilon": max_epsilon, **_SAFE, **given}
     refuse_unknown(chosen, SiteSettings)
@@ -95,11 +88,11 @@ def site_init(
 
 @site_app.command("answer")
 def site_answer(
-    config: Config,
+    config: opt.Config,
     secret: Annotated[Path, Option(help="The SuperNode's --superexec-auth-secret-file.")],
-    port: Port = 9094,
+    port: opt.Port = 9094,
     host: Annotated[
-        str, Option(help="The SuperNode's --host: this machine, or a container of it.")
+        str, Option(help="The SuperNode's --host: here, or a container.")
     ] = "127.0.0.1",
     node_user: Annotated[
         str, Option(help="The user who runs the SuperNode; others get no answer (default: you).")
@@ -115,7 +108,7 @@ def site_answer(
     execute(config, secret, port, host, node_user)
 
 
-@site_app.command("connect", **PASSED_ON)
+@site_app.command("connect", **opt.PASSED_ON)
 def site_connect(context: typer.Context) -> None:
     """Run Flower's SuperNode with the options of flower-supernode, and stop if it gives up.
 
@@ -128,9 +121,9 @@ def site_connect(context: typer.Context) -> None:
 
 @site_app.command("check")
 def site_check(
-    config: Config,
+    config: opt.Config,
     key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key.")],
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Check a site, above all that only the installed code answers. Exit code 1 if a check fails.
 
@@ -156,7 +149,7 @@ def _show(findings: Sequence[Finding]) -> None:
 
 @site_app.command("metrics")
 def site_metrics(
-    config: Config,
+    config: opt.Config,
     out: Annotated[Path | None, Option(help="File to write (default: print).")] = None,
 ) -> None:
     """Write figures for Prometheus' textfile collector: epsilon left, last charge, failures.
@@ -177,7 +170,7 @@ def site_metrics(
 
 @site_app.command("refit")
 def site_refit(
-    config: Config,
+    config: opt.Config,
     job: Annotated[str, Option(help="One run (default: all that have ended).")] = "",
 ) -> None:
     """Fit the site's own model around the global phenotypes of runs in patient mode.
@@ -204,3 +197,54 @@ def site_refit(
             texts.append(f"{each}: explains {fit:.1%} of this site's data; in {folder / each}")
     for text in texts:
         say(text)
+
+
+@keys_app.command()
+def make(
+    key: Path,
+    site: Annotated[str, Option(help="This site's name, as the centre knows it.")],
+) -> None:
+    """Make a long-term key in the file KEY, and print the line that the other sites need.
+
+    Send that line to every other site, not through the centre, and compare the fingerprint by
+    telephone. Keep KEY secret: the key is never sent.
+    """
+    from dpfact_flower.machine.files import create_once
+    from dpfact_flower.privacy.secure_sum.keys import new_signing_key
+
+    check_name("--site", site)
+    path = key.expanduser().absolute()
+    if path.exists():
+        raise SettingsError(f"{path}: exists; a key is never replaced, since others pinned it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    create_once(path, new_signing_key())
+    _show_key(path, site)
+    say(
+        "Put this line and those of all other sites into one file. In the site's settings, set "
+        f"secure-peers to that file, and secure-key to {path}."
+    )
+
+
+@keys_app.command()
+def show(
+    file: Path,
+    site: Annotated[str, Option(help="This site's name, if FILE is its key.")] = "",
+) -> None:
+    """Show the public line of a key, or the names and fingerprints of a peers file."""
+    from dpfact_flower.privacy.secure_sum.keys import fingerprint
+    from dpfact_flower.site.keyring import read_peers
+
+    path = file.expanduser().absolute()
+    if site:
+        _show_key(path, site)
+        return
+    for name, public in read_peers(path).items():
+        say(f"{name}: {fingerprint(public)}")
+
+
+def _show_key(path: Path, site: str) -> None:
+    from dpfact_flower.privacy.secure_sum.keys import fingerprint, public_text, read_public_key
+    from dpfact_flower.site.keyring import read_key_file
+
+    text = public_text(read_key_file(path))
+    say(f"{site} {text}\nfingerprint: {fingerprint(read_public_key(text))}")

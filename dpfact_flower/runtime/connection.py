@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,54 +110,40 @@ class Connection:
             words += ["--federation-config", federation_config]
         answer = self._ask(*words)
         if not answer.get("run-id"):
-            raise RunFailedError(
-                f"nothing was started: {_reason(answer)}. flwr ls {self.name} lists the runs"
-            )
+            raise RunFailedError(f"nothing was started: {_reason(answer)} (see flwr ls)")
         return str(answer["run-id"])
 
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
         `log` is a file descriptor for the log, by default this process's output. Raise a
-        RunUnknownError if the SuperLink does not report the run for five minutes.
+        RunUnknownError if the SuperLink does not report the run for five minutes, and warn about a
+        run that does not begin, which Flower does not.
         """
-        command = [tool("flwr"), "log", run, self.name, "--stream"]
+        command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
-            self._await_log(run, process)
-        updated = time.monotonic()
-        while True:
-            state = self.state(run)
-            if str(state.get("status", "")).startswith(_FINISHED):
-                return state
-            if state:
-                updated = time.monotonic()
-            elif time.monotonic() - updated > _GONE_SECONDS:
-                raise RunUnknownError(
-                    f"the SuperLink ({self.name}) has not reported on run {run} for "
-                    f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that ended early continues "
-                    "with resume=true"
-                )
-            time.sleep(_POLL_SECONDS)
-
-    def _await_log(self, run: str, process: subprocess.Popen[bytes]) -> None:
-        """Wait until the log or the run ends, or the SuperLink stops answering.
-
-        Flower itself gives no warning about a run that does not begin.
-        """
-        while True:
-            try:
-                process.wait(_LOOK_SECONDS)
-                return
-            except subprocess.TimeoutExpired:
-                status = str(self.state(run).get("status", ""))
-            if status == "pending":
-                self.warn(
-                    f"run {run} has not begun yet: the SuperLink's log says why; a machine that "
-                    "takes 30 s to start a process never begins one. "
-                    f"flwr stop {run} {self.name} ends it"
-                )
-            if not status or status.startswith(_FINISHED):
-                return
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_SECONDS)
+                state = self.state(run)
+                status = str(state.get("status", ""))
+                if status.startswith(_FINISHED):
+                    return state
+                if status == "pending" and process.poll() is None:
+                    self.warn(
+                        f"run {run} has not begun yet: the SuperLink's log says why; a machine "
+                        "that takes 30 s to start a process never begins one. "
+                        f"flwr stop {run} {self.name} ends it"
+                    )
+                if state:
+                    updated = time.monotonic()
+                elif time.monotonic() - updated > _GONE_SECONDS:
+                    raise RunUnknownError(
+                        f"the SuperLink ({self.name}) has not reported on run {run} for "
+                        f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that ended early "
+                        "continues with resume=true"
+                    )
+                time.sleep(_POLL_SECONDS)
 
     def state(self, run: str) -> dict[str, Any]:
         """Return the run's state from Flower: empty if the SuperLink does not answer."""

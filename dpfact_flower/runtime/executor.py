@@ -61,9 +61,7 @@ def execute(
         raise SettingsError(f"{secret}: need 32 bytes or more: openssl rand -out FILE 32")
     tasks = Tasks(node, content)
     (state / ANSWERING).unlink(missing_ok=True)  # left by a killed executor
-    _logger.info(
-        "answering the SuperNode of %s at %s:%d for %s", user_name(uid), host, port, config
-    )
+    _logger.info("answering %s's SuperNode at %s:%d for %s", user_name(uid), host, port, config)
     if listeners(host, port) is None:
         _logger.warning(
             "cannot see which process listens at %s:%d (elsewhere, in a container, or no Linux), "

@@ -53,9 +53,8 @@ def federate_cohort(
     With `own`, every site has these settings and their budget, and its ledger is written durably.
     Without `own`, the sites are simulated and allow every run.
     """
-    simulated = SiteSettings(
-        state_dir=str(config.app.sites_folder), allow_privacy="none,paper,patient"
-    )
+    state_dir = str(config.app.sites_folder)
+    simulated = SiteSettings(state_dir=state_dir, allow_privacy="none,paper,patient")
     app = _sites_app(cohort.sites, own or simulated, simulation=own is None)
     grid = InProcessGrid(app, _nodes(len(cohort.sites)))
     with _reasons_shown():

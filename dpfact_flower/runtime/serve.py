@@ -20,17 +20,8 @@ from flwr.serverapp import Grid
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.run_folder import (
-    MODEL,
-    PHENOTYPES,
-    REPORT,
-    SUMMARY,
-    write_config,
-    write_model,
-    write_phenotypes,
-    write_summary,
-)
 from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.legacy import DPFact as Legacy
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
@@ -123,15 +114,12 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
     """Run the rounds. Flower logs a line for each call of `evaluate_fn`, so only if needed."""
-    if watch is no_progress:
-        strategy.start(grid)
-        return
-    rounds = strategy.coordinator.rounds
+    coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:
-        watch("rounds", (strategy.coordinator.finished_rounds if number else 0) / rounds)
+        watch("rounds", (coordinator.finished_rounds if number else 0) / coordinator.rounds)
 
-    strategy.start(grid, evaluate_fn=tell)
+    strategy.start(grid, evaluate_fn=None if watch is no_progress else tell)
 
 
 def _refit_sites(cohort: Cohort, sites_folder: Path, job: str) -> None:
@@ -160,22 +148,23 @@ def _write(
 ) -> None:
     """Write the results of a finished run into its folder."""
     folder = config.app.run_folder
-    for stale in (SUMMARY, PHENOTYPES, MODEL, REPORT):  # left by an earlier run in this folder
+    earlier = run_folder.SUMMARY, run_folder.PHENOTYPES, run_folder.MODEL, run_folder.REPORT
+    for stale in earlier:
         (folder / stale).unlink(missing_ok=True)
     if coordinator.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
-    write_model(folder, coordinator.factors, vocabularies)
+    run_folder.write_model(folder, coordinator.factors, vocabularies)
     packages = ("dpfact-flower", "flwr", "numpy", "scipy", "scikit-learn", "numba")
     versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
-    write_config(folder, config.write(), versions)
+    run_folder.write_config(folder, config.write(), versions)
     if cohort is not None and measured:
         log(INFO, MEASURING_LINE)
     summary, phenotypes = summarise(
         coordinator, vocabularies, cohort, config.app.sites_folder,
         measured=measured, counted=counted, watch=watch,
     )  # fmt: skip
-    write_summary(folder, summary)
-    write_phenotypes(folder, phenotypes)
+    run_folder.write_summary(folder, summary)
+    run_folder.write_phenotypes(folder, phenotypes)
 
 
 def _report(folder: Path) -> None:

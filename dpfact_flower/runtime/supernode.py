@@ -18,15 +18,9 @@ import httpx
 from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
+from flwr.proto import runtime_pb2 as api
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -128,14 +122,13 @@ class Tasks:
 
         The token is empty if no message waits, and None if the user's SuperNode does not answer.
         """
-        request = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+        request = api.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
             reply = self._client.AcquireTask(request)
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-                raise SettingsError(
-                    "the SuperNode has another secret: give both a copy of the same file"
-                ) from None
+                text = "the SuperNode has another secret: give both a copy of the same file"
+                raise SettingsError(text) from None
             return None
         except httpx.TransportError:
             return None
@@ -171,21 +164,21 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     def alive() -> bool:
         """Send a heartbeat, and ignore errors, because the SuperNode may no longer wait."""
         with suppress(httpx.HTTPError):
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest())
         return True
 
     heartbeat = HeartbeatSender(alive)
     with closing(client):
         heartbeat.start()  # continues while another process computes
         try:
-            context = context_from_proto(client.PullTaskInput(PullTaskInputRequest()).context)
+            context = context_from_proto(client.PullTaskInput(api.PullTaskInputRequest()).context)
             yield ClaimedMessage(_fetched(client, context), context, client)
         finally:
             retries.max_tries = 1
             # A heartbeat would hold the message for ever. After the report, the token is no longer
             # valid, and Flower's client would end this process.
             heartbeat.stop()
-        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+        client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
@@ -194,7 +187,7 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     Flower's own function waits more than an hour for parts that are missing because the server
     ended during the transfer, and a site answers only one message at a time.
     """
-    pulled = client.PullMessages(PullAppMessagesRequest())
+    pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:
         raise ObjectPullError("", "no message is waiting")
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id

@@ -109,9 +109,7 @@ class Answering:
                 fault = "has died, of want of memory perhaps (see the system's log)"
                 if time.monotonic() >= end:
                     fault = f"was ended: it hung, or needed more than {seconds:.0f} s"
-                raise RoundFailedError(
-                    f"the process that answered {fault}; the reply says that the round failed"
-                )
+                raise RoundFailedError(f"the process that answered {fault}; the round failed")
             return message_from_bytes(answer[1])
         except Exception as error:  # no text of an error may reach the server
             reason = log_privately(site, error)

@@ -69,7 +69,7 @@ def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
     [
         (["--mode", "procedures"], "--mode: need NAME=FILE, got 'procedures'"),
         (["--mode", "procedures=x.csv"], "--mode: procedures is given twice"),
-        (["--top", "2y2"], "--top: need a number of codes per mode, such as 202x316"),
+        (["--top", "2y2"], "--top: need numbers of codes, such as 202x316"),
         (["--window", "0"], r"p\.csv: lacks the column\(s\) encounter"),
     ],
 )

@@ -143,12 +143,16 @@ def test_the_wheel_has_the_flower_app():
     assert wheel["sources"] == {ours: "dpfact_flower/flower_app"}
 
 
-def test_the_flower_app_has_every_setting_at_the_librarys_default():
+def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
     """Flower takes no other keys on its command line; and a run is the same wherever it starts."""
     assert app_config(APP) == RunConfig.read({}).write()
     text = dpfact("settings")
     for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
         assert key in text
+    assert "other defaults" not in text
+    own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
+    (tmp_path / "pyproject.toml").write_text(own)
+    assert "has other defaults: rank = 7\n" in dpfact("settings", "--app", str(tmp_path))
 
 
 @pytest.mark.parametrize(

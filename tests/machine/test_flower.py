@@ -48,6 +48,10 @@ ATTRIBUTES = {
     ),
     "HeartbeatSender": ("start", "stop"),
     "RetryInvoker": ("invoke",),
+    "runtime_pb2": (
+        "AcquireTaskRequest", "PullAppMessagesRequest", "PullTaskInputRequest",
+        "PushTaskOutputRequest", "SendTaskHeartbeatRequest",
+    ),
 }  # fmt: skip
 """What is used of these that mypy does not see, or that is changed."""
 TEXTS = {
