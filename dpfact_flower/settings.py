@@ -1,9 +1,8 @@
 """All settings, each with its type, default, allowed range and one line of help.
 
-A settings class is a frozen dataclass. Each field has its own range. Where settings enter (Flower's
-run config and node config, a message, the command line), `from_config` builds an object, which is
-passed on from there. Configs and the command line use hyphens, as Flower does: ``round_timeout`` is
-``round-timeout``.
+Where settings enter (Flower's run config and node config, a message, the command line),
+`from_config` builds an object, which is passed on from there. Configs and the command line use
+hyphens, as Flower does: ``round_timeout`` is ``round-timeout``.
 """
 
 from __future__ import annotations
@@ -16,20 +15,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, time
-from functools import cache, lru_cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Self,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_type_hints
 
 from dpfact_flower.errors import DataError, SettingsError, shown
 
@@ -42,32 +30,21 @@ MOST_REFINEMENTS = 100
 """Largest number of rounds of refinement in a run of patient mode."""
 MOST_SLOTS = 4
 """Largest number of slots in secure sums; a site always reserves disk space for this number."""
-_INFINITY = math.inf
 _LOSS = "squared"
 _STEP = 0.3
 _PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
 """The paper's elastic weight, chosen from the tried values {2, 5, 8, 10}."""
+_NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def setting(
     default: Scalar,
     help: str,  # noqa: A002 - the word argparse and typer use
-    *,
-    low: float = -_INFINITY,
-    high: float = _INFINITY,
-    open_low: bool = False,
-    open_high: bool = False,
-    pattern: str = "",
+    allowed: str = "",
 ) -> Any:
-    """Declare a field with its default, its help, and the range or pattern of allowed values."""
-    return dataclasses.field(
-        default=default,
-        metadata={
-            "help": help, "low": low, "high": high, "open_low": open_low,
-            "open_high": open_high, "pattern": pattern,
-        },
-    )  # fmt: skip
+    """Declare a field. `allowed` is a number's range, as "(0, 1]", or a text's pattern."""
+    return dataclasses.field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 @dataclass(frozen=True)
@@ -93,84 +70,65 @@ class Settings:
     @classmethod
     def names(cls) -> list[str]:
         """Return the config keys of this class, with hyphens."""
-        return list(cls._keys())
+        return [_key(field.name) for field in dataclasses.fields(cls)]
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object]) -> Self:
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build settings from a config with hyphenated keys. Keys of other classes are ignored."""
-        values = {name: config[key] for key, name in cls._keys().items() if key in config}
-        try:
-            return cls._made(**values)
-        except TypeError:  # an unhashable value is no scalar, and the class refuses it
-            return cls(**cast(Any, values))
+        return cls(**{_name(key): config[key] for key in cls.names() if key in config})
 
     def to_config(self) -> dict[str, Scalar]:
         """Return a config with hyphenated keys, which `from_config` can read."""
-        return {key: getattr(self, name) for key, name in self._keys().items()}
-
-    @classmethod
-    @cache
-    def _keys(cls) -> dict[str, str]:
-        """Return the names of the fields by config key."""
-        return {_key(field.name): field.name for field in dataclasses.fields(cls)}
-
-    @classmethod
-    @lru_cache(maxsize=32, typed=True)  # 1, 1.0 and True are equal, but different settings
-    def _made(cls, **given: Any) -> Self:
-        """Return a cached instance, which can be shared because instances are immutable."""
-        return cls(**given)
+        return {key: getattr(self, _name(key)) for key in self.names()}
 
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
     """Settings of a site's computation on its own data. The symbols are those of the paper."""
 
-    rank: int = setting(12, "number of phenotypes R", low=1, high=1000)
+    rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
         "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells; or one "
-        "that the sites have registered", pattern=NAME,
+        "that the sites have registered", NAME,
     )  # fmt: skip
     loss: str = setting(
         _LOSS, "a cell's error: squared; poisson or bernoulli with psgd and scale = counts; or a "
-        "registered one", pattern=NAME,
+        "registered one", NAME,
     )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"
     )
-    tau: int = setting(1, "local passes over the data per round", low=1, high=10_000)
+    tau: int = setting(1, "local passes over the data per round", "[1, 10000]")
     eta: float = setting(
         _STEP, "largest step size of psgd, and of the server's elastic pull; in paper mode the "
-        "paper's 0.01 unless gamma is given", low=1e-8, high=1,
+        "paper's 0.01 unless gamma is given", "[1e-08, 1]",
     )  # fmt: skip
     gamma: float = setting(
         -1.0, "elastic weight as the paper has it; below 0 it is relative, see relative-elastic, "
-        "or in paper mode the paper's 5", low=-1,
+        "or in paper mode the paper's 5", "[-1, inf)",
     )  # fmt: skip
     relative_elastic: float = setting(
         1.0, "elastic weight relative to how steeply a site's error rises, if gamma is below 0; "
-        "psgd applies 0.3 of it", low=0,
+        "psgd applies 0.3 of it", "[0, inf)",
     )  # fmt: skip
-    mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", low=0)
+    mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", "[0, inf)")
     relative_l21: float = setting(
         0.1, "not psgd: l2,1 weight relative to a site's average column, the same for any data; 0 "
-        "uses mu as it is", low=0,
+        "uses mu as it is", "[0, inf)",
     )  # fmt: skip
     mu_from_round: int = setting(
-        0,
-        "round from which mu and relative-l21 act, once phenotypes have formed; 0: after half of "
-        "the rounds",
-        low=0,
-    )
+        0, "round from which mu and relative-l21 act, once phenotypes have formed; 0: after half "
+        "of the rounds", "[0, inf)",
+    )  # fmt: skip
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
-    zero_ratio: float = setting(
-        2.0, "psgd, stratified: sampled zero cells per non-zero", low=0, high=20, open_low=True
-    )
+    zero_ratio: float = setting(2.0, "psgd, stratified: sampled zero cells per non-zero", "(0, 20]")
     clip: float = setting(
-        0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound", low=0
-    )
+        0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound",
+        "[0, inf)",
+    )  # fmt: skip
 
     @property
     def is_relative(self) -> bool:
@@ -184,87 +142,69 @@ class SolverSettings(Settings):
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """Settings of the privacy protection in releases.
-
-    The guarantee of the default mode, "patient", is proved, and each site enforces it. Only mode
-    "none" lets data leave a site unprotected.
-    """
+    """Settings of the privacy protection in releases. Each site enforces the mode's guarantee."""
 
     privacy: Literal["patient", "paper", "none"] = setting(
-        "patient",
-        "patient: proven, per patient; paper: DPFact's noise, claimed but not proven; none: no "
-        "protection",
-    )
+        "patient", "patient: proven, per patient; paper: DPFact's noise, claimed but not proven; "
+        "none: no protection",
+    )  # fmt: skip
     epsilon: float = setting(
         4.0, "epsilon to plan for, over all rounds; per patient, or per entry in paper mode",
-        low=0, high=1e6, open_low=True,
+        "(0, 1e+06]",
     )  # fmt: skip
-    delta: float = setting(
-        1e-5, "delta of every epsilon", low=0, high=1, open_low=True, open_high=True
-    )
+    delta: float = setting(1e-5, "delta of every epsilon", "(0, 1)")
     rho: float = setting(
-        0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", low=0, high=100
+        0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", "[0, 100]"
     )
     noise_seed: int = setting(
         -1, "-1: noise from the operating system; others: simulation only, and not private",
-        low=-1, high=2**62,
+        "[-1, 4611686018427387904]",
     )  # fmt: skip
     patients: int = setting(
         0, "patient: a public estimate of the number of patients at all sites, for planning; 0: "
-        "unknown", low=0, high=10**9,
+        "unknown", "[0, 1000000000]",
     )  # fmt: skip
     start_share: float = setting(
-        0.0, "patient: share of the budget for the start; 0 plans it", low=0, high=1
+        0.0, "patient: share of the budget for the start; 0 plans it", "[0, 1]"
     )
     refine_rounds: int = setting(
-        -1,
-        "patient: rounds of refinement, each over all modes; -1 plans them",
-        low=-1,
-        high=MOST_REFINEMENTS,
-    )
+        -1, "patient: rounds of refinement, each over all modes; -1 plans them",
+        f"[-1, {MOST_REFINEMENTS}]",
+    )  # fmt: skip
     bound: float = setting(
         0.0, "patient: norm, at least 0.001, to which a patient's part of a refinement is clipped; "
-        "0 plans it", low=0, high=1,
+        "0 plans it", "[0, 1]",
     )  # fmt: skip
     codes: str = setting(
         "", "patient: codes to keep of each mode (as 202x316), by a noisy count that is charged; "
-        "empty keeps all", pattern=r"\d{1,9}(x\d{1,9})*",
+        "empty keeps all", r"\d{1,9}(x\d{1,9})*",
     )  # fmt: skip
-    codes_share: float = setting(
-        0.05, "patient: share of the budget for that count", low=0, high=0.5, open_low=True
-    )
+    codes_share: float = setting(0.05, "patient: share of the budget for that count", "(0, 0.5]")
     weighting: Literal["none", "inverse-frequency"] = setting(
         "none", "patient: with inverse-frequency a cell counts less the more frequent its codes "
         "are, by that count",
     )  # fmt: skip
     secure_sums: bool = setting(
-        False, "patient: the server learns sums over sites, and sites share one noise",
-    )  # fmt: skip
+        False, "patient: the server learns sums over sites, and sites share one noise"
+    )
     secure_sites: int = setting(
-        0, "secure sums: sites that take part; 0 takes the run's sites", low=0, high=1000
+        0, "secure sums: sites that take part; 0 takes the run's sites", "[0, 1000]"
     )
     secure_colluding: int = setting(
         -1, "secure sums: most sites that collude with the server; -1: a tenth of the sites",
-        low=-1, high=1000,
+        "[-1, 1000]",
     )  # fmt: skip
     secure_dropouts: int = setting(
         -1, "secure sums: most sites that may be lost in a round; -1: a tenth of the sites",
-        low=-1, high=1000,
+        "[-1, 1000]",
     )  # fmt: skip
     secure_slots: int = setting(
-        0, "secure sums: groups of sites whose sums the server learns; 0 plans them", low=0,
-        high=MOST_SLOTS,
+        0, "secure sums: groups of sites whose sums the server learns; 0 plans them",
+        f"[0, {MOST_SLOTS}]",
     )  # fmt: skip
 
     def check_solver(self, solver: SolverSettings) -> None:
-        """Refuse a solver whose sensitivity is unknown in this mode.
-
-        Raises
-        ------
-        SettingsError
-            If the mode is "paper" and gradients are not clipped, or if the mode is "patient" and
-            the model does not have non-negative factors and patients scaled to norm 1.
-        """
+        """Refuse a solver whose sensitivity is unknown in this mode."""
         if self.privacy == "paper" and solver.clip == 0:
             raise SettingsError(
                 "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
@@ -334,56 +274,47 @@ class PrivacySettings(Settings):
 class RunSettings(Settings):
     """The server's settings of a federated run."""
 
-    rounds: int = setting(
-        40, "federated rounds; patient mode plans its own number", low=1, high=100_000
-    )
-    seed: int = setting(0, "public seed of the start and of the visiting order", low=0, high=2**31)
+    rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
+    seed: int = setting(0, "public seed of the start and of the visiting order", "[0, 2147483648]")
     job: str = setting(
         "", "name under which sites keep their state; a resumed run reuses it (default: random)",
-        pattern=NAME,
+        NAME,
     )  # fmt: skip
-    sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", low=0)
-    min_sites: int = setting(1, "quorum: fewer replies leave the global model unchanged", low=1)
-    round_timeout: float = setting(
-        600.0, "seconds a site has for one round; also the message's time to live",
-        low=0, high=7 * 86_400, open_low=True,
-    )  # fmt: skip
-    wait_timeout: float = setting(
-        300.0, "seconds to wait for the quorum to connect", low=0, high=86_400, open_low=True
+    sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", "[0, inf)")
+    min_sites: int = setting(
+        1, "quorum: fewer replies leave the global model unchanged", "[1, inf)"
     )
+    round_timeout: float = setting(
+        600.0, "seconds a site has for one round; also the message's time to live", "(0, 604800]"
+    )
+    wait_timeout: float = setting(300.0, "seconds to wait for the quorum to connect", "(0, 86400]")
     grace: float = setting(
         0.0, "sync: seconds a round lasts beyond the quorum's time in earlier rounds; 0: until "
-        "round-timeout", low=0, high=7 * 86_400,
+        "round-timeout", "[0, 604800]",
     )  # fmt: skip
     aggregation: Literal["sync", "async"] = setting(
-        "sync",
-        "sync: rounds wait for the sites that were asked; async, in modes none and paper: a reply "
-        "counts when it comes",
-    )
+        "sync", "sync: rounds wait for the sites that were asked; async, in modes none and paper: "
+        "a reply counts when it comes",
+    )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
-        "stop",
-        "ask sites before any charge whether they would answer; stop: begin only if all would; "
-        "leave-out: begin without the rest",
-    )
+        "stop", "ask sites before any charge whether they would answer; stop: begin only if all "
+        "would; leave-out: begin without the rest",
+    )  # fmt: skip
     rule: str = setting(
         "", "how replies change the model: elastic, patient, or a registered one; empty: that of "
-        "the privacy mode", pattern=NAME,
+        "the privacy mode", NAME,
     )  # fmt: skip
     start: Literal["auto", "cooccurrence", "random"] = setting(
-        "auto",
-        "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
+        "auto", "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
         "seed; auto: pairs if mode and rounds fit",
-    )
+    )  # fmt: skip
     elastic_step: float = setting(
-        0.0,
-        "server's elastic step per site; 0: eta * gamma with psgd where gamma is given, else the "
-        "mean of the sites",
-        low=0,
-        high=1,
-    )
+        0.0, "server's elastic step per site; 0: eta * gamma with psgd where gamma is given, else "
+        "the mean of the sites", "[0, 1]",
+    )  # fmt: skip
     shrink: float = setting(
         1.0, "patient: soft threshold of the refined factors, in standard deviations of the noise",
-        low=0, high=10,
+        "[0, 10]",
     )  # fmt: skip
 
     def _check_together(self) -> None:
@@ -403,9 +334,9 @@ class AppSettings(Settings):
     """Settings of the Flower App: where a run reads its data and writes its results."""
 
     data: str = setting(
-        "synthetic:demo",
-        "simulation: a folder that `dpfact data` wrote, or synthetic:PRESET; empty in a deployment",
-    )
+        "synthetic:demo", "simulation: a folder that `dpfact data` wrote, or synthetic:PRESET; "
+        "empty in a deployment",
+    )  # fmt: skip
     vocabulary: str = setting(
         "", "deployment: the public code lists, one .json per feature mode, separated by commas"
     )
@@ -453,59 +384,54 @@ class AppSettings(Settings):
 class SiteSettings(Settings):
     """A hospital's own settings, in the SuperNode's node config."""
 
-    site: str = setting(
-        "", "this site's public name (default: the name in its data file)",
-        pattern=NAME,
-    )  # fmt: skip
+    site: str = setting("", "this site's public name (default: the name in its data file)", NAME)
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
-    data_site: str = setting(
-        "", "the name in the data file, where it differs from `site`",
-        pattern=NAME,
-    )  # fmt: skip
+    data_site: str = setting("", "the name in the data file, where it differs from `site`", NAME)
     state_dir: str = setting(
-        "",
-        "absolute path of the folder for patient factors and the record of releases; must be set",
-    )
+        "", "absolute path of the folder for patient factors and the record of releases; must be "
+        "set",
+    )  # fmt: skip
     allow_privacy: str = setting(
         "", "privacy modes this site takes part in, separated by commas; must be set",
-        pattern=r"[a-z]+(,[a-z]+)*",
+        r"[a-z]+(,[a-z]+)*",
     )  # fmt: skip
     max_epsilon: float = setting(
         0.0, "largest epsilon (as claimed by the mode), over all jobs; must be above 0 where a "
-        "mode with noise is allowed", low=0,
+        "mode with noise is allowed", "[0, inf)",
     )  # fmt: skip
     budget_delta: float = setting(
-        1e-5, "delta at which max-epsilon is counted, whatever delta the run names",
-        low=0, high=0.5, open_low=True,
-    )  # fmt: skip
+        1e-5, "delta at which max-epsilon is counted, whatever delta the run names", "(0, 0.5]"
+    )
     allow_rules: str = setting(
         "elastic,patient", "rules this site takes part in, separated by commas",
-        pattern=rf"{NAME}(,{NAME})*",
+        rf"{NAME}(,{NAME})*",
     )  # fmt: skip
-    max_rank: int = setting(200, "largest rank this site computes", low=1)
-    max_tau: int = setting(50, "most local passes per round this site computes", low=1)
+    max_rank: int = setting(200, "largest rank this site computes", "[1, inf)")
+    max_tau: int = setting(50, "most local passes per round this site computes", "[1, inf)")
     max_rounds: int = setting(
         1000, "most rounds with noise this site answers, over all jobs; a server can time each",
-        low=1,
+        "[1, inf)",
     )  # fmt: skip
     reply_after: float = setting(
         0.0, "seconds from a request to its reply, whatever it says; 0 sends it when it is ready",
-        low=0, high=86_400,
+        "[0, 86400]",
     )  # fmt: skip
-    site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", low=-1)
+    site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", "[-1, inf)")
     secure_key: str = setting(
         "", "secure sums: the file of this site's signing key, as `dpfact keys make` writes it"
     )
     secure_peers: str = setting(
         "", "secure sums: the file of all sites' names and public keys, one `NAME KEY` a line"
     )
-    secure_min_sites: int = setting(3, "secure sums: fewest sites in a sum of this site", low=3)
+    secure_min_sites: int = setting(
+        3, "secure sums: fewest sites in a sum of this site", "[3, inf)"
+    )
     secure_min_colluding: int = setting(
-        1, "secure sums: how many colluding sites a run must withstand", low=1
+        1, "secure sums: how many colluding sites a run must withstand", "[1, inf)"
     )
     max_epsilon_alone: float = setting(
         0.0, "secure sums: largest epsilon, over all jobs, if all other sites collude; must be "
-        "above 0 to take part", low=0,
+        "above 0 to take part", "[0, inf)",
     )  # fmt: skip
 
     def _check_together(self) -> None:
@@ -529,14 +455,18 @@ class Described(NamedTuple):
 
 
 def describe(kind: type[Settings]) -> list[Described]:
-    """Describe every setting of a class: key, default, allowed values and meaning."""
-    return [
-        Described(
-            _key(field.name), cast(Scalar, field.default), _allowed(field, kind.hints[field.name]),
-            field.metadata["help"],
-        )
-        for field in dataclasses.fields(kind)
-    ]  # fmt: skip
+    """Describe every setting of a class."""
+    rows = []
+    for field in dataclasses.fields(kind):
+        hint, meta = kind.hints[field.name], field.metadata
+        if get_args(hint):
+            allowed = " | ".join(get_args(hint))
+        elif hint in (int, float):
+            allowed = f"{hint.__name__} in {meta['allowed']}"
+        else:
+            allowed = hint.__name__
+        rows.append(Described(_key(field.name), cast(Scalar, field.default), allowed, meta["help"]))
+    return rows
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
@@ -578,35 +508,18 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _allowed(field: dataclasses.Field[Any], hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " | ".join(get_args(hint))
-    if hint in (bool, str):
-        return cast(str, hint.__name__)
-    low, high = field.metadata["low"], field.metadata["high"]
-    if low == -_INFINITY and high == _INFINITY:
-        return cast(str, hint.__name__)
-    return f"{hint.__name__} in {_range(field)}"
-
-
-def _range(field: dataclasses.Field[Any]) -> str:
-    meta = field.metadata
-    low, high = (f"{x:g}" if isinstance(x, float) else str(x) for x in (meta["low"], meta["high"]))
-    close = ")" if meta["open_high"] or meta["high"] == _INFINITY else "]"
-    return f"{'(' if meta['open_low'] else '['}{low}, {high}{close}"
-
-
-_NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+def _name(key: str) -> str:
+    return key.replace("-", "_")
 
 
 def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
-    name, meta = _key(field.name), field.metadata
-    if get_origin(hint) is Literal:
+    name, allowed = _key(field.name), field.metadata["allowed"]
+    if get_args(hint):
         if not isinstance(value, str) or value not in get_args(hint):
             raise SettingsError(
                 f"{name}: must be one of {', '.join(get_args(hint))}; got {shown(value)}"
             )
-        return cast(Scalar, value)
+        return value
     if not isinstance(value, bool):  # NumPy's scalars are allowed
         if hint is float and isinstance(value, Real):
             try:
@@ -617,19 +530,21 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
             value = int(value)
     if type(value) is not hint:
         raise SettingsError(f"{name}: need {_NEEDED[hint]}, got {shown(value)}")
-    if hint is str:
-        if value and meta["pattern"] and not re.fullmatch(meta["pattern"], value):
-            raise SettingsError(f"{name}: {shown(value)} does not match {meta['pattern']}")
-        return cast(Scalar, value)
-    if hint is bool:
-        return cast(Scalar, value)
-    low, high = meta["low"], meta["high"]
-    below = value <= low if meta["open_low"] else value < low
-    above = value >= high if meta["open_high"] else value > high
-    beyond = abs(value) > LARGEST if hint is int else not math.isfinite(value)
-    if beyond or below or above:
-        raise SettingsError(f"{name}: must lie in {_range(field)}; got {shown(value)}")
+    if hint is str and value and allowed and not re.fullmatch(allowed, value):
+        raise SettingsError(f"{name}: {shown(value)} does not match {allowed}")
+    if hint in (int, float) and not _is_in(allowed, value):
+        raise SettingsError(f"{name}: must lie in {allowed}; got {shown(value)}")
     return cast(Scalar, value)
+
+
+def _is_in(allowed: str, value: float) -> bool:
+    """Return whether a number is finite, fits into 64 bits and lies in a range."""
+    if not (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)):
+        return False
+    low, high = map(float, allowed[1:-1].split(", "))
+    above = value > low if allowed[0] == "(" else value >= low
+    below = value < high if allowed[-1] == ")" else value <= high
+    return above and below
 
 
 def check_name(what: str, name: object) -> None:

@@ -62,43 +62,37 @@ class Mode(NamedTuple):
 class SyntheticSettings(Settings):
     """Settings of an artificial cohort. The defaults are the preset ``demo``."""
 
-    name: str = setting("demo", "name of the cohort", pattern=NAME)
-    seed: int = setting(0, "equal seeds give equal data", low=0, high=2**63)
-    patients: int = setting(6000, "patients of all sites", low=1, high=10_000_000)
+    name: str = setting("demo", "name of the cohort", NAME)
+    seed: int = setting(0, "equal seeds give equal data", "[0, 9223372036854775807]")
+    patients: int = setting(6000, "patients of all sites", "[1, 10000000]")
     modes: str = setting(
         "procedures:120:2.8,diagnoses:200:6",
         "feature modes, each name:codes:mean codes drawn per window",
-        pattern=rf"{_MODE}(,{_MODE})*",
+        rf"{_MODE}(,{_MODE})*",
     )
     shares: str = setting(
         "0.35,0.16,0.14,0.14,0.11,0.10",
         "share of the patients at each site",
-        pattern=rf"{_NUMBER}(,{_NUMBER})*",
+        rf"{_NUMBER}(,{_NUMBER})*",
     )
-    phenotypes: int = setting(12, "planted phenotypes", low=1, high=1000)
-    local: float = setting(
-        0.2, "share of the phenotypes that exist at one site alone", high=1, low=0
-    )
+    phenotypes: int = setting(12, "planted phenotypes", "[1, 1000]")
+    local: float = setting(0.2, "share of the phenotypes that exist at one site alone", "[0, 1]")
     distinct: int = setting(
         0, "number (from 1) of a site with a population of its own, as the paper's NICU; 0: none",
-        low=0,
+        "[0, inf)",
     )  # fmt: skip
-    active: float = setting(1.7, "mean active phenotypes of a patient, at most 4", low=1, high=4)
-    windows: float = setting(3.0, "mean time windows of an active phenotype", low=1, high=1000)
+    active: float = setting(1.7, "mean active phenotypes of a patient, at most 4", "[1, 4]")
+    windows: float = setting(3.0, "mean time windows of an active phenotype", "[1, 1000]")
     repeats: float = setting(
-        1.5, "mean times that the codes of a window recur, as in a series of visits",
-        low=1, high=1000,
-    )  # fmt: skip
+        1.5, "mean times that the codes of a window recur, as in a series of visits", "[1, 1000]"
+    )
     dispersion: float = setting(
-        1.5, "variance of how often a patient comes, relative to the mean",
-        low=1e-3, high=100,
-    )  # fmt: skip
+        1.5, "variance of how often a patient comes, relative to the mean", "[0.001, 100]"
+    )
     background: float = setting(
-        0.15, "share of codes drawn from all codes, not the phenotype", low=0, high=1
+        0.15, "share of codes drawn from all codes, not the phenotype", "[0, 1]"
     )
-    mortality: float = setting(
-        0.1, "share of patients who die in hospital", low=0, high=1, open_low=True, open_high=True
-    )
+    mortality: float = setting(0.1, "share of patients who die in hospital", "(0, 1)")
 
     @property
     def feature_modes(self) -> tuple[Mode, ...]:
