@@ -1,9 +1,7 @@
 """The errors that this package raises on purpose.
 
-A message names the field, its value and the allowed values. The message never contains a value that
-belongs to a patient, so it may be logged at the site. Only the `code` may leave a site. Flower
-passes an exception's text to the server verbatim, so the client replies with the code and keeps the
-text (see `dpfact_flower.client`).
+A message never contains a value that belongs to a patient, so it may be logged at the site. Only
+the `code` may leave a site, because Flower passes an exception's text to the server verbatim.
 """
 
 from __future__ import annotations
