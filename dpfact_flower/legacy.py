@@ -1,8 +1,4 @@
-"""DPFact for deployments that still use `flwr.server.strategy` and ServerAppComponents.
-
-The `Coordinator` and the ClientApp are the same as for `dpfact_flower.DPFact`; only the adapter
-differs.
-"""
+"""DPFact for deployments that still use `flwr.server.strategy` and ServerAppComponents."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from typing import Unpack
 
 from flwr.common import (
     EvaluateIns,
-    EvaluateRes,
     FitIns,
     FitRes,
     Parameters,
@@ -38,8 +33,8 @@ class DPFact(Strategy):
 
     Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, because the
     privacy budget is planned for this number. After a resume, set it to the number of remaining
-    rounds. Also set ``round_timeout`` in ``ServerConfig``, because in this API Flower enforces the
-    deadline. The bytes of a round count the serialised arrays.
+    rounds. Also set ``round_timeout`` there, because in this API Flower enforces the deadline. The
+    bytes of a round count the serialised arrays.
 
     Examples
     --------
@@ -89,7 +84,7 @@ class DPFact(Strategy):
         if not clients:  # Flower then calls no `aggregate_fit`
             self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
             return []
-        self.coordinator.begin(len(clients))
+        self.coordinator.begin()
         factors, config = self.coordinator.request(number).to_wire()
         instruction = FitIns(ndarrays_to_parameters(list(factors)), dict(config))
         self._asked = len(clients)
@@ -129,29 +124,20 @@ class DPFact(Strategy):
             return None, metrics
         return ndarrays_to_parameters(list(self.coordinator.factors)), metrics
 
-    def configure_evaluate(
-        self, server_round: int, parameters: Parameters, client_manager: ClientManager
-    ) -> list[tuple[ClientProxy, EvaluateIns]]:
+    def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:
         """Return no request, because a site measures itself in training and keeps the result."""
         return []
 
     def aggregate_evaluate(
-        self,
-        server_round: int,
-        results: list[tuple[ClientProxy, EvaluateRes]],
-        failures: list[tuple[ClientProxy, EvaluateRes] | BaseException],
+        self, *_: object, **__: object
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Return nothing (see `configure_evaluate`)."""
+        """Return nothing."""
         return None, {}
 
-    def evaluate(
-        self, server_round: int, parameters: Parameters
-    ) -> tuple[float, dict[str, Scalar]] | None:
+    def evaluate(self, *_: object, **__: object) -> tuple[float, dict[str, Scalar]] | None:
         """Return nothing, because the server holds no data."""
         return None
 
 
 def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:
-    if isinstance(failure, BaseException):
-        return str(failure)
-    return failure[1].status.message
+    return str(failure) if isinstance(failure, BaseException) else failure[1].status.message

@@ -1,57 +1,16 @@
 """A legacy ServerApp (`server_fn`, ServerAppComponents) drives the same ClientApp."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server.client_manager import SimpleClientManager
 
-from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import QuorumError
-from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.legacy import DPFact
-from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 SOLVER = SolverSettings(rank=4)
 NONE = PrivacySettings(privacy="none")
-
-
-MODES = {
-    "none": (NONE, 3),
-    "patient": (PrivacySettings(epsilon=4.0, noise_seed=7), 4),  # rounds of its plan, not of `run`
-}
-
-
-@pytest.mark.nightly  # test_client_app.py shows the same of a strategy in a grid
-@pytest.mark.parametrize("mode", MODES)
-def test_a_legacy_server_app_gives_the_numbers_of_the_new_strategy(mode, cohort_folder, tmp_path):
-    privacy, rounds = MODES[mode]
-    patients = sum((40, 25, 30)) if mode == "patient" else 0  # `federate` fills it in from the data
-    privacy = replace(privacy, patients=patients)
-    run = RunSettings(rounds=3, seed=5, sites=3)
-    strategy = DPFact((9, 12), solver=SOLVER, privacy=privacy, run=run)
-    assert strategy.coordinator.rounds == rounds
-    nodes = [{"partition-id": n, "num-partitions": 3} for n in range(3)]
-    config = {"data": str(cohort_folder), "out": str(tmp_path / "legacy")}
-
-    def server_fn(context):
-        config = ServerConfig(num_rounds=strategy.coordinator.rounds)
-        return ServerAppComponents(strategy=strategy, config=config)
-
-    server = ServerApp(server_fn=server_fn)
-    server(InProcessGrid(client_app, nodes, config), Context(1, 1, {}, RecordDict(), {}))
-    out = federate({**privacy.to_config(), "data": str(cohort_folder), "out": str(tmp_path / "new"),
-                    "rounds": 3, "seed": 5, "rank": 4})  # fmt: skip
-    for got, want in zip(strategy.coordinator.factors, read_model(out)[0], strict=True):
-        np.testing.assert_array_equal(got, want)
-    assert [record.sites for record in strategy.coordinator.records] == [
-        ("site-1", "site-2", "site-3")
-    ] * rounds
 
 
 class Proxy:

@@ -1,8 +1,4 @@
-"""The file `checkpoint.npz`, which is written after each round and lets a run continue.
-
-The file `received.npz` has the same form. If later rounds depend on a round, this file holds the
-sites' replies until the round is closed.
-"""
+"""The file `checkpoint.npz`, which is written after each round and lets a run continue."""
 
 from __future__ import annotations
 
@@ -22,7 +18,6 @@ from dpfact_flower.server.history import RoundRecord, read_lines
 from dpfact_flower.tensor.arrays import Array
 
 CHECKPOINT = "checkpoint.npz"
-RECEIVED = "received.npz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,10 +28,8 @@ class Checkpoint:
     ----------
     identity : dict
         Settings that must stay the same for the run to continue.
-    rounds : int
-        Number of the run's rounds.
     arrays : mapping of str to ndarray
-        The rule's `state`, or the sites' replies.
+        The rule's `state`.
     """
 
     identity: dict[str, Any]
@@ -54,9 +47,8 @@ class Checkpoint:
         """Replace the previous checkpoint."""
         meta = {"identity": self.identity, "job": self.job, "rounds": self.rounds}
         history = "\n".join(record.line for record in self.records)
-        arrays = {
-            **self.arrays, "meta": np.array(json.dumps(meta)), "history": np.array(history),
-        }  # fmt: skip
+        notes = {"meta": np.array(json.dumps(meta)), "history": np.array(history)}
+        arrays = {**self.arrays, **notes}
         with replacing(path, durable=durable) as file:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 

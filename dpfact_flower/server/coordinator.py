@@ -1,32 +1,26 @@
 """The server's part of a run, without Flower: quorum, checkpoints and history.
 
-The `Coordinator` makes the decisions, and its `ServerRule` updates the global factors. Both
-strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send the coordinator's
-messages.
+Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send its messages.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
-
-import numpy as np
+from typing import Any, ClassVar, TypedDict, Unpack
 
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
-from dpfact_flower.machine.files import disk_errors, reserved
+from dpfact_flower.machine.files import disk_errors
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
-from dpfact_flower.server.checkpoint import CHECKPOINT, RECEIVED, Checkpoint
+from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.history import Failure, RoundRecord, write_history
-from dpfact_flower.server.rule import numbered, unnumbered
 from dpfact_flower.server.rules import MakeRule, rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
@@ -34,32 +28,13 @@ from dpfact_flower.tensor.arrays import Array, Selection
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
-_COPIES = 4
-"""Number of copies of the factors on the disk: two checkpoints, the model and the phenotypes."""
-_ROUND_BYTES, _SITE_BYTES, _MORE_BYTES = 600, 300, 2**20
-"""Bytes for a round's record (in two checkpoints and the history), per site, and for the rest."""
 
 
 class CoordinatorOptions(TypedDict, total=False):
-    """Options of a `Coordinator`."""
+    """Options of a `Coordinator`.
 
-    solver: SolverSettings | None
-    privacy: PrivacySettings | None
-    run: RunSettings | None
-    vocabulary: str
-    run_dir: str | Path | None
-    resume: bool
-    durable: bool
-    rule: MakeRule | None
-
-
-class Coordinator:
-    """The server of a run, which is called round by round.
-
-    Parameters
+    Attributes
     ----------
-    feature_shape : sequence of int
-        Number of codes of each feature mode.
     vocabulary : str
         Digest of the vocabularies. Sites with other vocabularies refuse the run. "" skips this
         check.
@@ -77,24 +52,26 @@ class Coordinator:
         names.
     """
 
+    solver: SolverSettings | None
+    privacy: PrivacySettings | None
+    run: RunSettings | None
+    vocabulary: str
+    run_dir: str | Path | None
+    resume: bool
+    durable: bool
+    rule: MakeRule | None
+
+
+class Coordinator:
+    """The server of a run, which is called round by round.
+
+    `feature_shape` is the number of codes of each feature mode. See `CoordinatorOptions`.
+    """
+
     aggregation: ClassVar[str] = "sync"
     """The value of the setting `aggregation` that this class supports."""
-    _copies_of_each_site: ClassVar[int] = 0
-    """Number of further copies of the factors on the disk for each site."""
 
-    def __init__(
-        self,
-        feature_shape: Sequence[int],
-        *,
-        solver: SolverSettings | None = None,
-        privacy: PrivacySettings | None = None,
-        run: RunSettings | None = None,
-        vocabulary: str = "",
-        run_dir: str | Path | None = None,
-        resume: bool = False,
-        durable: bool = True,
-        rule: MakeRule | None = None,
-    ) -> None:
+    def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         try:
             self.feature_shape = [int(size) for size in feature_shape]
         except (TypeError, ValueError):
@@ -104,33 +81,32 @@ class Coordinator:
                 "feature shape: need a number of codes for each feature mode, as (202, 316); got "
                 f"{shown(feature_shape)}"
             )
-        for value, kind in (
-            (solver, SolverSettings),
-            (privacy, PrivacySettings),
-            (run, RunSettings),
-        ):
-            if not isinstance(value, kind | None):
+        solver = options.get("solver") or SolverSettings()
+        privacy = options.get("privacy") or PrivacySettings()
+        self.run = options.get("run") or RunSettings()
+        kinds = {SolverSettings: solver, PrivacySettings: privacy, RunSettings: self.run}
+        for kind, value in kinds.items():
+            if not isinstance(value, kind):
                 raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(value)}")
-        self.run = run or RunSettings()
         if self.run.aggregation != self.aggregation:
             raise SettingsError(
                 f"aggregation: {self.run.aggregation!r} needs the strategy dpfact_flower.DPFact; "
                 f"Flower's older strategies are {self.aggregation!r}"
             )
-        privacy = privacy or PrivacySettings()
-        self.solver = privacy.resolved(solver or SolverSettings())
-        self._open_settings, self._make_rule = privacy, rule
+        self.solver = privacy.resolved(solver)
+        self._open_settings, self._make_rule = privacy, options.get("rule")
         self._plan(max(self.run.sites, self.run.min_sites))
-        self.vocabulary = vocabulary
+        self.vocabulary = options.get("vocabulary", "")
+        run_dir = options.get("run_dir")
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.durable = durable
+        self.durable = options.get("durable", True)
         self.records: list[RoundRecord] = []
         self.resumed = False
         """Whether the run continues from a checkpoint, which may be from before its first round."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._open(self.run_dir, resume=resume)
+            self._open(self.run_dir, resume=options.get("resume", False))
         if not self.run.job:
             self.run = replace(self.run, job=f"job-{uuid.uuid4().hex[:12]}")
 
@@ -142,7 +118,6 @@ class Coordinator:
         )
 
     def _plan(self, sites: int) -> None:
-        """Make the rule for this number of sites."""
         self.rule = rule_for(
             self.feature_shape, self.solver, self._open_settings, self.run, self._make_rule
         )
@@ -191,10 +166,7 @@ class Coordinator:
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return patient mode's planned release for a round; None in the last round.
-
-        In other modes the result is None too.
-        """
+        """Return patient mode's planned release for a round; None in the last or in other modes."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
@@ -241,18 +213,15 @@ class Coordinator:
             answered={site: number for number, site in before},
         )
 
-    def begin(self, sites: int) -> None:
-        """Write a checkpoint before the first round, if the disk has space for the whole run.
+    def begin(self) -> None:
+        """Write a checkpoint before the first round.
 
         If this process dies in the first round, the resumed run repeats its request with the same
         job name, so charged releases are not lost.
         """
-        if self.run_dir is None or self.records:
-            return
-        with disk_errors(self.run_dir):
-            with reserved(self.run_dir / ".room", self._most_bytes(sites)):
-                pass
-            self.save()
+        if self.run_dir is not None and not self.records:
+            with disk_errors(self.run_dir):
+                self.save()
 
     def seconds_for(self, round_number: int) -> float:
         """Return the seconds that sites have for a round. A later answer is not charged.
@@ -300,24 +269,17 @@ class Coordinator:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
         With secure sums, the replies are empty, and `sums` has the totals. If there is no complete
-        sum, `sums` is empty too.
-
-        Below the quorum, the factors stay unchanged, and the record says so. Replies on which later
-        rounds depend are written to the disk before the update, which may take minutes. So after a
-        crash the replies are not requested again. A `QuorumError` says that the run cannot continue
-        without this round.
+        sum, `sums` is empty too. Below the quorum, the factors stay unchanged. A `QuorumError` says
+        that the run cannot continue without this round.
         """
         by_name = sorted(replies, key=lambda reply: reply.site)
         count = Counter(reply.site for reply in by_name)
         unique = [reply for reply in by_name if count[reply.site] == 1]
-        failed = [
-            *failures,
-            *(
-                Failure(name, f"{n} sites have the name {name!r}; none of them is used")
-                for name, n in count.items()
-                if n > 1
-            ),
-        ]
+        failed = list(failures)
+        for name, n in count.items():
+            if n > 1:
+                reason = f"{n} sites have the name {name!r}; none of them is used"
+                failed.append(Failure(name, reason))
         for failure in failed:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
         learned = unique if sums is None else sums
@@ -330,7 +292,6 @@ class Coordinator:
             bytes_down, bytes_up, seconds, utc_now(), quorum_seconds,
         )  # fmt: skip
         if enough:
-            self._keep(record, learned)
             self.rule.update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
             if self.run_dir is not None:  # helps people to find the cause
@@ -350,10 +311,11 @@ class Coordinator:
         """Write the checkpoint and the history."""
         if self.run_dir is None:
             return
-        checkpoint = self._checkpoint(self.records, self._state())
+        checkpoint = Checkpoint(
+            self._identity(), self.run.job, self.rounds, self.records, self._state()
+        )
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, self.records, durable=self.durable)
-        (self.run_dir / RECEIVED).unlink(missing_ok=True)  # the checkpoint includes these replies
 
     def check_learned(self) -> None:
         """Raise a `QuorumError` if no round of the run met the quorum."""
@@ -387,47 +349,6 @@ class Coordinator:
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         self.rule.restore(arrays)
 
-    def _most_bytes(self, sites: int) -> int:
-        """Return the largest number of bytes that the run may need on the disk."""
-        factors = sum(array.nbytes for array in self._state().values())
-        copies = _COPIES + self._copies_of_each_site * sites
-        later = 2 * getattr(self.rule, "later_bytes", 0)  # both checkpoints have these bytes
-        built_on = filter(self.rule.needs_quorum, range(1, self.rounds + 1))
-        values = max((sum(map(math.prod, self.reply_shapes(n))) for n in built_on), default=0)
-        records = self.rounds * (_ROUND_BYTES + _SITE_BYTES * sites)
-        return copies * factors + later + 4 * sites * values + records + _MORE_BYTES
-
-    def _checkpoint(self, records: list[RoundRecord], arrays: Mapping[str, Array]) -> Checkpoint:
-        return Checkpoint(self._identity(), self.run.job, self.rounds, records, arrays)
-
-    def _keep(self, record: RoundRecord, replies: Sequence[SiteReply]) -> None:
-        if self.run_dir is None or not self.rule.needs_quorum(record.round):
-            return
-        arrays: dict[str, Array] = {}
-        for number, reply in enumerate(replies):
-            arrays |= numbered(f"reply_{number}", reply.arrays)
-        arrays["names"] = np.array([reply.site for reply in replies])
-        with disk_errors(self.run_dir):
-            received = self._checkpoint([*self.records, record], arrays)
-            received.write(self.run_dir / RECEIVED, durable=self.durable)
-
-    def _close_received(self, received: Checkpoint) -> None:
-        """Close a round whose replies had already arrived when the run stopped."""
-        if (received.job, received.finished_rounds) != (self.run.job, self.finished_rounds + 1):
-            return
-        record = received.records[-1]
-        replies = [SiteReply(site, ()) for site in record.sites]
-        sums = [
-            SiteReply(str(name), unnumbered(received.arrays, f"reply_{number}"))
-            for number, name in enumerate(received.arrays["names"])
-        ]
-        _logger.info("round %d: continuing with the replies that had arrived", record.round)
-        self.close_round(
-            record.round, replies, record.failures, bytes_down=record.bytes_down,
-            bytes_up=record.bytes_up, seconds=record.seconds, quorum_seconds=record.quorum_seconds,
-            sums=sums,
-        )  # fmt: skip
-
     def _open(self, folder: Path, *, resume: bool) -> None:
         path = folder / CHECKPOINT
         if not path.exists():
@@ -459,8 +380,6 @@ class Coordinator:
         self._restore(checkpoint.arrays)
         write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
-        if (folder / RECEIVED).exists():
-            self._close_received(Checkpoint.read(folder / RECEIVED))
 
 
 def utc_now() -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.estimation.certainty import SPLITS, false_discovery, typical_counts
+from dpfact_flower.estimation.certainty import false_discovery, typical_counts
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
 from dpfact_flower.estimation.refine import refine_factor
 from dpfact_flower.estimation.running_average import RunningAverage
@@ -40,13 +39,7 @@ _HALVES = 1
 
 
 class PatientRule:
-    """Patient mode's `ServerRule`: an optional selection of codes, start, refinement and finish.
-
-    Attributes
-    ----------
-    plan : PatientPlan
-        The run's plan, made before the run from public facts.
-    """
+    """Patient mode's `ServerRule`: an optional selection of codes, start, refinement and finish."""
 
     name = "patient"
 
@@ -125,20 +118,21 @@ class PatientRule:
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether later rounds depend on this round."""
         planned = self.plan.release_of(round_number)
-        return planned is not None and _STEPS[planned.kind].needs_quorum
+        return planned is not None and planned.kind != "refine"
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Update the model from the sites' releases in this round."""
         planned = self.plan.release_of(round_number)
         if planned is not None:
-            _STEPS[planned.kind].update(self, planned, replies)
+            _STEPS[planned.kind](self, planned, replies)
 
     def _choose_codes(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         released = _released(replies)
         self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
         if self.privacy.weighting != "none":
-            sigma = planned.seen_sigma
-            self._weights = code_weights(released, self._all_codes, self.selection, sigma)
+            self._weights = code_weights(
+                released, self._all_codes, self.selection, planned.seen_sigma
+            )
 
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         released, sizes = _released(replies), [len(factor) for factor in self.factors]
@@ -154,18 +148,12 @@ class PatientRule:
             self._fit_halves(released, sizes, sigma)
 
     def _fit_halves(self, released: Sequence[Array], sizes: Sequence[int], sigma: float) -> None:
-        """Fit the models of halves, which give the certainty of phenotypes. No factors change."""
         rank = self._solver.rank
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
         counts = typical_counts(released, sizes, CROSS)
         if counts:
             self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)
             self._cells = math.prod(counts)
-
-    @property
-    def later_bytes(self) -> int:
-        """Number of bytes by which the state grows after the start: the models of halves."""
-        return 2 * SPLITS * sum(factor.nbytes for factor in self.factors)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
@@ -176,8 +164,7 @@ class PatientRule:
 
     def _refine(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         assert planned.mode is not None
-        sigma = planned.seen_sigma
-        sites = [reply.site for reply in replies]
+        sites, sigma = [reply.site for reply in replies], planned.seen_sigma
         average = self._memory.averaged(planned.mode, sites, _released(replies), sigma)
         refined = refine_factor(
             list(average.values), self._learned, planned.mode, sigma=average.sigma,
@@ -215,18 +202,12 @@ class PatientRule:
         self._started = bool(arrays["started"])
 
 
-class _Step(NamedTuple):
-    """The server's update for a kind of release, and whether later rounds depend on the update."""
-
-    update: Callable[[PatientRule, PlannedRelease, Sequence[SiteReply]], None]
-    needs_quorum: bool
-
-
-_STEPS: Mapping[str, _Step] = {
-    "codes": _Step(PatientRule._choose_codes, True),
-    "start": _Step(PatientRule._start, True),
-    "refine": _Step(PatientRule._refine, False),
+_STEPS: Mapping[str, Callable[[PatientRule, PlannedRelease, Sequence[SiteReply]], None]] = {
+    "codes": PatientRule._choose_codes,
+    "start": PatientRule._start,
+    "refine": PatientRule._refine,
 }
+"""The server's update for each kind of release."""
 
 
 def _released(replies: Sequence[SiteReply]) -> list[Array]:

@@ -1,16 +1,14 @@
 """The server's part of a run: quorum, checkpoints that go on bit for bit, history."""
 
-import errno
 import os
 import random
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpfact_flower import DPFact
-from dpfact_flower.errors import DataError, QuorumError, SettingsError, StateError
+from dpfact_flower.errors import QuorumError, SettingsError, StateError
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
@@ -113,12 +111,6 @@ def test_an_unstable_pull_is_refused_before_the_start(changes, tmp_path):
         coordinator.check_connected(4, first=True)
 
 
-def test_a_reason_is_one_short_line():
-    failure = Failure("node 7", "a\x1b[31m\nb" + "c" * 10_000)
-    assert failure.reason.isprintable()
-    assert len(failure.reason) <= 300
-
-
 def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
     coordinator = make(min_sites=3, wait_timeout=7.0)
     coordinator.check_connected(3, first=True)
@@ -145,15 +137,6 @@ def test_given_factors_are_the_start_of_a_run_that_has_one():
 # --- request
 
 
-def test_a_request_holds_what_was_set():
-    coordinator = run_rounds(make(seed=4, job="mine"), 1)
-    request = coordinator.request(2)
-    assert (request.job, request.round, request.rounds, request.seed) == ("mine", 2, 6, 4)
-    assert (request.solver, request.privacy) == (SOLVER, PRIVACY)
-    assert request.vocabulary == "0a,1b"
-    assert_bits(request.anchors, coordinator.factors)
-
-
 def test_a_round_beyond_those_planned_is_not_asked_for():
     coordinator = make(rounds=2)
     coordinator.request(2)
@@ -176,12 +159,7 @@ def test_a_round_is_one_elastic_pull():
 
 
 def test_the_order_of_replies_does_not_change_a_bit():
-    sites, orders = [f"s{n}" for n in range(12)], []
-    for seed in range(5):
-        order = sites.copy()
-        random.Random(seed).shuffle(order)
-        orders.append(order)
-    assert len(set(map(tuple, orders))) == 5
+    orders = [random.Random(seed).sample([f"s{n}" for n in range(12)], 12) for seed in range(5)]
     runs = [make() for _ in orders]
     records = [close(run, 1, order) for run, order in zip(runs, orders, strict=True)]
     for run, record in zip(runs, records, strict=True):
@@ -239,24 +217,12 @@ def test_history_has_a_line_a_round_that_reads_as_the_record(tmp_path):
     assert [record.updated for record in read_history(tmp_path)] == [True, False, True]
 
 
-def test_a_history_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / HISTORY).mkdir()
-    with pytest.raises(DataError, match=r"history\.jsonl: cannot be read \(Is a directory\)"):
-        read_history(tmp_path)
-
-
-@pytest.mark.parametrize("rounds", [3, 6], ids=["unfinished", "finished"])
-@pytest.mark.parametrize("damage", ["gone", "cut off", "a line behind"])
-def test_whoever_goes_on_finds_the_whole_history(tmp_path, rounds, damage):
-    done = run_rounds(make(tmp_path), rounds)
+@pytest.mark.parametrize("damage", [b"", b'{"round": 1'])
+def test_whoever_goes_on_finds_the_whole_history(tmp_path, damage):
+    done = run_rounds(make(tmp_path), 3)
     path = tmp_path / HISTORY
     whole = path.read_bytes()
-    if damage == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(
-            whole[:-5] if damage == "cut off" else b"".join(whole.splitlines(True)[1:])
-        )
+    path.write_bytes(damage)
     assert make(tmp_path, resume=True).records == done.records
     assert path.read_bytes() == whole
 
@@ -314,14 +280,13 @@ def test_what_does_not_change_the_numbers_may_change(tmp_path):
 def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     whole = run_rounds(make(tmp_path / "whole", job="j"), 6)
     first = make(tmp_path / "parts", job="j")
-    first.begin(3)
-    first.begin(3)
+    first.begin()
     asked = first.request(1)
     again = make(tmp_path / "parts", resume=True)
     assert (again.resumed, again.finished_rounds) == (True, 0)
     assert again.request(1).digest == asked.digest  # so sites send what they were charged for
     run_rounds(again, 6)
-    again.begin(3)  # what is there is more than it would write
+    again.begin()  # what is there is more than it would write
     assert_bits(again.factors, whole.factors)
     assert make(tmp_path / "parts", resume=True).finished_rounds == 6
 
@@ -329,7 +294,7 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
 def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp_path):
     run = {"run": RunSettings(rounds=6, min_sites=2)}  # round 1 is the start
     first = Coordinator(SHAPE, solver=SOLVER, privacy=PRIVACY, run_dir=tmp_path, **run)
-    first.begin(2)
+    first.begin()
     reply = SiteReply("a", (np.ones(first.reply_shapes(1)[0], np.float32),))
     with pytest.raises(QuorumError, match="continue with resume = true"):
         first.close_round(1, [reply], [Failure("node 7", "no reply")], **NO_BYTES)
@@ -338,50 +303,6 @@ def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp
     again = Coordinator(SHAPE, solver=SOLVER, privacy=PRIVACY, run_dir=tmp_path, resume=True, **run)
     assert (again.finished_rounds, read_history(tmp_path)) == (0, [])
     assert again.request(1).digest == first.request(1).digest
-
-
-def test_a_disk_without_room_for_the_run_refuses_before_anything_is_asked(tmp_path, monkeypatch):
-    sizes = []
-
-    def full(path, size):
-        sizes.append(size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(coordinator_module, "reserved", full)
-    coordinator = make(tmp_path)
-    with pytest.raises(StateError, match="No space left"):
-        coordinator.begin(3)
-    assert not (tmp_path / CHECKPOINT).exists()  # nothing to go on from: it simply starts again
-    assert make(tmp_path).finished_rounds == 0
-    written = run_rounds(make(tmp_path / "other"), 6)
-    taken = sum(path.stat().st_size for path in written.run_dir.iterdir())
-    assert 2 * taken < sizes[0]  # the checkpoint before lies beside the one that is written
-
-
-@pytest.mark.parametrize("sites", [1, 2, 3])
-def test_the_room_that_is_asked_for_has_place_for_every_rounds_record(tmp_path, monkeypatch, sites):
-    """A record lies in the history, in the checkpoint, and in the one that is written over it."""
-    sizes = []
-
-    @contextmanager
-    def note(_, size):
-        sizes.append(size)
-        yield
-
-    monkeypatch.setattr(coordinator_module, "reserved", note)
-    for rounds in (6, 60):
-        make(tmp_path / f"{rounds}", rounds=rounds).begin(sites)
-    done = make(tmp_path / "done")
-    for number in range(1, 7):
-        close(done, number, sites="cab"[:sites])
-    record = (tmp_path / "done" / HISTORY).stat().st_size / 6
-    assert sizes[1] - sizes[0] >= 54 * 3 * record
-
-
-def test_a_folder_that_cannot_be_made_is_named_in_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(StateError, match=r"file/run: Not a directory$"):
-        make(tmp_path / "file" / "run")
 
 
 def test_nothing_to_go_on_from(tmp_path):
@@ -397,37 +318,28 @@ def test_an_unfinished_run_is_not_overwritten(tmp_path):
     assert (tmp_path / CHECKPOINT).read_bytes() == before
 
 
-@pytest.mark.parametrize("shape", [SHAPE, (5,), (1, 5, 2)], ids=str)
-def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path, shape):
+def test_a_finished_run_is_replaced_whatever_its_modes(tmp_path):
     run_rounds(make(tmp_path, rounds=2), 2)
-    second = make(tmp_path, rounds=3, shape=shape)
+    second = make(tmp_path, rounds=3, shape=(1, 5, 2))
     assert second.finished_rounds == 0
-    assert_bits(second.factors, initial_factors(shape, 3, 0))
     run_rounds(second, 1)
     assert len((tmp_path / HISTORY).read_text().splitlines()) == 1
-    assert make(tmp_path, rounds=3, shape=shape, resume=True).finished_rounds == 1
 
 
 ANOTHER_RUN = {
-    "rank": ({"rank": 4}, "rank"),
-    "eta": ({"eta": 1e-3}, "eta"),
     "gamma and l2,1": ({"gamma": 4.0, "relative_l21": 0.2}, "gamma, relative-l21"),
     "solver": ({"solver": "psgd"}, "solver"),
     "privacy": (
         {"privacy": "paper", "solver": "psgd", "clip": 1.0},
         "solver, eta, gamma, clip, privacy",
     ),
-    "epsilon": ({"epsilon": 1.2}, "epsilon"),
     "shrink": ({"shrink": 2.0}, "shrink"),
-    "delta": ({"delta": 1e-6}, "delta"),
     "seed": ({"seed": 1}, "seed"),
     "elastic-step": ({"elastic_step": 0.1}, "elastic-step"),
     "vocabulary": ({"vocabulary": "0a,1c"}, "vocabulary"),
     "job": ({"job": "other"}, "job"),
     "rounds": ({"rounds": 9}, "rounds"),
     "sizes": ({"shape": (5, 5)}, "shape"),
-    "a mode more": ({"shape": (5, 4, 2)}, "shape"),
-    "a mode less": ({"shape": (5,)}, "shape"),
 }
 
 
@@ -441,22 +353,14 @@ def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path, changes, k
 # --- damage
 
 
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path, resume):
+def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path):
     run_rounds(make(tmp_path), 3)
     path = tmp_path / CHECKPOINT
     whole = path.read_bytes()
-    for length in [*range(0, len(whole), 29), len(whole) - 1]:
+    for length in [*range(0, len(whole), 97), len(whole) - 1]:
         path.write_bytes(whole[:length])
         with pytest.raises(StateError, match="damaged checkpoint"):
-            make(tmp_path, resume=resume)
-
-
-def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path):
-    """Somebody else's, say: then there is nothing to restore."""
-    (tmp_path / CHECKPOINT).mkdir()
-    with pytest.raises(StateError, match=rf"{CHECKPOINT}: Is a directory$"):
-        make(tmp_path, resume=True)
+            make(tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,14 @@ Where in step the model settles is then known: at the mean of what the sites wan
 """
 
 import heapq
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpfact_flower import legacy
-from dpfact_flower.errors import QuorumError, SettingsError, StateError
+from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.estimation import codes
-from dpfact_flower.server import coordinator
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure, read_history
@@ -269,7 +267,7 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
     out, whole = tmp_path / "run", on_arrival()
     play(whole, dict.fromkeys("abc", 1.0))
     it = on_arrival(run_dir=out)
-    it.begin(3)
+    it.begin()
     first_round(it, "abc")
     requests = {site: it.ask(site) for site in "abc"}
     it.take("a", reply("a", requests.pop("a")))
@@ -294,45 +292,10 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
     assert read_history(out) == again.records
 
 
-def test_the_room_that_is_asked_for_grows_by_what_is_kept_of_each_site(tmp_path, monkeypatch):
-    """What it said last and what it was asked last, each in two checkpoints."""
-    sizes = []
-
-    @contextmanager
-    def note(_, size):
-        sizes.append(size)
-        yield
-
-    monkeypatch.setattr(coordinator, "reserved", note)
-    for number, sites in enumerate((2, 3)):
-        on_arrival(run_dir=tmp_path / f"{number}").begin(sites)
-        run = run_settings(aggregation="sync")
-        in_step = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run,
-                              run_dir=tmp_path / f"{number} in step")  # fmt: skip
-        in_step.begin(sites)
-    of_records = sizes[3] - sizes[1]
-    kept = sum(array.nbytes for array in on_arrival()._state().values())
-    assert kept >= 4 * RANK * sum(SHAPE)
-    assert sizes[2] - sizes[0] == of_records + 4 * kept
-
-
-def test_a_checkpoint_of_another_pace_is_refused(tmp_path):
-    it = on_arrival(run_dir=tmp_path)
-    it.begin(1)
-    with pytest.raises(StateError, match="differs in aggregation"):
-        Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(aggregation="sync"),
-                    run_dir=tmp_path, resume=True)  # fmt: skip
-
-
 def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():
     privacy = PrivacySettings(patients=1000)
-    with pytest.raises(
-        SettingsError, match="aggregation: 'async' is for modes none and paper"
-    ) as no:
-        OnArrival(
-            SHAPE, solver=replace(SOLVER, relative_l21=0.0), privacy=privacy, run=run_settings()
-        )
-    assert "\n" not in str(no.value)
+    with pytest.raises(SettingsError, match="aggregation: 'async' is for modes none and paper"):
+        OnArrival(SHAPE, solver=SOLVER, privacy=privacy, run=run_settings())
     with pytest.raises(SettingsError, match="aggregation: 'async' needs the strategy"):
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings())
     with pytest.raises(SettingsError, match="grace: Flower's older strategies"):

@@ -10,20 +10,18 @@ import pytest
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError
-from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
+from dpfact_flower.estimation.codes import code_weights, unweighted
 from dpfact_flower.evaluation.run_folder import (
-    PHENOTYPES,
     SUMMARY,
     read_json,
     read_model,
 )
-from dpfact_flower.privacy import PATIENT_CLAIM, SEEDED_CLAIM, account
+from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server import patient as module
-from dpfact_flower.server.checkpoint import RECEIVED, Checkpoint
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.server.history import Failure, read_history
+from dpfact_flower.server.history import Failure
 from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
@@ -119,13 +117,6 @@ def test_a_request_carries_what_its_round_needs_and_no_more():
         assert np.isfinite(factor).all()
 
 
-def test_codes_are_those_of_the_noisy_counts():
-    rule = make_rule()
-    given = make_replies(rule, 1)
-    rule.update(1, given)
-    assert_bits(rule.selection, kept_codes([r.arrays[0] for r in given], SHAPE, (6, 8)))
-
-
 def test_planned_events_are_the_plans():
     rule = make_rule()
     events = [event for n in range(1, rule.rounds + 1) for event in rule.planned_events(n)]
@@ -181,15 +172,6 @@ def test_more_codes_than_there_are_cannot_be_kept(codes, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_last_round_changes_nothing():
-    rule = make_rule()
-    for number in range(1, 7):
-        rule.update(number, make_replies(rule, number))
-    before = rule.factors
-    rule.update(7, make_replies(rule, 7))
-    assert_bits(rule.factors, before)
-
-
 def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     with caplog.at_level(logging.INFO):
         make(privacy=replace(CODES, patients=50, epsilon=0.1))
@@ -214,16 +196,8 @@ def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, si
         np.testing.assert_array_equal(array, before[name])
 
 
-def size_of(server: Coordinator) -> int:
-    return sum(array.nbytes for array in server.rule.state().values())
-
-
 def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpoint(monkeypatch):
     server = make(privacy=PLANNED)
-    assert server.rule.later_bytes > 0
-    foreseen = size_of(server) + server.rule.later_bytes
-    go_to(server, 1)
-    assert size_of(server) == foreseen
     go_to(server, 3)
     chances = server.false_discovery
     assert len(chances) == SOLVER.rank
@@ -245,24 +219,12 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
     go_to(server, server.rounds)
 
 
-def test_a_run_that_lost_its_start_can_be_resumed_there(tmp_path):
-    """The sites' releases are kept by them, so asking again costs nothing."""
-    server = go_to(make(tmp_path, min_sites=2), 1)
-    with pytest.raises(QuorumError):
-        close(server, 2, "a")
-    again = make(tmp_path, resume=True, min_sites=2)
-    assert again.finished_rounds == 1
-    assert again.request(2).digest == server.request(2).digest
-    whole = go_to(make(), 7)
-    assert_bits(go_to(again, 7).factors, whole.factors)
-
-
 # --- going on
 
 
 @pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN, WEIGHTED],
                          ids=["whole", "codes", "open", "weighted"])  # fmt: skip
-@pytest.mark.parametrize("split", [1, 2, 3, 4])
+@pytest.mark.parametrize("split", [1, 2, 4])
 def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     rounds = make(privacy=privacy).rounds
     whole = go_to(make(tmp_path / "whole", privacy=privacy), rounds)
@@ -278,36 +240,17 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     assert second.records == whole.records
 
 
-@pytest.mark.parametrize("number", [1, 2], ids=["codes", "start"])
-def test_a_server_that_dies_at_work_has_the_replies_that_sites_paid_for(
-    tmp_path, monkeypatch, number
-):
-    """It goes on from them, and asks nobody; a round that asks again is left as it was."""
+def test_a_server_that_dies_at_work_asks_again_for_what_sites_keep(tmp_path, monkeypatch):
     whole = go_to(make(tmp_path / "whole"), 7)
-    first = go_to(make(tmp_path / "parts"), number - 1)
-    first.begin(3)
+    first = go_to(make(tmp_path / "parts"), 1)
+    asked = first.request(2)
     with monkeypatch.context() as during:
         during.setattr(first.rule, "update", lambda *_: 1 / 0)
-        failed = [Failure("node 7", "no reply within 9 s")]
         with pytest.raises(ZeroDivisionError):
-            close(first, number, failures=failed)
+            close(first, 2)
     second = make(tmp_path / "parts", resume=True)
-    assert second.finished_rounds == number
-    assert second.records[-1].failures == tuple(failed)
-    assert second.records[-1].seconds == number / 7
-    assert not (tmp_path / "parts" / RECEIVED).exists()
+    assert second.request(2).digest == asked.digest
     assert_bits(go_to(second, 7).factors, whole.factors)
-    assert not (tmp_path / "parts" / RECEIVED).exists()
-
-
-def test_replies_of_another_job_are_not_gone_on_from(tmp_path, monkeypatch):
-    server = go_to(make(tmp_path), 1)
-    monkeypatch.setattr(server.rule, "update", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        close(server, 2)
-    found = Checkpoint.read(tmp_path / RECEIVED)
-    replace(found, job="another").write(tmp_path / RECEIVED, durable=False)
-    assert make(tmp_path, resume=True).finished_rounds == 1
 
 
 def test_a_refinement_is_averaged_with_the_one_before():
@@ -342,7 +285,7 @@ def make_client(site, tmp_path) -> DPFactClient:
     return DPFactClient(site, settings)
 
 
-@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
+@pytest.mark.parametrize("privacy", [CODES, OPEN], ids=["codes", "open"])
 def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
     server = Coordinator(
         SHAPE, solver=SOLVER, privacy=privacy, run=RunSettings(job="job", sites=3),
@@ -400,13 +343,6 @@ def test_a_run_that_counts_codes_end_to_end(cohort, cohort_folder, tmp_path):
             "round 4, refine diagnoses",
         ]  # fmt: skip
     assert (summary["rounds"], summary["failures"]) == (5, 0)
-    assert [record.round for record in read_history(folder)] == [1, 2, 3, 4, 5]
-    table = read_json(folder / PHENOTYPES)["table"]
-    known = {code for vocabulary in vocabularies for code in vocabulary.codes}
-    shown = {c["code"] for p in table["phenotypes"] for found in p["codes"].values() for c in found}
-    assert shown
-    assert shown <= known
-    assert (folder / "report.html").exists()
 
 
 def test_a_run_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
@@ -419,13 +355,6 @@ def test_a_run_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
                     assert not set(arrays[name].shape) & sizes
     assert not list(folder.rglob("ledger.sqlite"))
     assert not list(folder.rglob("state-*.npz"))
-
-
-def test_seeded_runs_repeat_and_say_that_they_are_not_private(cohort_folder, tmp_path):
-    runs = [run(cohort_folder, tmp_path / n, codes="6x8", **{"noise-seed": 7}) for n in "ab"]
-    for one, other in zip(*(read_model(folder)[0] for folder, _ in runs), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert runs[0][1]["claim"].startswith(f"{SEEDED_CLAIM} ({PATIENT_CLAIM}); given the data")
 
 
 def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):

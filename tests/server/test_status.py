@@ -28,7 +28,7 @@ def begun(folder, privacy=PATIENT, kind=Coordinator, **run) -> Coordinator:
         solver=SolverSettings(rank=3, relative_l21=0.0, solver="psgd", clip=1.0),
         run=RunSettings(**{"job": "j", "min_sites": 2, "rounds": 4, **run}), run_dir=folder,
     )  # fmt: skip
-    it.begin(3)
+    it.begin()
     return it
 
 
