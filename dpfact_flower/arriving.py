@@ -1,8 +1,7 @@
 """The messages of an asynchronous run.
 
 `dpfact_flower.server.on_arrival.OnArrival` makes the decisions, and this module sends requests and
-receives replies. As in synchronous rounds, lost sites get the same request again, and the
-checkpoint is written before a request is sent.
+receives replies. As in synchronous rounds, lost sites get the same request again.
 """
 
 from __future__ import annotations
@@ -39,13 +38,11 @@ class AsyncDispatcher:
     ----------
     coordinator : OnArrival
         The run, after its synchronous rounds.
-    names : SiteNames
-        Names of the nodes' sites. `read` adds names.
     left_out : frozenset of int
         Nodes that never get a request.
     read : callable
-        Reads a node's reply of the given shapes. The result is a text if the reply cannot be used,
-        for example because one of the given nodes has the same name.
+        Reads a node's reply of the given shapes, and adds the site's name to `names`. The result is
+        a text if the reply cannot be used.
     wait : callable
         Waits some time for the quorum, and returns the connected nodes that are not left out. With
         True, the function waits for the expected number of sites, and ends the run below the
@@ -77,22 +74,33 @@ class AsyncDispatcher:
         waited_for = self._coordinator.waited_for
         for node in nodes:
             if request := waited_for.pop(self._who(node), None):
-                self._flights[node] = self._in_flight(node, request)
+                self._add(node, request)
         for site in waited_for:
             self._coordinator.fail(site, "got a request before the run was resumed; not connected")
         self._send(nodes)
 
     def step(self) -> None:
-        """Receive replies, send requests, and sleep if there is nothing to do."""
+        """Receive replies, send requests, and sleep if there is nothing to do.
+
+        The checkpoint is written before a request is sent.
+        """
         coordinator = self._coordinator
-        connected = self._here()
-        received = self._take(connected)
-        late = self._give_up()
+        connected = sorted(set(self._grid.get_node_ids()) - self._left_out)
+        if not self._flights and len(connected) < coordinator.run.min_sites:
+            connected = self._wait(False)
+        replies = self._exchange.pull()
+        for node in sorted(replies, key=self._who):
+            if node in self._flights:  # false if the site just answered as another node
+                self._take(node, replies[node], connected)
+        changed = self._give_up() or bool(replies)
         finished = coordinator.finished_rounds
         coordinator.advance([self._who(node) for node in connected], time.monotonic() - self._began)
         closed = coordinator.finished_rounds > finished
-        added = False if coordinator.is_over else self._ask(connected)
-        if received or late or closed or added:
+        for node in () if coordinator.is_over else connected:
+            if node not in self._flights and (request := coordinator.ask(self._who(node))):
+                self._add(node, request)
+                changed = True
+        if changed or closed:
             coordinator.save()
         if closed:
             record = coordinator.records[-1]
@@ -101,25 +109,10 @@ class AsyncDispatcher:
                 coordinator.rounds, len(record.arrivals), ", ".join(record.sites) or "no site",
                 record.seconds,
             )  # fmt: skip
-        if not self._send(connected) and not received:
+        if not self._send(connected) and not replies:
             time.sleep(POLL_SECONDS)
 
-    def _here(self) -> list[int]:
-        """Return the connected nodes. Wait for the quorum only if no request is open."""
-        nodes = sorted(set(self._grid.get_node_ids()) - self._left_out)
-        if not self._flights and len(nodes) < self._coordinator.run.min_sites:
-            nodes = self._wait(False)
-        return nodes
-
-    def _take(self, connected: Collection[int]) -> bool:
-        """Receive the replies that have arrived, in the order of the sites' names."""
-        replies = self._exchange.pull()
-        for node in sorted(replies, key=self._who):
-            if node in self._flights:  # false if the site just answered as another node
-                self._take_one(node, replies[node], connected)
-        return bool(replies)
-
-    def _take_one(self, node: int, reply: Message, connected: Collection[int]) -> None:
+    def _take(self, node: int, reply: Message, connected: Collection[int]) -> None:
         flight, coordinator = self._flights[node], self._coordinator
         coordinator.count(bytes_up=records.serialised_bytes(reply))
         if reply.has_error() and (flight.waiting or flight.may_be_sent):
@@ -142,10 +135,9 @@ class AsyncDispatcher:
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:
             flight = self._flights.pop(node)
+            reason = f"no reply within {self._timeout:g} s"
             if flight.reply is not None and not flight.waiting:
                 reason = format_error(flight.reply.error)
-            else:
-                reason = f"no reply within {self._timeout:g} s"
             self._fail(node, flight, reason)
         return bool(late)
 
@@ -153,19 +145,12 @@ class AsyncDispatcher:
         site = "" if flight.who == called(node, "") else flight.who
         self._coordinator.fail(flight.who, reason, shown=called(node, site))
 
-    def _ask(self, connected: Collection[int]) -> bool:
-        """Make requests for sites without an open request, and return whether any were made."""
-        added = False
-        for node in connected:
-            if node not in self._flights and (request := self._coordinator.ask(self._who(node))):
-                self._flights[node] = self._in_flight(node, request)
-                added = True
-        return added
-
-    def _in_flight(self, node: int, request: RoundRequest) -> InFlight:
+    def _add(self, node: int, request: RoundRequest) -> None:
         content = records.ask(*request.to_wire())
         now = time.monotonic()
-        return InFlight(content, str(request.round), now, now + self._timeout, self._who(node))
+        self._flights[node] = InFlight(
+            content, str(request.round), now, now + self._timeout, self._who(node)
+        )
 
     def _send(self, connected: Collection[int]) -> bool:
         """Send new and lost requests to the connected nodes, and return whether any were sent."""

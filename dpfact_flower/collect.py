@@ -1,11 +1,9 @@
 """Sending of a round's messages, waiting for replies, and repetition of lost requests.
 
-Flower's own `send_and_receive` sends each request once. But a site's process may end after the
-charge and before the reply. Then a repeated request gets the bytes from the ledger without a second
-charge. So the server repeats the requests to lost sites until the round ends. Half-way through the
-round, the server repeats the request to every silent site once. The repetition is needed because
-Flower's SuperNode loses a message silently if the SuperLink fails or the connection breaks during
-the fetch.
+A site's process may end after the charge and before the reply. Then a repeated request gets the
+bytes from the ledger without a second charge. So the server repeats the requests to lost sites
+until the round ends. Half-way through the round, it repeats the request to every silent site once,
+because Flower's SuperNode loses a message silently if the connection breaks during the fetch.
 """
 
 from __future__ import annotations
@@ -80,22 +78,9 @@ class RoundPolicy(NamedTuple):
 class InFlight:
     """A request to a node, and the replies to it.
 
-    Attributes
-    ----------
-    group : str
-        Flower's name of the round.
-    began, deadline : float
-        Start and end of the wait for a reply, by `time.monotonic`.
-    who : str
-        The caller's name for the site.
-    times : int
-        Number of times that the request was sent.
-    waiting : set of str
-        Messages that may still get a reply.
-    reply : Message or None
-        The last reply.
-    seconds : float
-        Time until a reply without an error.
+    `group` is Flower's name of the round, and `who` is the caller's name for the site. `waiting`
+    has the messages that may still get a reply. `seconds` is the time until a reply without an
+    error.
     """
 
     content: RecordDict
@@ -137,20 +122,19 @@ class Exchange:
         """Return the nodes to which a request may be sent, for the first time or again."""
         latest = time.monotonic() + LEAST_SECONDS
         return {
-            node
-            for node, flight in self.flights.items()
+            node for node, flight in self.flights.items()
             if flight.may_be_sent and (not flight.times or flight.deadline >= latest)
-        }
+        }  # fmt: skip
 
     def send(self, nodes: Iterable[int]) -> None:
         """Send requests to the given nodes."""
         now, messages = time.monotonic(), []
         for node in sorted(nodes):
             flight = self.flights[node]
-            remaining = flight.deadline - now
-            messages.append(
-                Message(flight.content, node, self._kind, ttl=remaining, group_id=flight.group)
+            message = Message(
+                flight.content, node, self._kind, ttl=flight.deadline - now, group_id=flight.group
             )
+            messages.append(message)
         self.push(messages)
         for message in messages:
             self._sent(message)
@@ -185,9 +169,7 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
-    Flower answers 500 if its database is busy for longer than five seconds, for example with two
-    runs on a slow machine. Flower's own Grid then ends the run. `sent` is called for every message
-    after the first messages of the round.
+    `sent` is called for every message after the first messages of the round.
 
     Attributes
     ----------
@@ -257,18 +239,14 @@ class RetryingGrid(Grid):
         answered = sum(flight.seconds < math.inf for flight in flights.values())
         extra = policy.grace if answered < policy.quorum else 0.0
         extra = extra or seconds * _EXTRA * policy.required
-        connected = set(self.get_node_ids()) if extra else ()
-        missing = [
-            node for node in connected if node in flights and _is_missing(flights[node].reply)
-        ]
-        if missing:
+        connected = flights.keys() & set(self.get_node_ids()) if extra else ()
+        if missing := [node for node in connected if _is_missing(flights[node].reply)]:
             end = time.monotonic() + extra
             for node in missing:
                 flights[node].deadline = end
             exchange.send(missing)
             self._collect(exchange, end)
-        times = {node: flight.seconds for node, flight in flights.items()}
-        self.seconds = {node: seconds for node, seconds in times.items() if seconds < math.inf}
+        self.seconds = {n: f.seconds for n, f in flights.items() if f.seconds < math.inf}
         return [flight.reply for flight in flights.values() if flight.reply is not None]
 
     def _collect(self, exchange: Exchange, end: float) -> None:
@@ -294,7 +272,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink. While it answers 500, repeat the call for up to half a minute."""
+    """Call the SuperLink. While its database is busy (error 500), try for half a minute."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -319,11 +297,7 @@ def is_lost(reply: Message) -> bool:
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Return whether a site was silent, its message was lost, or its reply would have been late.
-
-    A site that would be late refuses without a charge. Such a refusal may arrive before the round's
-    end, because some of a round's time is reserved for sending.
-    """
+    """Return whether a site was silent, its message was lost, or its reply would have been late."""
     return reply is None or is_lost(reply) or _says(reply, LateError)
 
 

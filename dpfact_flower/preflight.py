@@ -1,8 +1,6 @@
 """The preflight: ask every site, before any charge, whether it would answer the next round.
 
-The preflight is a Flower query with the round's own request. A site answers from its settings and
-its record of releases. No patient is read, and the answer reveals no more than a refusal of the
-round would reveal.
+No patient is read, and the answer reveals no more than a refusal of the round would reveal.
 """
 
 from __future__ import annotations
@@ -37,15 +35,14 @@ def ask_ready(
     replies = RetryingGrid(grid, sent.append).send_and_receive(list(sent), timeout=patience)
     ended = time.time()
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    reply_of = {node_of[reply.metadata.reply_to_message_id]: reply for reply in replies}
-    return [_read(node, reply_of.get(node), began, ended, patience) for node in nodes]
+    answers = {node: Readiness(node, fault=f"no answer within {patience:g} s") for node in nodes}
+    for reply in replies:
+        node = node_of[reply.metadata.reply_to_message_id]
+        answers[node] = _read(node, reply, began, ended)
+    return list(answers.values())
 
 
-def _read(
-    node: int, reply: Message | None, began: float, ended: float, patience: float
-) -> Readiness:
-    if reply is None:
-        return Readiness(node, fault=f"no answer within {patience:g} s")
+def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:
     replied = reply.metadata.created_at
     seconds = min(max(replied - began, 0.0), ended - began)
     if reply.has_error():

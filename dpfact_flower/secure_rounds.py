@@ -1,8 +1,4 @@
-"""Secure sums over Flower: the exchange of keys once per run, and the messages of each round.
-
-`dpfact_flower.server.secure` makes the requests and interprets the replies. This module sends the
-requests to nodes and reads the replies.
-"""
+"""Secure sums over Flower: the exchange of keys once per run, and the messages of each round."""
 
 from __future__ import annotations
 
@@ -24,17 +20,14 @@ from dpfact_flower.server.readiness import SiteNames, called
 from dpfact_flower.server.secure import Attempt, SecureSum, SecureSums
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
-from dpfact_flower.wire.secure import MemberKey, read_parts
+from dpfact_flower.wire.secure import MemberKey, SecureStage, read_parts
 
 _logger = logging.getLogger(__name__)
 SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends each node its request and returns the replies.
-
-With True, the function waits for lost sites.
-"""
+"""Sends each node its request and returns the replies. With True, it waits for lost sites."""
 
 
 class SecureRounds:
@@ -64,20 +57,21 @@ class SecureRounds:
             if len(self._nodes) != self._begin().sharing.sites:
                 coordinator.resize(len(self._nodes))
             self._sums = self._begin()
-            stage = self._sums.ask_keys(list(self._nodes))
+            stage = SecureStage("keys", asked=tuple(sorted(self._nodes)))
             request = replace(coordinator.request(number), secure=stage)
-            replies = self._replies(
-                self._nodes, self._ask(dict.fromkeys(self._nodes.values(), request), False),
-                _KEY_PARTS,
-            )  # fmt: skip
+            came = self._ask(dict.fromkeys(self._nodes.values(), request), False)
+            replies = self._replies(self._nodes, came, _KEY_PARTS)
             if replies.keys() == self._nodes.keys():
-                self._sums.take_keys(replies)
+                self._sums.members = tuple(
+                    MemberKey(site, *replies[site]) for site in sorted(replies)
+                )
                 self._keep()
                 return
             self._nodes = {site: self._nodes[site] for site in replies}
+        why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._failed.items()))
         raise QuorumError(
             f"secure sums: {len(self._nodes)} sites sent their keys, the quorum (min-sites) is "
-            f"{coordinator.run.min_sites}; nothing was charged. {_why(self._failed)}"
+            f"{coordinator.run.min_sites}; nothing was charged. {why}"
         )
 
     def _begin(self) -> SecureSums:
@@ -102,8 +96,12 @@ class SecureRounds:
         return {self._nodes[site]: staged for site in self._sum.names if site in self._nodes}
 
     def _keep(self) -> None:
-        assert self._sums is not None
-        _write(self._coordinator, self._sums)
+        """Write the sites' public keys and the newest attempt to the run's folder."""
+        sums, coordinator = self._sums, self._coordinator
+        if sums is not None and coordinator.run_dir is not None:
+            members = [[m.site, m.key.hex(), m.signature.hex()] for m in sums.members]
+            with replacing(coordinator.run_dir / SECURE, durable=coordinator.durable) as file:
+                file.write(json.dumps({"members": members, "last": sums.last}).encode())
 
     @property
     def adding(self) -> bool:
@@ -186,22 +184,8 @@ class SecureRounds:
         ]
 
 
-def _why(failed: Mapping[str, str]) -> str:
-    return "; ".join(f"{site}: {reason}" for site, reason in sorted(failed.items()))
-
-
-def _write(coordinator: Coordinator, sums: SecureSums) -> None:
-    """Write the sites' public keys and the newest attempt to the run's folder."""
-    if (folder := coordinator.run_dir) is not None:
-        members = [
-            [member.site, member.key.hex(), member.signature.hex()] for member in sums.members
-        ]
-        with replacing(folder / SECURE, durable=coordinator.durable) as file:
-            file.write(json.dumps({"members": members, "last": sums.last}).encode())
-
-
 def _read(folder: Path | None, sums: SecureSums) -> bool:
-    """Read the file of `_write`. Return False if there is no file."""
+    """Read the file of `_keep`. Return False if there is no file."""
     path = (folder or Path()) / SECURE
     if folder is None or not path.exists():
         return False

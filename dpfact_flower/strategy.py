@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from logging import INFO
 from typing import Unpack
 
@@ -33,31 +32,22 @@ minute, and an executor that waits for the parts of a message gives up after ano
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation, because measurements on patients stay at their site."""
+    """A strategy without evaluation, because a site measures itself and keeps the result."""
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Return no messages, because a site measures itself in training and keeps the result."""
+    def configure_evaluate(self, *_: object, **__: object) -> Iterable[Message]:
+        """Return no messages."""
         return []
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return nothing (see `configure_evaluate`)."""
+    def aggregate_evaluate(self, *_: object, **__: object) -> MetricRecord | None:
+        """Return nothing."""
         return None
 
 
 class DPFact(TrainOnlyStrategy):
     """DPFact's server for Flower's Message API.
 
-    Parameters
-    ----------
-    feature_shape : sequence of int
-        Number of codes of each feature mode, as `SparseTensor.feature_shape`.
-    **options
-        `solver`, `privacy`, `run`, `vocabulary`, `run_dir`, `resume`, `durable` and `rule`, as for
-        `dpfact_flower.server.coordinator.Coordinator`.
+    `feature_shape` is the number of codes of each feature mode. The options are those of
+    `dpfact_flower.server.coordinator.CoordinatorOptions`.
 
     Examples
     --------
@@ -104,17 +94,9 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        All arguments except `grid` are optional. By default, rounds and timeout come from the run
-        settings, and the start comes from the public seed. After a resume, rounds keep their
-        numbers in the history, but are counted from 1 in Flower's `Result`.
-
-        Raises
-        ------
-        SettingsError
-            If `num_rounds` exceeds the run's rounds, for which the budget is planned, or if a
-            config is given. Sites take settings only from the run's own request.
-        QuorumError
-            If too few sites connect in time, or if no round met the quorum.
+        By default, rounds and timeout come from the run settings, and the start comes from the
+        public seed. After a resume, rounds keep their numbers in the history, but are counted from
+        1 in Flower's `Result`. A `QuorumError` says that too few sites connected or answered.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -131,37 +113,29 @@ class DPFact(TrainOnlyStrategy):
         self._grid = RetryingGrid(grid, self._sent.append)
         self._names.registered = self._grid.registered
         result = super().start(
-            self._grid,
-            self.arrays,
-            num_rounds=max(min(rounds, in_step) - self._resumed, 0),
-            timeout=self._timeout,
-            evaluate_fn=evaluate_fn,
-        )
+            self._grid, self.arrays, max(min(rounds, in_step) - self._resumed, 0),
+            timeout=self._timeout, evaluate_fn=evaluate_fn,
+        )  # fmt: skip
         if isinstance(coordinator, OnArrival):
-            self._use_arrivals(self._grid, coordinator, rounds, evaluate_fn)
+            for number in self._arrivals(self._grid, coordinator, rounds):
+                if evaluate_fn:
+                    evaluate_fn(number, self.arrays)
         coordinator.check_learned()
         result.arrays = self.arrays
         return result
 
-    def _use_arrivals(
-        self,
-        grid: Grid,
-        coordinator: OnArrival,
-        rounds: int,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-    ) -> None:
-        """Run asynchronous rounds until `rounds` rounds are over."""
+    def _arrivals(self, grid: Grid, coordinator: OnArrival, rounds: int) -> Iterator[int]:
+        """Run asynchronous rounds until `rounds` rounds are over, and yield their numbers."""
         dispatcher = AsyncDispatcher(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
             read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
         )  # fmt: skip
         if self._resumed:
             dispatcher.resume()
-        while coordinator.finished_rounds < rounds:
-            before = coordinator.finished_rounds
+        while (before := coordinator.finished_rounds) < rounds:
             dispatcher.step()
-            if evaluate_fn and coordinator.finished_rounds > before:
-                evaluate_fn(coordinator.finished_rounds, self.arrays)
+            if coordinator.finished_rounds > before:
+                yield coordinator.finished_rounds
 
     @property
     def arrays(self) -> ArrayRecord:
@@ -169,18 +143,12 @@ class DPFact(TrainOnlyStrategy):
         return records.array_record(self.coordinator.factors)
 
     def summary(self) -> None:
-        """Log the run's settings as a tree."""
-        coordinator = self.coordinator
-        solver, run = coordinator.solver, coordinator.run
-        for line in (
-            f"├── global factors: {[factor.shape for factor in coordinator.factors]}",
-            f"├── solver: {solver.solver}, rank {solver.rank}, tau {solver.tau}",
-            f"├── privacy: {coordinator.privacy.privacy}, {coordinator.rounds} round(s)",
-            f"├── quorum: {run.min_sites} site(s), {run.round_timeout:g} s a round",
-            f"└── job: {run.job}"
-            + (f", resumed after round {self._resumed}" if self._resumed else ""),
-        ):
-            log(INFO, "\t%s", line)
+        """Log the run's settings."""
+        run = self.coordinator.run
+        log(
+            INFO, "\t%s; quorum: %d site(s), %g s a round; job: %s", self.coordinator,
+            run.min_sites, run.round_timeout, run.job,
+        )  # fmt: skip
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -202,7 +170,7 @@ class DPFact(TrainOnlyStrategy):
             if server_round == 1:
                 self._secure.agree(nodes, number)
             requests = self._secure.requests(number, nodes)
-        coordinator.begin(len(requests))
+        coordinator.begin()
         if isinstance(grid, RetryingGrid):
             grid.policy = RoundPolicy(
                 charged=bool(coordinator.planned_events(number)),
@@ -241,16 +209,17 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the global factors and log failures.
 
-        The arrays are None if the quorum was missed. The metrics count sites, failures and bytes,
-        and contain nothing from a patient.
+        The arrays are None if the quorum was missed. No metric comes from a patient.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
+        run = self.coordinator.run
         self._came += came.values()
         sums: Sequence[SiteReply] | None = None
         if self._secure is not None and self._secure.adding:
             usable, failures, sums = self._secure.finish(number, came)
         else:
             usable, failures = self._usable(number, came)
+        times, quorum = sorted(self._grid.seconds.values()) if self._grid else [], run.min_sites
         record = self.coordinator.close_round(
             number,
             usable,
@@ -258,22 +227,18 @@ class DPFact(TrainOnlyStrategy):
             bytes_down=records.serialised_bytes(*self._sent),
             bytes_up=sum(map(records.serialised_bytes, self._came)),
             seconds=time.perf_counter() - self._began,
-            quorum_seconds=self._quorum_seconds(),
+            quorum_seconds=times[quorum - 1] if len(times) >= quorum else 0.0,
             sums=sums,
         )
         log(
             INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,
             ", ".join(record.sites) or "no site", record.seconds,
         )  # fmt: skip
-        metrics = MetricRecord(
-            {
-                "sites": len(record.sites),
-                "failures": len(record.failures),
-                "bytes-down": record.bytes_down,
-                "bytes-up": record.bytes_up,
-            }
-        )
-        return (self.arrays if record.updated else None), metrics
+        metrics: dict[str, int | float | list[int] | list[float]] = {
+            "sites": len(record.sites), "failures": len(record.failures),
+            "bytes-down": record.bytes_down, "bytes-up": record.bytes_up,
+        }  # fmt: skip
+        return (self.arrays if record.updated else None), MetricRecord(metrics)
 
     def _usable(
         self, number: int, came: Mapping[int, Message]
@@ -314,11 +279,6 @@ class DPFact(TrainOnlyStrategy):
                 came[request.metadata.dst_node_id] = reply
         return came
 
-    def _quorum_seconds(self) -> float:
-        """Return the seconds until a quorum of nodes had answered; 0 if the quorum was missed."""
-        came = sorted(self._grid.seconds.values()) if self._grid else []
-        return came[quorum - 1] if len(came) >= (quorum := self.coordinator.run.min_sites) else 0.0
-
     def _read(
         self,
         reply: Message,
@@ -326,10 +286,7 @@ class DPFact(TrainOnlyStrategy):
         shapes: Sequence[tuple[int, ...]],
         connected: Collection[int],
     ) -> SiteReply | str:
-        """Return a site's release, or the reason why the reply cannot be used.
-
-        Another connected node with the same name is such a reason.
-        """
+        """Return a site's release, or the reason why the reply cannot be used."""
         if reply.has_error():
             return format_error(reply.error)
         try:
@@ -358,12 +315,8 @@ class DPFact(TrainOnlyStrategy):
             return frozenset()
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, sites)
-        return judge(
-            sites,
-            version=version("dpfact-flower"),
-            quorum=run.min_sites,
-            leave_out=run.preflight == "leave-out",
-        )
+        leave_out = run.preflight == "leave-out"
+        return judge(sites, quorum=run.min_sites, leave_out=leave_out)
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
         """Wait for enough nodes, at first for all expected sites, and return the nodes."""

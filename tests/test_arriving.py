@@ -152,20 +152,6 @@ def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_roun
     assert it.coordinator.finished_rounds == 10
 
 
-def test_who_is_silent_half_way_is_asked_the_same_once_more(play):
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): SILENT})
-    it = play(network, round_timeout=90.0, wait_timeout=45.0)
-    assert failures(it) == []
-    assert [number for _, number in network.asked[4]][:5] == [1, 2, 3, 3, 8]
-    assert network.paid["c"] == 6
-
-
-def test_who_is_lost_and_does_not_come_back_is_noted_with_flowers_words(play):
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): GONE}, {4: 25})
-    (failure, *_) = failures(play(network))
-    assert failure == ("c (node 4)", "its SuperNode has gone (error 5)")
-
-
 def test_a_refusal_is_final_for_the_round(play):
     network = Network({2: ("a", 10), 3: ("b", 10)}, {(3, 4): Error(2, "dpfact:state")})
     it = play(network)
@@ -186,12 +172,6 @@ def test_a_site_that_comes_back_under_another_number_goes_on(play):
     assert it.coordinator.finished_rounds == 10
     assert failures(it) == []
     assert network.now < 150
-
-
-def test_two_nodes_of_one_name_are_not_both_used(play):
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("b", 30)})
-    it = play(network, rounds=3)
-    assert any("calls itself 'b'" in reason for _, reason in failures(it))
 
 
 @pytest.mark.parametrize("numbers", [(2, 3, 4), (9, 8, 7)], ids=["same nodes", "other nodes"])

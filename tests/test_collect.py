@@ -242,7 +242,3 @@ def test_a_superlink_that_fails_for_a_moment_does_not_end_the_run(
         return
     (reply,) = grid.send_and_receive(messages)
     assert reply.has_content()
-
-
-def test_nothing_is_sent_where_nobody_is_asked():
-    assert RetryingGrid(None, None).send_and_receive([], timeout=1.0) == []

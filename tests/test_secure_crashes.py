@@ -290,8 +290,8 @@ def test_a_site_that_is_killed_at_any_write_of_any_stage_says_the_same_again(sta
 # --- A server that dies ---------------------------------------------------------------------------
 
 POINTS = {
-    "before it notes an attempt": (secure_rounds, "_write", False),
-    "before it asks": (secure_rounds, "_write", True),
+    "before it notes an attempt": (secure_rounds.SecureRounds, "_keep", False),
+    "before it asks": (secure_rounds.SecureRounds, "_keep", True),
     "with all vectors": (secure.SecureSum, "openings", False),
     "with all openings": (secure.SecureSum, "slots", False),
     "before a round is over": (Coordinator, "close_round", False),

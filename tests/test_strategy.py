@@ -1,4 +1,4 @@
-"""The strategy against hand-made replies: Prepare, Execute, Assert, as Flower tests its own."""
+"""The strategy against hand-made replies."""
 
 from collections.abc import Iterable
 
@@ -34,10 +34,7 @@ class FakeGrid(InProcessGrid):
     def _deliver(self, message: Message) -> Message:
         if message.metadata.message_type == "query":
             return Message(Error(2, "No query function registered"), reply_to=message)
-        answer = self.answers[message.metadata.dst_node_id]
-        if isinstance(answer, Error):
-            return Message(answer, reply_to=message)
-        return Message(answer, reply_to=message)
+        return Message(self.answers[message.metadata.dst_node_id], reply_to=message)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout=None) -> list[Message]:
         replies = super().send_and_receive(messages, timeout=timeout)
@@ -63,11 +60,8 @@ def one_round(strategy: DPFact, grid: FakeGrid):
 
 
 def test_every_connected_node_gets_the_same_request_alive_for_the_rounds_timeout():
-    # Prepare
     strategy, grid = make_strategy(round_timeout=12.0), FakeGrid({0: reply("a"), 1: reply("b")})
-    # Execute
     messages = list(strategy.configure_train(2, strategy.arrays, ConfigRecord(), grid))
-    # Assert
     assert [m.metadata.dst_node_id for m in messages] == grid.get_node_ids()
     assert {m.metadata.ttl for m in messages} == {12.0}
     assert {m.metadata.group_id for m in messages} == {"2"}
@@ -103,13 +97,10 @@ def test_aggregate_pulls_the_global_factors_elastically(solver, run, step):
 
 BAD_REPLIES = {
     "wrong shape": reply("bad", shapes=((5, 3), (8, 3))),
-    "wrong rank": reply("bad", shapes=((5, 2), (7, 2))),
-    "array missing": reply("bad", shapes=((5, 3),)),
     "array too many": reply("bad", shapes=((5, 3), (7, 3), (7, 3))),
     "no arrays": reply("bad", shapes=()),
     "not a number": reply("bad", np.nan),
     "infinite": reply("bad", np.inf),
-    "float64": reply("bad", dtype=np.float64),
     "integers": reply("bad", dtype=np.int32),
     "site not text": reply(7),
     "site not a name": reply("../elsewhere"),
@@ -132,15 +123,6 @@ def test_a_bad_reply_is_reported_and_the_others_count(bad):
     assert record.failures[0].who.endswith(f"node {grid.get_node_ids()[1]}")
     for factor in strategy.coordinator.factors:
         assert np.isfinite(factor).all()
-
-
-def test_below_the_quorum_the_global_factors_stay():
-    strategy = make_strategy(min_sites=2)
-    before = strategy.coordinator.factors
-    arrays, _ = one_round(strategy, FakeGrid({0: reply("a"), 1: Error(8, "crashed")}))
-    assert arrays is None
-    assert strategy.coordinator.factors is before
-    assert not strategy.coordinator.records[0].updated
 
 
 def test_a_lost_node_is_told_by_its_message_though_the_error_comes_from_the_superlink():
@@ -180,14 +162,6 @@ def test_replies_of_another_round_are_ignored():
     assert metrics["sites"] == 0
 
 
-def test_bytes_are_those_of_the_serialised_messages():
-    strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("b")})
-    _, metrics = one_round(strategy, grid)
-    payload = sum(factor.nbytes for factor in strategy.coordinator.factors)
-    for direction in ("bytes-down", "bytes-up"):
-        assert 2 * payload < metrics[direction] < 2 * payload + 2 * 2500
-
-
 def test_waiting_for_sites_ends_with_a_clear_error(clock):
     strategy, grid = make_strategy(min_sites=3, wait_timeout=60.0), FakeGrid({0: reply("a")})
     with pytest.raises(QuorumError, match=r"1 site\(s\) connected within 60 s .* is 3"):
@@ -204,28 +178,6 @@ def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):
     assert 30 <= clock.now < 40
 
 
-def test_a_stopped_run_is_resumed_where_it_was(tmp_path):
-    run = RunSettings(rounds=4, start="random")
-    options = {"solver": SOLVER, "privacy": PrivacySettings(privacy="none")}
-    whole = DPFact(SHAPE, run=run, **options)
-    whole.start(FakeGrid({0: reply("a", 0.2)}))
-    first = DPFact(SHAPE, run=run, run_dir=tmp_path, **options)
-    first.start(FakeGrid({0: reply("a", 0.2)}), num_rounds=2)
-    second = DPFact(SHAPE, run=run, run_dir=tmp_path, resume=True, **options)
-    second.start(FakeGrid({0: reply("a", 0.2)}))
-    assert [r.round for r in second.coordinator.records] == [1, 2, 3, 4]
-    for got, want in zip(second.coordinator.factors, whole.coordinator.factors, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-def test_initial_arrays_of_the_caller_are_the_start():
-    given = [np.full((n, 3), 0.5, np.float32) for n in SHAPE]
-    strategy = make_strategy(rounds=1)
-    strategy.start(FakeGrid({0: reply("a", 0.5)}), ArrayRecord(given))
-    for factor in strategy.coordinator.factors:
-        assert (factor == 0.5).all()
-
-
 def test_a_name_belongs_to_the_node_that_had_it_first():
     strategy, grid = make_strategy(), FakeGrid({0: reply("a", 0.2), 1: reply("b")})
     one_round(strategy, grid)
@@ -235,26 +187,14 @@ def test_a_name_belongs_to_the_node_that_had_it_first():
     assert "calls itself 'a'" in strategy.coordinator.records[1].failures[0].reason
 
 
-def test_a_round_with_nobody_does_not_end_the_run():
-    strategy, grid = make_strategy(rounds=3, min_sites=1), FakeGrid({0: reply("a")})
-    one_round(strategy, grid)
-    nobody = FakeGrid({0: reply("a")})
-    nobody.get_node_ids = list
-    for number in (2, 3):
-        messages = strategy.configure_train(number, strategy.arrays, ConfigRecord(), nobody)
-        strategy.aggregate_train(number, nobody.send_and_receive(messages))
-    assert [record.updated for record in strategy.coordinator.records] == [True, False, False]
-
-
-def test_start_refuses_what_it_would_not_use():
+def test_start_uses_its_arguments_or_refuses_them():
+    given = [np.full((n, 3), 0.5, np.float32) for n in SHAPE]
+    strategy = make_strategy(rounds=1)
+    strategy.start(FakeGrid({0: reply("a", 0.5)}), ArrayRecord(given), timeout=7.0)
+    assert all((factor == 0.5).all() for factor in strategy.coordinator.factors)
+    assert {message.metadata.ttl for message in strategy._sent} == {7.0}
     grid = FakeGrid({0: reply("a")})
     with pytest.raises(SettingsError, match="at most the run's 3, got 4"):
         make_strategy(rounds=3).start(grid, num_rounds=4)
     with pytest.raises(SettingsError, match="not used"):
         make_strategy().start(grid, train_config=ConfigRecord({"tau": 7}))
-
-
-def test_the_timeout_of_a_start_is_the_messages_time_to_live():
-    strategy, grid = make_strategy(rounds=1), FakeGrid({0: reply("a")})
-    strategy.start(grid, timeout=7.0)
-    assert {message.metadata.ttl for message in strategy._sent} == {7.0}

@@ -83,14 +83,9 @@ class _Open:
 
 
 class OnArrival(Coordinator):
-    """The server of an asynchronous run, with the parameters of `Coordinator`.
-
-    `close_round` is for the synchronous rounds. A site is called ``node 7`` until its name is
-    known.
-    """
+    """The server of an asynchronous run. A site is called ``node 7`` until its name is known."""
 
     aggregation: ClassVar[str] = "async"
-    _copies_of_each_site: ClassVar[int] = 4  # last reply and request, in two checkpoints
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}
@@ -122,15 +117,11 @@ class OnArrival(Coordinator):
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
-        self,
-        round_number: int,
-        replies: Sequence[SiteReply],
-        failures: Sequence[Failure],
-        **measured: Any,
+        self, round_number: int, replies: Sequence[SiteReply], *args: Any, **measured: Any
     ) -> RoundRecord:
         """Close a synchronous round, and keep the sites' replies (see `Coordinator`)."""
         starts = self.rule.needs_quorum(round_number)
-        record = super().close_round(round_number, replies, failures, **measured)
+        record = super().close_round(round_number, replies, *args, **measured)
         self._version += 1
         if record.updated and round_number >= self.rounds_in_step:
             for reply in replies:
@@ -143,8 +134,7 @@ class OnArrival(Coordinator):
     def ask(self, name: str) -> RoundRequest | None:
         """Return the next request to a connected site; None if the site must answer first or wait.
 
-        Save the run before sending the request. Then a resumed run repeats the same request, and
-        gets a lost reply again without a second charge.
+        Save the run before sending the request, so a resumed run repeats the same request.
         """
         number = self._next(name)
         if number is None:
@@ -190,8 +180,7 @@ class OnArrival(Coordinator):
     def advance(self, connected: Collection[str], now: float) -> None:
         """Close the round if most connected sites have answered, or if no further reply can arrive.
 
-        `now` is the number of seconds since the last synchronous round, or since the run was
-        resumed.
+        `now` counts seconds since the last synchronous round or since the run was resumed.
         """
         if self.is_over or not self._is_done(connected):
             return
@@ -244,8 +233,6 @@ class OnArrival(Coordinator):
         """Return the weight of a site's last reply, which falls with the age of its request."""
         age = (self._version + 1 - site.based) / sites
         return 1 / (1 + max(age - _FRESH, 0.0))
-
-    # --- Checkpoints
 
     def _state(self) -> dict[str, Array]:
         arrays = super()._state()

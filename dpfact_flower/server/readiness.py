@@ -1,9 +1,8 @@
 """Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
 
 The SuperLink registers each hospital's key with the hospital's name. A node that answers under
-another name is refused. Otherwise the named hospital's own replies could not be used, although they
-are charged. If a key was registered without a name, the first name that the node gives counts until
-this process ends.
+another name is refused, because the named hospital's own replies could then not be used, although
+they are charged. Without a registered name, the first name that the node gives counts.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 from dpfact_flower.errors import DataError, QuorumError, code_in, heard
@@ -48,12 +48,8 @@ class Readiness:
 
     Attributes
     ----------
-    node : int
-        Flower's number of its SuperNode.
     fault : str
         Why the site would not answer a round; empty if the site would answer.
-    version : str
-        Version of this package at the site.
     seconds : float
         Seconds from the request to the answer.
     clock : float
@@ -79,12 +75,12 @@ class Readiness:
         name = called(self.node, self.site)
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
-    def warnings(self, version: str) -> list[str]:
+    def warnings(self) -> list[str]:
         """Return the problems that do not stop the run now but may stop the run later."""
-        warnings, name = [], called(self.node, self.site)
-        if self.version and self.version != version:
+        warnings, name, own = [], called(self.node, self.site), version("dpfact-flower")
+        if self.version and self.version != own:
             warnings.append(
-                f"{name} has version {self.version} of dpfact-flower; the server has {version}"
+                f"{name} has version {self.version} of dpfact-flower; the server has {own}"
             )
         if self.seconds > _SLOW_SECONDS:
             warnings.append(
@@ -98,15 +94,13 @@ class Readiness:
         return warnings
 
 
-def judge(
-    sites: Sequence[Readiness], *, version: str, quorum: int, leave_out: bool
-) -> frozenset[int]:
+def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
     """Decide whether a run may begin, and return the nodes to leave out.
 
-    `version` is the server's version of this package. A `QuorumError` names every fault and its
-    remedy, unless `leave_out` is set and enough sites for the quorum are ready.
+    A `QuorumError` names every fault and its remedy, unless `leave_out` is set and enough sites for
+    the quorum are ready.
     """
-    for warning in (warning for readiness in sites for warning in readiness.warnings(version)):
+    for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
     faulty = [readiness for readiness in sites if readiness.fault]
     for readiness in faulty:
@@ -131,10 +125,7 @@ def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """Read the file of `write_readiness`. Return an empty list if there is no file.
-
-    Raise a `DataError` if the file is damaged.
-    """
+    """Read the file of `write_readiness`. Return an empty list if there is no file."""
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]
@@ -145,10 +136,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes: registered names or, for keys without a name, names from answers.
-
-    The caller updates the `registered` names.
-    """
+    """Names of a run's nodes: registered names or, for keys without a name, names from answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -167,21 +155,14 @@ class SiteNames:
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
-        """Return the answers, with a fault for each site whose name conflicts.
-
-        Set `warn` to False in a simulation, because no name is registered there.
-        """
+        """Return the answers, with a fault for each site whose name conflicts."""
         claims = {readiness.node: readiness.site for readiness in sites if readiness.site}
         named = []
         for readiness in sites:
             fault = readiness.fault or self._fault(readiness.node, readiness.site, claims)
             site = self.of(readiness.node) if fault else readiness.site
             named.append(replace(readiness, site=site, fault=fault))
-        self._said |= {
-            readiness.node: readiness.site
-            for readiness in named
-            if readiness.site and not readiness.fault
-        }
+        self._said |= {each.node: each.site for each in named if each.site and not each.fault}
         free = [readiness for readiness in sites if readiness.node not in self.registered]
         if free and warn:
             _logger.warning(

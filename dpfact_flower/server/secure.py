@@ -8,7 +8,7 @@ attempt and no opening.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,20 +54,6 @@ class SecureSums:
         self.members: tuple[MemberKey, ...] = ()
         self.last = Attempt(0, 0, ())
 
-    # --- Keys, once per job
-
-    def ask_keys(self, names: Sequence[str]) -> SecureStage:
-        """Return the request for the keys of the sites. The plan fixes the number of sites."""
-        return SecureStage("keys", asked=tuple(sorted(names)))
-
-    def take_keys(self, replies: Mapping[str, Sequence[bytes]]) -> None:
-        """Keep every site's key and signature. The sites verify the signatures."""
-        self.members = tuple(
-            MemberKey(site, key, signature) for site, (key, signature) in sorted(replies.items())
-        )
-
-    # --- The sum of a round
-
     def begin(self, request: RoundRequest, planned: PlannedRelease) -> SecureSum:
         """Return a new sum for a round, before its first attempt."""
         terms = self.sharing.terms(request.job, request.terms, [m.site for m in self.members])
@@ -94,11 +80,6 @@ class SecureSum:
         return self._question.sites
 
     @property
-    def needed(self) -> int:
-        """Smallest number of sites for a sum."""
-        return self._run.sharing.sites - self._run.sharing.dropouts
-
-    @property
     def complete(self) -> bool:
         """Whether every vector of the last attempt has arrived."""
         return self._question is not None and self._masked.keys() == set(self.names)
@@ -106,7 +87,8 @@ class SecureSum:
     @property
     def may_go_on(self) -> bool:
         """Whether another attempt with the sites that answered can succeed."""
-        return not self._is_last and self.needed <= len(self._masked) < len(self.names)
+        needed = self._run.sharing.sites - self._run.sharing.dropouts
+        return not self._is_last and needed <= len(self._masked) < len(self.names)
 
     @property
     def _is_last(self) -> bool:
