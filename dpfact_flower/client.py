@@ -13,12 +13,7 @@ from flwr.client import NumPyClient
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteSource
-from dpfact_flower.errors import (
-    DPFactError,
-    MessageError,
-    PrivacyRefusedError,
-    RoundFailedError,
-)  # fmt: skip
+from dpfact_flower.errors import DPFactError, MessageError, PrivacyRefusedError, RoundFailedError
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
@@ -42,18 +37,10 @@ class RoundRefusedError(DPFactError):
 class DPFactClient(NumPyClient):
     """A hospital in a DPFact run.
 
-    Parameters
-    ----------
-    source : SiteSource
-        The site's `SiteData`, or the data's file, opened by
-        `dpfact_flower.data.site_data.open_site`.
-    settings : SiteSettings
-        `state_dir` and `allow_privacy` must be given.
-    simulation, beside
-        As for `dpfact_flower.site.admission.Hospital`.
-    came_in, time_left : float
-        Times of the first request, as for `dpfact_flower.site.reply_timing.ReplyDelay`. A deployed
-        site makes a client for each message. A simulation has no deadline.
+    `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`.
+    `settings` needs `state_dir` and `allow_privacy`. `simulation` and `beside` are as for
+    `dpfact_flower.site.admission.Hospital`, and `came_in` and `time_left`, the times of the first
+    request, as for `dpfact_flower.site.reply_timing.ReplyDelay`.
     """
 
     def __init__(
@@ -75,13 +62,7 @@ class DPFactClient(NumPyClient):
         return f"DPFactClient({self.site.name!r})"
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Answer one round: take global feature factors and return released feature factors.
-
-        Raises
-        ------
-        RoundRefusedError
-            For any failure. The text has only a code.
-        """
+        """Answer one round. A `RoundRefusedError` has only a code, whatever has failed."""
         delay = self._delay()
         answer, reason = None, ""
         try:
@@ -130,7 +111,6 @@ class DPFactClient(NumPyClient):
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
 
     def _packed(self, release: Release) -> Answer:
-        """Pack a release for Flower."""
         try:
             arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
         except Exception as error:  # for example too little memory, which depends on the patients

@@ -1,8 +1,7 @@
-"""Flower's entry point at a site: the ClientApp.
+"""Flower's entry point at a site: the ClientApp, for both generations of strategies.
 
-The same app serves both generations of strategies. In a deployment, the site's node config has the
-site's name and permissions (`SiteSettings`). In a simulation, the node config has Flower's
-`partition-id` and `num-partitions`, which select a site from the run config's data.
+In a deployment, the site's node config has its `SiteSettings`. In a simulation, the node config has
+Flower's `partition-id` and `num-partitions`, which select a site from the run config's data.
 
 To make an app with mods, write ``app = ClientApp(mods=[...])``, then ``app.train()(train)`` and
 ``app.query()(query)``.
@@ -21,12 +20,7 @@ from flwr.clientapp import ClientApp
 
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import open_site, site_files
-from dpfact_flower.errors import (
-    MessageError,
-    PrivacyRefusedError,
-    RoundFailedError,
-    SettingsError,
-)
+from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
 from dpfact_flower.site.disclosure import log_privately, public_reason
@@ -118,12 +112,8 @@ def client_for(
 ) -> DPFactClient:
     """Return the node's client for a newly arrived request; the times are as for `ReplyDelay`.
 
-    Raises
-    ------
-    RoundRefusedError
-        If the node config or the site's data cannot be used. The error's text is only a code,
-        because Flower sends the errors of a `client_fn` to the server. The site's own log has the
-        cause.
+    A `RoundRefusedError` has only a code, because Flower sends the errors of a `client_fn` to the
+    server. The site's own log has the cause.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:
@@ -158,12 +148,10 @@ def _simulated_client(context: Context) -> DPFactClient:
             f"virtual client {partition} has no site: the data has {len(files)}; "
             f'use --federation-config "num-supernodes={len(files)}"'
         )
-    settings = SiteSettings.from_config(
-        {
-            "data-path": str(files[partition]),
-            "state-dir": str(app_settings.sites_folder),
-            "allow-privacy": "none,paper,patient",
-            "allow-rules": ",".join(site_rules.names()),
-        }
+    settings = SiteSettings(
+        data_path=str(files[partition]),
+        state_dir=str(app_settings.sites_folder),
+        allow_privacy="none,paper,patient",
+        allow_rules=",".join(site_rules.names()),
     )
     return DPFactClient(open_site(settings.data_path), settings, simulation=True)

@@ -106,12 +106,6 @@ def test_a_reply_is_the_one_that_flowers_own_servers_read(grid, request_wire):
     assert len(fitres.parameters.tensors) == 2
 
 
-def test_each_partition_is_a_site(grid, request_wire):
-    names = [send(grid, records.ask(*request_wire), node=n).content["fitres.metrics"]["site"]
-             for n in range(3)]  # fmt: skip
-    assert names == ["site-1", "site-2", "site-3"]
-
-
 def test_a_virtual_client_without_a_site_is_told(cohort_folder, tmp_path, request_wire, caplog):
     grid = InProcessGrid(client_app, simulated(5), run_config(cohort_folder, tmp_path))
     reply = send(grid, records.ask(*request_wire), node=4)
@@ -195,24 +189,9 @@ def around_the_client(client_for) -> ClientApp:
     return ClientApp(client_fn=lambda context: client_for(context).to_client())
 
 
-def around_the_client_with_mods(client_for) -> ClientApp:
-    mods = [message_size_mod, arrays_size_mod, extra_config_mod]
-    return ClientApp(client_fn=lambda context: client_for(context).to_client(), mods=mods)
-
-
 def own_with_mods(client_for) -> ClientApp:
     made = ClientApp(mods=[message_size_mod, arrays_size_mod, extra_config_mod])
     made.train()(train)
-    return made
-
-
-def own_with_a_mod_of_train(client_for) -> ClientApp:
-    made = ClientApp()
-
-    @made.train(mods=[message_size_mod])
-    def passed_on(message: Message, context: Context) -> Message:
-        return train(message, context)
-
     return made
 
 
@@ -262,13 +241,7 @@ def plain_run(cohort, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", ["none", "patient"])
 @pytest.mark.parametrize("served", [by_messages, by_a_legacy_server])
-@pytest.mark.parametrize(
-    "made",
-    [
-        bare, around_the_client, around_the_client_with_mods, own_with_mods,
-        own_with_a_mod_of_train,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("made", [bare, around_the_client, own_with_mods])
 def test_any_client_app_serves_both_generations(
     made, served, privacy, plain_run, cohort_folder, tmp_path
 ):

@@ -13,13 +13,11 @@ from dpfact_flower.settings import (
     AppSettings,
     PrivacySettings,
     RunSettings,
-    Settings,
     SiteSettings,
     SolverSettings,
     describe,
     parse_assignments,
     refuse_unknown,
-    setting,
 )
 
 CLASSES = (SolverSettings, PrivacySettings, RunSettings, AppSettings, SiteSettings)
@@ -159,13 +157,6 @@ def test_what_is_not_finite_is_refused(kind, field, hint, value):
         build(kind, field, value)
 
 
-def test_an_int_is_a_float_but_not_the_other_way():
-    settings = SolverSettings(gamma=2)
-    assert type(settings.gamma) is float
-    with pytest.raises(SettingsError, match=r"^rank: need a whole number, got 2\.0"):
-        SolverSettings(rank=2.0)
-
-
 WRONG_TYPES = {int: [True, 1.0, "1", None, [1]], float: [True, "0.1", None, [0.1], 1j],
                str: [1, True, None, b"x", ["x"]], bool: [0, 1, "true", None]}  # fmt: skip
 
@@ -186,16 +177,6 @@ def test_zero_has_one_sign():
         assert str(config["mu"]) == "0.0"
 
 
-def test_literals_take_their_values_and_say_them():
-    for kind, name in ((SolverSettings, "scale"), (SolverSettings, "zeros"),
-                       (SolverSettings, "zeros"), (PrivacySettings, "privacy")):  # fmt: skip
-        allowed = get_args(get_type_hints(kind)[name])
-        for value in allowed:
-            assert getattr(kind(**{name: value}), name) == value
-        with pytest.raises(SettingsError, match=f"^{name}: must be one of {', '.join(allowed)}; "):
-            kind(**{name: "other"})
-
-
 NAMES = {"job": RunSettings, "site": SiteSettings}
 BAD_NAMES = ["../x", "a/b", ".hidden", "-x", "a b", "a\n", "ä", "a" * 65, "..", "/etc"]
 
@@ -207,37 +188,37 @@ def test_names_that_could_not_be_folders_are_refused(key, name):
         NAMES[key].from_config({key: name})
 
 
-@pytest.mark.parametrize("key", NAMES)
-@pytest.mark.parametrize("name", ["", "a", "A.b-c_0", "0" * 64])
-def test_names_that_can(key, name):
-    assert getattr(NAMES[key].from_config({key: name}), key) == name
-
-
-@pytest.mark.parametrize("modes", ["None", "paper,", ",paper", "paper paper", "paper,,none", "*"])
-def test_allow_privacy_is_a_list_of_words(modes):
-    with pytest.raises(SettingsError, match=r"^allow-privacy: "):
-        SiteSettings(allow_privacy=modes)
-
-
 # --- settings together
 
-IMPOSSIBLE = {
-    "rho in patient mode": (PrivacySettings, {"rho": 1e-3}, "rho"),
-    "codes in paper mode": (PrivacySettings, {"privacy": "paper", "codes": "2x3"}, "codes"),
-    "codes without noise": (PrivacySettings, {"privacy": "none", "codes": "2x3"}, "codes"),
-    "no codes of a mode": (PrivacySettings, {"codes": "2x0"}, "codes"),
-    "rho without noise": (PrivacySettings, {"privacy": "none", "rho": 1e-3}, "rho"),
-    "seed without noise": (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
-    "code lists beside data": (AppSettings, {"vocabulary": "x.json"}, "vocabulary"),
-    "state in the run folder": (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
-    "state is the run folder": (AppSettings, {"out": "x", "state-dir": "x"}, "state-dir"),
-    "state in it by a detour": (AppSettings, {"out": "./x", "state-dir": "x"}, "state-dir"),
-}
+IMPOSSIBLE = [
+    (PrivacySettings, {"rho": 1e-3}, "rho"),
+    (PrivacySettings, {"privacy": "paper", "codes": "2x3"}, "codes"),
+    (PrivacySettings, {"privacy": "none", "codes": "2x3"}, "codes"),
+    (PrivacySettings, {"codes": "2x0"}, "codes"),
+    (PrivacySettings, {"bound": 1e-4}, "bound"),
+    (PrivacySettings, {"weighting": "inverse-frequency"}, "weighting"),
+    (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
+    (AppSettings, {"vocabulary": "x.json"}, "vocabulary"),
+    (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
+    (AppSettings, {"out": "x", "state-dir": "y/../x/sites"}, "state-dir"),
+    (AppSettings, {"out": "./x", "state-dir": "x"}, "state-dir"),
+    (AppSettings, {"out": ""}, "out: need a folder"),
+    (AppSettings, {"out": "/"}, "out: need a folder"),
+    (AppSettings, {"out": Path("runs")}, "out: need text"),
+    (SiteSettings, {"allow-privacy": "none,nonsense"}, "allow-privacy: modes are patient, paper"),
+    *[(SiteSettings, {"allow-privacy": modes}, "allow-privacy")
+      for modes in ("None", "paper,", ",paper", "paper paper", "*")],
+    (SiteSettings, {"site-mu": -0.5}, "site-mu: must be -1 or at least 0"),
+    (RunSettings, {"sites": 2, "min-sites": 3}, "min-sites: a quorum of 3 cannot be met"),
+    (RunSettings, {"rounds": 10**400}, "rounds: must lie in"),
+    (SolverSettings, {"eta": 10**400}, "eta: must lie in"),
+    (SolverSettings, {"rank": 2.0}, r"rank: need a whole number, got 2\.0"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "config", "key"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_impossible_together(kind, config, key):
-    with pytest.raises(SettingsError, match=f"^{key}"):
+@pytest.mark.parametrize(("kind", "config", "says"), IMPOSSIBLE, ids=str)
+def test_impossible_settings_are_refused(kind, config, says):
+    with pytest.raises(SettingsError, match=f"^{says}"):
         kind.from_config(config)
 
 
@@ -303,53 +284,30 @@ def test_allowed_values_are_said():
 
 # --- config from the command line
 
-PARSED = {
-    "int": ("rank=3", {"rank": 3}),
-    "negative int": ("noise-seed=-1", {"noise-seed": -1}),
-    "float": ("eta=0.5", {"eta": 0.5}),
-    "float with an exponent": ("eta=1e-3", {"eta": 1e-3}),
-    "true": ("resume=true", {"resume": True}),
-    "false": ("nonnegative=false", {"nonnegative": False}),
-    "bare word": ("solver=psgd", {"solver": "psgd"}),
-    "double quotes": ('out="runs/a b"', {"out": "runs/a b"}),
-    "single quotes": ("out='3'", {"out": "3"}),
-    "path": ("out=~/runs/a-b_c.d", {"out": "~/runs/a-b_c.d"}),
-    "absolute path": ("out=/var/x", {"out": "/var/x"}),
-    "preset": ("data=synthetic:demo", {"data": "synthetic:demo"}),
-    "list as Flower writes it": ("allow-privacy=none,paper", {"allow-privacy": "none,paper"}),
-    "equals in the value": ("out=a=b", {"out": "a=b"}),
-    "blanks": (" rank = 3 ", {"rank": 3}),
-    "blanks around a word": (" solver = psgd ", {"solver": "psgd"}),
-    "empty": ("job=", {"job": ""}),
-    "leading zeros": ("job=007", {"job": "007"}),
-    "infinity": ("gamma=inf", {"gamma": math.inf}),
-    "unbalanced quote": ('out="x', {"out": '"x'}),
-}
+PARSED = [
+    ("rank=3", 3), ("noise-seed=-1", -1), ("eta=0.5", 0.5), ("eta=1e-3", 1e-3),
+    ("resume=true", True), ("nonnegative=false", False), ("solver=psgd", "psgd"),
+    ('out="runs/a b"', "runs/a b"), ("out='3'", "3"), ("out=~/runs/a-b_c.d", "~/runs/a-b_c.d"),
+    ("data=synthetic:demo", "synthetic:demo"), ("allow-privacy=none,paper", "none,paper"),
+    ("out=a=b", "a=b"), (" rank = 3 ", 3), (" solver = psgd ", "psgd"), ("job=", ""),
+    ("job=007", "007"), ("gamma=inf", math.inf), ('out="x', '"x'), ("out=2024-01-01", "2024-01-01"),
+    ("out=a#b", "a#b"), ("out=1#2", "1#2"), ("x='a#b'", "a#b"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "expected"), PARSED.values(), ids=PARSED)
+@pytest.mark.parametrize(("text", "expected"), PARSED)
 def test_assignments(text, expected):
-    found = parse_assignments([text])
-    assert found == expected
-    assert [type(value) for value in found.values()] == [type(v) for v in expected.values()]
+    ((key, value),) = parse_assignments([f"{text.split('=')[0]}=1", text]).items()  # the last wins
+    assert (key, value, type(value)) == (text.split("=")[0].strip(), expected, type(expected))
 
 
-def test_the_last_assignment_wins():
-    assert parse_assignments(["rank=3", "tau=1", "rank=4"]) == {"rank": 4, "tau": 1}
-    assert parse_assignments([]) == {}
-
-
-BAD_ASSIGNMENTS = {
-    "no equals": ("rank", "need key=value, got 'rank'"),
-    "no key": ("=3", "need key=value"),
-    "blank key": ("  =3", "need key=value"),
-    "empty": ("", "need key=value"),
-    "list": ("rank=[1, 2]", "^rank: need a single value"),
-    "table": ("rank={a = 1}", "^rank: need a single value"),
-}
-
-
-@pytest.mark.parametrize(("text", "says"), BAD_ASSIGNMENTS.values(), ids=BAD_ASSIGNMENTS)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rank", "need key=value, got 'rank'"), ("  =3", "need key=value"),
+        ("", "need key=value"), ("rank=[1, 2]", "^rank: need a single value"),
+    ],
+)  # fmt: skip
 def test_bad_assignments(text, says):
     with pytest.raises(SettingsError, match=says):
         parse_assignments(["tau=1", text])
@@ -374,58 +332,6 @@ def test_an_unknown_key_like_no_other_is_refused_with_all_known():
         SettingsError, match=r"^zzzz: no such setting; known: rank, .*, max-epsilon-alone$"
     ):
         refuse_unknown({"zzzz": 1}, *CLASSES)
-
-
-def test_a_key_of_another_class_is_unknown():
-    with pytest.raises(SettingsError, match=r"^rounds: no such setting"):
-        refuse_unknown({"rounds": 1}, SolverSettings)
-    refuse_unknown({"rounds": 1, "rank": 2}, SolverSettings, RunSettings)
-
-
-def test_settings_of_a_users_own_are_checked_alike():
-    @dataclasses.dataclass(frozen=True)
-    class Free(Settings):
-        share: float = setting(0.5, "x", "[0, 1]")
-
-    assert Free(1).share == 1.0
-    with pytest.raises(SettingsError, match=r"^share: "):
-        Free(1.5)
-
-
-def test_a_path_is_no_text():
-    with pytest.raises(SettingsError, match=r"^out: need text"):
-        AppSettings(out=Path("runs"))
-
-
-# --- what belongs together
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "says"),
-    [
-        (SiteSettings, {"allow_privacy": "none,nonsense"}, "modes are patient, paper, none"),
-        (SiteSettings, {"site_mu": -0.5}, "-1 or at least 0"),
-        (RunSettings, {"sites": 2, "min_sites": 3}, "a quorum of 3 cannot be met"),
-        (AppSettings, {"out": ""}, "need a folder"),
-        (AppSettings, {"out": "/"}, "need a folder"),
-        (AppSettings, {"out": "x", "state_dir": "x/sites"}, "must not lie in the run's folder"),
-        (AppSettings, {"out": "x", "state_dir": "y/../x/sites"}, "must not lie in the run's"),
-        (RunSettings, {"rounds": 10**400}, "rounds: must lie in"),
-        (SolverSettings, {"eta": 10**400}, "eta: must lie in"),
-    ],
-)
-def test_impossible_choices_are_refused(kind, given, says):
-    with pytest.raises(SettingsError, match=says):
-        kind(**given)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("out=2024-01-01", "2024-01-01"), ("out=a#b", "a#b"), ("out=1#2", "1#2"), ("x='a#b'", "a#b")],
-)
-def test_a_bare_text_stays_as_it_was_typed(text, value):
-    (parsed,) = parse_assignments([text]).values()
-    assert parsed == value
 
 
 def test_numpy_scalars_are_numbers():

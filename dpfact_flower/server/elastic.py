@@ -31,9 +31,9 @@ class ElasticRule:
 
     The start is random from the public seed or, in mode "none", made from the sites'
     co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
-    co-occurrences of the most frequent codes (`selection`, which is empty in later rounds). A start
-    from co-occurrences shows each phenotype's usage at each site, which sets the site's weight in
-    the mean. A subclass with its own `update` always starts at random.
+    co-occurrences of the most frequent codes. Such a start shows each phenotype's usage at each
+    site, which sets the site's weight in the mean. A subclass with its own `update` always starts
+    at random.
     """
 
     name = "elastic"
@@ -49,8 +49,7 @@ class ElasticRule:
             raise SettingsError(
                 "rule 'elastic': does not do privacy 'patient', which has its own rule"
             )
-        self.rounds = run.rounds
-        self.privacy = privacy
+        self.rounds, self.privacy = run.rounds, privacy
         self.selection: Selection = ()
         self._sizes = [int(size) for size in feature_shape]
         self._paired = paired_codes(self._sizes)
@@ -92,13 +91,8 @@ class ElasticRule:
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self._factors, start=1)}
-        return planned_events(
-            self._solver,
-            paper_rho(self.privacy, self.rounds, len(sizes)),
-            sizes,
-            round_number=round_number,
-            seeded=self.privacy.noise_seed >= 0,
-        )
+        rho, seeded = paper_rho(self.privacy, self.rounds, len(sizes)), self.privacy.noise_seed >= 0
+        return planned_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
 
     def check_sites(self, sites: int) -> None:
         """Refuse too many sites for the elastic step to be stable."""
@@ -181,9 +175,7 @@ class ElasticRule:
             usage = np.array([usage_of(pairs, factors, 0.0)[0] for pairs in released])
         self.factors = self._of_all_codes(factors)
         self.selection = ()
-        self._usage = {
-            reply.site: site_usage for reply, site_usage in zip(replies, usage, strict=True)
-        }
+        self._usage = dict(zip((reply.site for reply in replies), usage, strict=True))
 
     def _of_all_codes(self, factors: Factors) -> Factors:
         """Return factors of all codes, with tiny entries for codes that were not selected."""
@@ -218,32 +210,20 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences.
-
-    Raise a `SettingsError` if the settings require such a start but it is impossible.
-    """
+    """Return whether a run starts from co-occurrences. Refuse settings that make it impossible."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
-            raise SettingsError(
-                "start: the paper's claim does not cover co-occurrences; paper mode needs "
-                "start 'random'"
-            )
+            raise SettingsError("start: privacy 'paper' does not cover pairs; set start = random")
         if run.rounds <= taken:
-            raise SettingsError(
-                f"start: cooccurrence takes {taken} round(s) on lists of this length, so it needs "
-                f"{taken + 1} rounds or more"
-            )
+            raise SettingsError(f"start: cooccurrence needs {taken + 1} or more rounds here")
     if run.start != "auto":
         return run.start == "cooccurrence"
     return privacy.privacy == "none" and run.rounds > taken
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return the number of rounds of a start from co-occurrences.
-
-    Long code lists need one more round, for counts of codes.
-    """
+    """Return the number of rounds of a start; long code lists need one more, for counts."""
     return 2 if paired_codes(feature_shape) else 1
 
 
@@ -252,8 +232,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 
     The result is the run's setting `step`, if it is not 0. Otherwise, if the solver takes steps and
     has a gamma, the result is eta * gamma, as in eq. (global). In all other cases, the result is 1
-    / sites, which makes the global factors the mean of the sites' factors. A step is refused if it
-    is 0, or if the steps of all sites add up to more than 1, which would overshoot the mean.
+    / sites, which makes the global factors the mean of the sites' factors.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -292,9 +271,6 @@ def elastic_average(
 
 def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
     """Return the weighted mean of the sites' factors. Columns of the weights (T, R) add up to 1."""
-    return tuple(
-        sum(factor * weight for factor, weight in zip(factors, weights, strict=True)).astype(
-            np.float32
-        )
-        for factors in zip(*replies, strict=True)
-    )
+    modes = zip(*replies, strict=True)
+    totals = (sum(f * w for f, w in zip(factors, weights, strict=True)) for factors in modes)
+    return tuple(total.astype(np.float32) for total in totals)

@@ -48,8 +48,6 @@ class RoundRecord:
         Sorted names of the sites with usable replies.
     updated : bool
         False if the quorum was missed and the global factors stayed unchanged.
-    bytes_down, bytes_up : int
-        Bytes of the messages to and from the sites, as Flower serialises the messages.
     seconds : float
         Seconds from sending the requests until the last reply is read, without the update.
     ended : str
@@ -71,9 +69,9 @@ class RoundRecord:
     quorum_seconds: float = 0.0
     arrivals: tuple[Arrival, ...] = ()
 
-    @cached_property
+    @cached_property  # each checkpoint contains the lines of all rounds
     def line(self) -> str:
-        """The record as JSON, cached because each checkpoint contains the lines of all rounds."""
+        """The record as JSON."""
         return json.dumps(asdict(self))
 
     @property
@@ -93,12 +91,11 @@ def write_history(folder: Path, records: Iterable[RoundRecord], *, durable: bool
 def read_history(folder: Path) -> list[RoundRecord]:
     """Read a run's `history.jsonl`. Raise a `DataError` if the file is missing or damaged."""
     path = folder / HISTORY
-    if not path.exists():
-        raise DataError(f"{path}: no such file; is this the folder of a run?")
     try:
         return read_lines(path.read_bytes().splitlines())
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        why = f"cannot be read ({error.strerror}); is this the folder of a run?"
+        raise DataError(f"{path}: {why}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 

@@ -1,8 +1,4 @@
-"""The interface of server rules, which update the global factors from the sites' replies.
-
-A rule determines the content of requests, the shapes of replies and the update. The `Coordinator`
-is responsible for the quorum and the files.
-"""
+"""The interface of server rules, which update the global factors from the sites' replies."""
 
 from __future__ import annotations
 
@@ -20,21 +16,11 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class ServerRule(Protocol):
-    """The server's half of a rule.
+    """The server's half of a rule; `dpfact_flower.site.rules` has the other half of this name.
 
-    Attributes
-    ----------
-    name : str
-        The rule's name, which is also the name of the site's half (`dpfact_flower.site.rules`).
-    privacy : PrivacySettings
-        The settings in requests, with all planned values.
-    factors : tuple of ndarray of float32
-        The current global factors.
-    selection : tuple of ndarray of int32
-        Positions of the selected codes, one array per feature mode; empty if all codes are used.
-
-    A rule that weights codes also has a method ``weights(round_number)``, for
-    `RoundRequest.weights`.
+    `privacy` has all planned values. `selection` has the positions of the selected codes, one array
+    per feature mode, and is empty if all codes are used. A rule that weights codes also has a
+    method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
     name: str

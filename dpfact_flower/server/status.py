@@ -28,10 +28,9 @@ Cost = Callable[[Sequence[int]], float | None]
 class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
-    `last_seen` is the end (UTC, in ISO format) of the latest round with a usable reply. `unused`
-    counts the good replies in rounds that missed the quorum, and `failed` counts the rounds without
-    a usable reply. An epsilon is None if there is no bound. `reason` is the reason for the latest
-    failure, or the fault in the preflight.
+    `last_seen` is the end of the latest round with a usable reply. `unused` counts the good replies
+    in rounds that missed the quorum, and `failed` the rounds without a usable reply. An epsilon is
+    None if there is no bound. `reason` is the latest failure, or the fault in the preflight.
     """
 
     name: str
@@ -46,11 +45,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run.
-
-    `last` is the time at which the last finished round ended. `missed` lists the rounds with
-    answers but without a quorum. `delta` belongs to every epsilon.
-    """
+    """The status of a run. `missed` has the rounds with answers but without a quorum."""
 
     job: str
     privacy: str
@@ -81,15 +76,11 @@ def run_status(folder: Path) -> RunStatus:
     for record in records:
         names |= {*record.sites, *(_name(failure.who) for failure in record.failures)}
     return RunStatus(
-        checkpoint.job,
-        privacy.privacy,
-        privacy.delta,
-        checkpoint.finished_rounds,
-        checkpoint.rounds,
-        records[-1].ended if records else "",
+        checkpoint.job, privacy.privacy, privacy.delta, checkpoint.finished_rounds,
+        checkpoint.rounds, records[-1].ended if records else "",
         tuple(record.round for record in records if record.sites and not record.updated),
         tuple(_site(name, records, cost, ready) for name in sorted(names)),
-    )
+    )  # fmt: skip
 
 
 def _cost(identity: Mapping[str, Any]) -> Cost:
@@ -102,9 +93,7 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
     def epsilon(rounds: Sequence[int]) -> float | None:
         if rounds and (rule is None or privacy.privacy == "none"):
             return None
-        spent = (
-            [event for number in rounds for event in rule.planned_events(number)] if rule else []
-        )
+        spent = [event for n in rounds if rule for event in rule.planned_events(n)]
         return account(spent, privacy.delta).headline.epsilon if spent else 0.0
 
     return epsilon
@@ -119,22 +108,12 @@ def _site(
     name: str, records: Sequence[RoundRecord], cost: Cost, ready: Sequence[Readiness]
 ) -> SiteStatus:
     round_ends = [record.ended for record in records if name in record.sites]
-    answers = [
-        (number, used)
-        for record in records
-        for site, number, used in record.answers
-        if site == name
-    ]
+    answers = [(n, used) for r in records for site, n, used in r.answers if site == name]
     unused = [number for number, used in answers if not used]
     reasons = [f.reason for record in records for f in record.failures if _name(f.who) == name]
     faults = [e.fault for e in ready if e.fault and name in (e.site, f"node {e.node}")]
     return SiteStatus(
-        name,
-        round_ends[-1] if round_ends else "",
-        len(answers) - len(unused),
-        len(unused),
-        len(reasons),
-        cost([number for number, _ in answers]),
-        cost(unused),
+        name, round_ends[-1] if round_ends else "", len(answers) - len(unused), len(unused),
+        len(reasons), cost([number for number, _ in answers]), cost(unused),
         [*faults[:1], *reasons][-1] if faults or reasons else "",
-    )
+    )  # fmt: skip

@@ -39,7 +39,7 @@ def fitted_to_surrogates(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Return the factors that explain surrogates best, or `start` if no surrogates can be made.
+    """Return the factors that explain surrogates best, or those of `start` without surrogates.
 
     `releases` are the source of `start`, one release per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.
@@ -48,7 +48,9 @@ def fitted_to_surrogates(
     if surrogates is None:
         return start.factors
     few = _scaled(surrogates, _FEW)
-    beginnings = [start.factors] + [_random(start.factors, rng) for _ in range(_RANDOM)]
+    shapes = [factor.shape for factor in start.factors]
+    beginnings = [start.factors]
+    beginnings += [_unit([rng.random(shape) for shape in shapes]) for _ in range(_RANDOM)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
     fits = list(in_order(lambda initial: _fit(few, *initial), seeded, threads=thread_count()))
     best, explained = max(fits, key=lambda fitted: fitted[1])  # the first, if several are equal
@@ -91,10 +93,6 @@ def _scaled(surrogates: SparseTensor, number: int) -> SparseTensor:
     """Return the first `number` surrogates that have cells, each scaled to norm 1."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     return surrogates.select_patients(alive).scaled_to_unit_patients()
-
-
-def _random(like: Factors, rng: np.random.Generator) -> Factors:
-    return _unit(tuple(rng.random(factor.shape) for factor in like))
 
 
 def _fit(

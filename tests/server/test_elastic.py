@@ -1,7 +1,5 @@
 """The server's arithmetic against plain loops and closed forms."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -43,14 +41,6 @@ def test_one_pull_is_the_papers(sites, step):
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_inputs_stay_as_they_are():
-    anchors, replies = make(0), [make(1), make(2)]
-    elastic_average(anchors, replies, 0.3)
-    for kept, made in zip([anchors, *replies], [make(0), make(1), make(2)], strict=True):
-        for one, other in zip(kept, made, strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 def test_the_distance_to_the_mean_shrinks_by_a_known_factor():
     anchors, replies, step = make(0), [make(1), make(2), make(3)], 0.1
     means = [np.mean([r[mode] for r in replies], axis=0, dtype=np.float64) for mode in range(3)]
@@ -81,6 +71,8 @@ def test_the_step_is_eta_times_gamma_unless_it_is_set():
     settings = SolverSettings(solver="psgd", eta=1e-3, gamma=5.0)
     assert elastic_step(settings, 0.0, 6) == pytest.approx(5e-3)
     assert elastic_step(settings, 0.1, 6) == 0.1
+    with pytest.raises(SettingsError, match=r"0\.005 \* 201 = 1\.005"):
+        elastic_step(settings, 0.0, 201)
 
 
 @pytest.mark.parametrize("sites", [1, 3, 7, 49, 1000])
@@ -95,13 +87,6 @@ def test_a_step_beyond_the_mean_is_refused_with_its_numbers(sites):
     step = min(1.01 / sites, 1.0)
     with pytest.raises(SettingsError, match=f"{step:g} \\* {sites + 1} = {step * (sites + 1):g}"):
         elastic_step(SolverSettings(), step, sites + 1)
-
-
-def test_a_step_taken_from_the_solver_is_checked_too():
-    settings = SolverSettings(solver="psgd", eta=0.1, gamma=5.0)
-    assert elastic_step(settings, 0.0, 2) == pytest.approx(0.5)
-    with pytest.raises(SettingsError, match=r"0\.5 \* 3 = 1\.5"):
-        elastic_step(settings, 0.0, 3)
 
 
 def test_a_server_that_would_never_move_is_refused_unless_its_step_is_set():
@@ -121,12 +106,3 @@ def test_the_start_has_unit_positive_columns():
         assert factor.dtype == np.float32
         assert (factor > 0).all()
         np.testing.assert_allclose(np.linalg.norm(factor.astype(float), axis=0), 1, rtol=1e-6)
-
-
-def test_the_start_is_uniform():
-    (factor,) = initial_factors((200_000,), 1, 3)
-    column = factor[:, 0].astype(float) / factor.max()
-    edges = np.linspace(0, 1, 11)
-    share = np.histogram(column, edges)[0] / len(column)
-    # Six standard deviations of a binomial share; the floor of 1e-3 moves less than that.
-    np.testing.assert_allclose(share, 0.1, atol=6 * math.sqrt(0.09 / len(column)))
