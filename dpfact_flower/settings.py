@@ -88,13 +88,11 @@ class SolverSettings(Settings):
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
-        "exact", "psgd: the paper's permutation SGD; exact: block updates over all cells; or one "
-        "that the sites have registered", NAME,
-    )  # fmt: skip
+        "exact", "psgd: the paper's SGD; exact: block updates of all cells; or your own", NAME
+    )
     loss: str = setting(
-        _LOSS, "a cell's error: squared; poisson or bernoulli with psgd and scale = counts; or a "
-        "registered one", NAME,
-    )  # fmt: skip
+        _LOSS, "squared; poisson or bernoulli with psgd and scale = counts; or your own", NAME
+    )
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"
     )
@@ -113,22 +111,19 @@ class SolverSettings(Settings):
     )  # fmt: skip
     mu: float = setting(0.0, "l2,1 weight: how readily a site switches a phenotype off", "[0, inf)")
     relative_l21: float = setting(
-        0.1, "not psgd: l2,1 weight relative to a site's average column, the same for any data; 0 "
-        "uses mu as it is", "[0, inf)",
-    )  # fmt: skip
+        0.1, "not psgd: l2,1 weight relative to a site's average column; 0 uses mu", "[0, inf)"
+    )
     mu_from_round: int = setting(
-        0, "round from which mu and relative-l21 act, once phenotypes have formed; 0: after half "
-        "of the rounds", "[0, inf)",
-    )  # fmt: skip
+        0, "round from which mu and relative-l21 act; 0: after half of the rounds", "[0, inf)"
+    )
     nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
     zero_ratio: float = setting(2.0, "psgd, stratified: sampled zero cells per non-zero", "(0, 20]")
     clip: float = setting(
-        0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0 is no bound",
-        "[0, inf)",
-    )  # fmt: skip
+        0.0, "psgd: bound L on the norm of an entry's gradient per factor; 0: none", "[0, inf)"
+    )
 
     @property
     def is_relative(self) -> bool:
@@ -149,9 +144,8 @@ class PrivacySettings(Settings):
         "none: no protection",
     )  # fmt: skip
     epsilon: float = setting(
-        4.0, "epsilon to plan for, over all rounds; per patient, or per entry in paper mode",
-        "(0, 1e+06]",
-    )  # fmt: skip
+        4.0, "epsilon of all rounds; per patient, or per entry in paper mode", "(0, 1e+06]"
+    )
     delta: float = setting(1e-5, "delta of every epsilon", "(0, 1)")
     rho: float = setting(
         0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", "[0, 100]"
@@ -161,9 +155,8 @@ class PrivacySettings(Settings):
         "[-1, 4611686018427387904]",
     )  # fmt: skip
     patients: int = setting(
-        0, "patient: a public estimate of the number of patients at all sites, for planning; 0: "
-        "unknown", "[0, 1000000000]",
-    )  # fmt: skip
+        0, "patient: public estimate of the number of all patients; 0: unknown", "[0, 1000000000]"
+    )
     start_share: float = setting(
         0.0, "patient: share of the budget for the start; 0 plans it", "[0, 1]"
     )
@@ -191,17 +184,14 @@ class PrivacySettings(Settings):
         0, "secure sums: sites that take part; 0 takes the run's sites", "[0, 1000]"
     )
     secure_colluding: int = setting(
-        -1, "secure sums: most sites that collude with the server; -1: a tenth of the sites",
-        "[-1, 1000]",
-    )  # fmt: skip
+        -1, "secure sums: most sites that collude with the server; -1: a tenth", "[-1, 1000]"
+    )
     secure_dropouts: int = setting(
-        -1, "secure sums: most sites that may be lost in a round; -1: a tenth of the sites",
-        "[-1, 1000]",
-    )  # fmt: skip
+        -1, "secure sums: most sites that may be lost in a round; -1: a tenth", "[-1, 1000]"
+    )
     secure_slots: int = setting(
-        0, "secure sums: groups of sites whose sums the server learns; 0 plans them",
-        f"[0, {MOST_SLOTS}]",
-    )  # fmt: skip
+        0, "secure sums: groups of sites that the server sees; 0 plans them", f"[0, {MOST_SLOTS}]"
+    )
 
     def check_solver(self, solver: SolverSettings) -> None:
         """Refuse a solver whose sensitivity is unknown in this mode."""
@@ -276,14 +266,9 @@ class RunSettings(Settings):
 
     rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
     seed: int = setting(0, "public seed of the start and of the visiting order", "[0, 2147483648]")
-    job: str = setting(
-        "", "name under which sites keep their state; a resumed run reuses it (default: random)",
-        NAME,
-    )  # fmt: skip
+    job: str = setting("", "name under which sites keep their state (default: random)", NAME)
     sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", "[0, inf)")
-    min_sites: int = setting(
-        1, "quorum: fewer replies leave the global model unchanged", "[1, inf)"
-    )
+    min_sites: int = setting(1, "quorum: fewer replies leave the model unchanged", "[1, inf)")
     round_timeout: float = setting(
         600.0, "seconds a site has for one round; also the message's time to live", "(0, 604800]"
     )
@@ -301,9 +286,8 @@ class RunSettings(Settings):
         "would; leave-out: begin without the rest",
     )  # fmt: skip
     rule: str = setting(
-        "", "how replies change the model: elastic, patient, or a registered one; empty: that of "
-        "the privacy mode", NAME,
-    )  # fmt: skip
+        "", "elastic, patient, or a registered one; empty: that of the privacy mode", NAME
+    )
     start: Literal["auto", "cooccurrence", "random"] = setting(
         "auto", "cooccurrence: sites' pairs of codes (mode none: WITHOUT noise); random: public "
         "seed; auto: pairs if mode and rounds fit",
@@ -313,9 +297,8 @@ class RunSettings(Settings):
         "the mean of the sites", "[0, 1]",
     )  # fmt: skip
     shrink: float = setting(
-        1.0, "patient: soft threshold of the refined factors, in standard deviations of the noise",
-        "[0, 10]",
-    )  # fmt: skip
+        1.0, "patient: soft threshold of refined factors, in deviations of the noise", "[0, 10]"
+    )
 
     def _check_together(self) -> None:
         if 0 < self.sites < self.min_sites:
@@ -334,9 +317,8 @@ class AppSettings(Settings):
     """Settings of the Flower App: where a run reads its data and writes its results."""
 
     data: str = setting(
-        "synthetic:demo", "simulation: a folder that `dpfact data` wrote, or synthetic:PRESET; "
-        "empty in a deployment",
-    )  # fmt: skip
+        "synthetic:demo", "simulation: a folder of `dpfact data`, or synthetic:PRESET; else empty"
+    )
     vocabulary: str = setting(
         "", "deployment: the public code lists, one .json per feature mode, separated by commas"
     )
@@ -388,13 +370,11 @@ class SiteSettings(Settings):
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
     data_site: str = setting("", "the name in the data file, where it differs from `site`", NAME)
     state_dir: str = setting(
-        "", "absolute path of the folder for patient factors and the record of releases; must be "
-        "set",
-    )  # fmt: skip
+        "", "absolute path of the folder for patient factors and the ledger; must be set"
+    )
     allow_privacy: str = setting(
-        "", "privacy modes this site takes part in, separated by commas; must be set",
-        r"[a-z]+(,[a-z]+)*",
-    )  # fmt: skip
+        "", "privacy modes of this site, separated by commas; must be set", r"[a-z]+(,[a-z]+)*"
+    )
     max_epsilon: float = setting(
         0.0, "largest epsilon (as claimed by the mode), over all jobs; must be above 0 where a "
         "mode with noise is allowed", "[0, inf)",
@@ -403,19 +383,16 @@ class SiteSettings(Settings):
         1e-5, "delta at which max-epsilon is counted, whatever delta the run names", "(0, 0.5]"
     )
     allow_rules: str = setting(
-        "elastic,patient", "rules this site takes part in, separated by commas",
-        rf"{NAME}(,{NAME})*",
-    )  # fmt: skip
+        "elastic,patient", "rules of this site, separated by commas", rf"{NAME}(,{NAME})*"
+    )
     max_rank: int = setting(200, "largest rank this site computes", "[1, inf)")
     max_tau: int = setting(50, "most local passes per round this site computes", "[1, inf)")
     max_rounds: int = setting(
-        1000, "most rounds with noise this site answers, over all jobs; a server can time each",
-        "[1, inf)",
-    )  # fmt: skip
+        1000, "most rounds with noise that this site answers, over all jobs", "[1, inf)"
+    )
     reply_after: float = setting(
-        0.0, "seconds from a request to its reply, whatever it says; 0 sends it when it is ready",
-        "[0, 86400]",
-    )  # fmt: skip
+        0.0, "seconds from a request to its reply, whatever it says; 0: when ready", "[0, 86400]"
+    )
     site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", "[-1, inf)")
     secure_key: str = setting(
         "", "secure sums: the file of this site's signing key, as `dpfact keys make` writes it"
@@ -423,11 +400,9 @@ class SiteSettings(Settings):
     secure_peers: str = setting(
         "", "secure sums: the file of all sites' names and public keys, one `NAME KEY` a line"
     )
-    secure_min_sites: int = setting(
-        3, "secure sums: fewest sites in a sum of this site", "[3, inf)"
-    )
+    secure_min_sites: int = setting(3, "secure sums: fewest sites in a sum", "[3, inf)")
     secure_min_colluding: int = setting(
-        1, "secure sums: how many colluding sites a run must withstand", "[1, inf)"
+        1, "secure sums: colluding sites that a run must withstand", "[1, inf)"
     )
     max_epsilon_alone: float = setting(
         0.0, "secure sums: largest epsilon, over all jobs, if all other sites collude; must be "
