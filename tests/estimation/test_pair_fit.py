@@ -87,23 +87,6 @@ def test_iterations_are_those_of_plain_coordinate_descent(codes, threshold):
     np.testing.assert_allclose(found.d, expected.d, atol=1e-9)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("threshold", [0.0, 1.5])
-@pytest.mark.parametrize("codes", [9, 32, 75])
-def test_products_in_float32_reach_what_float64_reaches(codes, threshold):
-    """A product's sum over codes changes the fit by its roundings alone, sweep by sweep."""
-    matrices, model = tiny(codes=codes, sites=3, rank=5, signal=2.0)
-    bound = 1e-4 * float(np.square(matrices).sum())
-    single, double = (
-        squared_error(
-            matrices, fit(laid_out(matrices, kind), model, threshold=threshold, iterations=4)
-        )
-        for kind in (np.float32, np.float64)
-    )
-    assert single == pytest.approx(double, rel=0, abs=bound)
-    assert bound < 0.01 * (squared_error(matrices, model) - double)
-
-
 def test_what_is_explained_against_sums_over_entries():
     matrices, model = tiny()
     expected = np.square(matrices).sum() - squared_error(matrices, model)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.estimation import refine
 from dpfact_flower.estimation.refine import (
     _passes,
     pack,
@@ -21,7 +20,6 @@ from dpfact_flower.estimation.refine import (
 )
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.match import factor_match_score
 
 
 def unit(factor):
@@ -252,36 +250,7 @@ def test_a_column_without_signal_keeps_its_value():
     assert not np.allclose(found[0][:, 0], factors[0][:, 0])
 
 
-def kept_under_noise(shrink, seeds=12):
-    """Factor match of what six releases of noise alone leave of a sparse factor; mean of seeds."""
-    scores = []
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-        factors = (unit(rng.dirichlet(np.full(40, 0.05), 4).T), unit(rng.random((30, 4))))
-        factors = tuple(f.astype(np.float32) for f in factors)
-        releases = [rng.normal(size=packed_size(40, 4)).astype(np.float32) for _ in range(6)]
-        found = refine_factor(releases, factors, 0, sigma=1.0, shrink=shrink, tau=3, pull=0.0)
-        scores.append(factor_match_score([found[0]], [factors[0]]))
-    return np.mean(scores)
-
-
-def test_noise_alone_does_not_replace_a_factor(monkeypatch):
-    """The least pull does it; of the threshold alone as of neither, noise is the new factor."""
-    assert kept_under_noise(shrink=2.0) > 0.999
-    assert kept_under_noise(shrink=0.0) > 0.999
-    monkeypatch.setattr(refine, "_FLOOR", 0.0)
-    without_pull = kept_under_noise(shrink=2.0)
-    without_both = kept_under_noise(shrink=0.0)
-    assert 0.65 > without_pull > without_both
-    assert without_both < 0.45
-
-
 # --- Weights --------------------------------------------------------------------------------------
-
-
-def test_usage_without_noise_is_the_usage():
-    d = np.random.default_rng(0).random((4, 6))
-    np.testing.assert_allclose(plausible_usage(d, 0.0), d, rtol=1e-9)
 
 
 def test_usage_under_much_noise_is_share_times_total():

@@ -42,14 +42,6 @@ def test_planted_factors_come_back(sizes):
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
 
 
-def test_noise_far_below_the_signal_changes_little():
-    parts, _, packed = planted()
-    rng = np.random.default_rng(2)
-    noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
-    start = start_factors(noisy, SIZES, RANK, 0.3, np.random.default_rng(1))
-    assert factor_match_score(start.factors, parts) > 0.9
-
-
 @pytest.mark.parametrize("found", [0, 3])
 def test_directions_above_the_noise_are_counted_and_said(found, caplog):
     """Of 40 draws noise alone has one too many in few: the edge's distribution is Tracy-Widom's."""
@@ -152,22 +144,6 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
     assert tested.std() == pytest.approx(math.hypot(1, 2), rel=0.01)
 
 
-def test_what_candidates_say_on_average_is_nearer_the_truth_than_any_of_them():
-    rng = np.random.default_rng(4)
-    parts, usage, _ = planted()
-    F = np.concatenate(parts)
-    models = [Model(np.maximum(F + rng.normal(0, 0.1, F.shape), 0), usage) for _ in range(6)]
-
-    def error(model):
-        products = [(model.F * d) @ model.F.T - (F * u) @ F.T
-                    for d, u in zip(model.d, usage, strict=True)]  # fmt: skip
-        return sum(np.square(p - np.diag(np.diag(p))).sum() for p in products)
-
-    mean = np.ones((len(F), len(usage), len(F)), np.float32)  # anything
-    common = module._consensus(models, models[0], mean)
-    assert error(common) < 0.5 * min(error(model) for model in models)
-
-
 @pytest.mark.parametrize("best", [True, False], ids=["growth is best", "a random one is"])
 def test_candidates_agree_unless_growth_has_found_more_than_they(monkeypatch, best):
     parts, usage, packed = planted()
@@ -216,17 +192,6 @@ def test_more_sites_than_are_told_apart_are_pooled_with_one_deviation_of_noise(m
     np.testing.assert_allclose((start.usage * scale)[:, order], sums, rtol=0.05, atol=3)
 
 
-def test_a_thousand_sites_are_as_much_work_as_those_told_apart(monkeypatch):
-    _, _, packed = planted()
-    counts = set()
-    monkeypatch.setattr(
-        module, "fit", lambda sites, *given, **options: counts.add(sites.shape[1])
-        or fit(sites, *given, **options),
-    )  # fmt: skip
-    start_factors(packed[:1] * 1000, SIZES, RANK, 1.0, np.random.default_rng(1), restarts=1)
-    assert counts == {1, module._APART}
-
-
 def test_usage_is_non_negative_least_squares_beside_the_diagonal():
     parts, usage, packed = planted()
     factors = tuple(part.astype(np.float32) for part in parts)
@@ -259,24 +224,6 @@ def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
     start = start_factors(packed, SIZES, RANK + 1, sigma, np.random.default_rng(1))
     for found, part in zip(start.factors, np.split(faint[:, 0], [SIZES[0]]), strict=True):
         np.testing.assert_allclose(found[:, RANK], part / np.linalg.norm(part), atol=1e-5)
-
-
-def test_the_last_fit_drops_what_is_below_one_standard_deviation_of_the_noise(monkeypatch):
-    parts, usage, packed = planted()
-    rng, sigma = np.random.default_rng(5), 4.0
-    noisy = [(p + rng.normal(0, sigma, p.shape)).astype(np.float32) for p in packed]
-    begun = Model(np.concatenate(parts) / math.sqrt(2), usage)
-    monkeypatch.setattr(module, "_best_candidate", lambda *_: begun)
-    start = start_factors(noisy, SIZES, RANK, sigma, np.random.default_rng(1))
-    # Values are packed times sqrt(2), so an entry of the matrix has sigma / sqrt(2).
-    sites, deviation = unpack(noisy, sum(SIZES)), sigma / math.sqrt(2)
-    at, below, above = (
-        fit(sites, begun, threshold=share * deviation, iterations=30, settled=1e-4)
-        for share in (1.0, 0.99, 1.01)
-    )
-    np.testing.assert_array_equal(start.usage, at.d)
-    assert not np.array_equal(start.usage, below.d)
-    assert not np.array_equal(start.usage, above.d)
 
 
 @pytest.mark.parametrize(

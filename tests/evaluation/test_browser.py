@@ -15,7 +15,7 @@ from dpfact_flower.evaluation.replication import replications, write_replication
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import write_sheet
 from dpfact_flower.evaluation.run_folder import read_model, write_model, write_name, write_summary
-from tests.browser import UNFOLD, browser, faults
+from tests.browser import browser, faults
 from tests.evaluation.folders import run_folder, site_of
 from tests.evaluation.summaries import MEASURED, SIMULATED
 
@@ -97,72 +97,6 @@ def test_a_table_sorts_up_and_down_by_its_numbers(page):
     header.press("Enter")
     assert page.evaluate(shares) == sorted(given, reverse=True)
     assert page.locator(".overview th[aria-sort=descending]").count() == 1
-
-
-BARS = """
-cells => cells.filter(cell => cell.offsetParent).map(cell => {
-  cell.style.setProperty('--s', 100);
-  const style = getComputedStyle(cell), words = document.createRange();
-  words.selectNodeContents(cell);
-  const figure = words.getBoundingClientRect();
-  const from = cell.getBoundingClientRect().left + parseFloat(style.backgroundPositionX);
-  const to = from + parseFloat(style.backgroundSize);
-  return Math.min(to, figure.right) - Math.max(from, figure.left);
-})"""
-"""By how many pixels the longest bar there can be runs under its figure."""
-
-
-@pytest.mark.parametrize(
-    ("width", "selectors"),
-    [
-        (390, (".codes li > :first-child",)),
-        (1280, (".overview .share", ".codes li > :first-child")),
-    ],
-)
-def test_no_bar_runs_under_its_figure(page, width, selectors):
-    page.set_viewport_size({"width": width, "height": 844})
-    page.evaluate(UNFOLD)
-    for selector in selectors:
-        found = page.eval_on_selector_all(selector, BARS)
-        assert found
-        assert max(found) <= 0, selector
-
-
-def test_intervals_stand_below_the_scale_that_they_are_read_by(page):
-    middle = "parts => parts.map(part => part.getBoundingClientRect()).map(b => b.x + b.width / 2)"
-    (one,) = page.eval_on_selector_all("th.picture span:nth-child(2)", middle)
-    found = page.eval_on_selector_all(".odds", middle)
-    assert found
-    assert found == pytest.approx([one] * len(found), abs=1)
-    ends = page.eval_on_selector_all(
-        "th.picture span",
-        "parts => parts.map(part => Math.log(parseFloat(part.textContent)))",
-    )
-    assert ends == pytest.approx([-ends[2], 0, ends[2]], abs=0.02)
-    drawn = page.eval_on_selector_all(
-        "#details tbody tr:has(circle)",
-        "rows => rows.map(row => [+row.querySelector('td[data-v]').dataset.v,"
-        " +row.querySelector('circle').getAttribute('cx')])",
-    )
-    assert len(drawn) >= 3
-    for odds, place in drawn:
-        assert place == pytest.approx(80 + 80 * odds / ends[2], abs=1.5)
-
-
-def test_on_a_telephone_the_overview_needs_no_scrolling_sideways(page):
-    page.set_viewport_size({"width": 390, "height": 844})
-    widths = "table => [table.parentElement.scrollWidth, table.parentElement.clientWidth]"
-    whole, shown = page.eval_on_selector(".overview", widths)
-    assert whole == shown
-    assert page.locator(".overview tbody tr").first.inner_text().split()[-1] in CERTAINTIES
-
-
-def test_a_picture_is_no_column_of_the_csv(page):
-    with page.expect_download() as waiting:
-        page.get_by_role("button", name="CSV of 5 patterns", exact=False).first.click()
-    header, *rows = csv.reader(io.StringIO(waiting.value.path().read_text(encoding="utf-8-sig")))
-    assert len(header) == 5  # number, title, patients, who died, how sure
-    assert {len(row) for row in rows} == {5}
 
 
 def test_a_search_leaves_the_phenotypes_that_have_the_word(page):

@@ -146,16 +146,6 @@ def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
     assert ccs.sentence.startswith("3 of 4 patterns are about one disease group; ")
 
 
-def test_the_scale_of_a_column_does_not_matter():
-    features, lists = three_diseases()
-    scaled = tuple(factor * [1e-3, 1.0, 50.0, 7.0] for factor in features)
-    for found, expected in zip(
-        clinical_measures(scaled, lists), clinical_measures(features, lists), strict=True
-    ):
-        assert found.enrichments == expected.enrichments
-        assert found.pairs == pytest.approx(expected.pairs)
-
-
 def test_dealt_codes_keep_their_weights():
     features, _ = three_diseases()
     other = dealt(features, np.random.default_rng(0))

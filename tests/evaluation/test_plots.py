@@ -92,8 +92,3 @@ def test_auc_sets_every_group_beside_its_baselines(axes):
         (bars,) = container[2]
         widths = [segment[1, 0] - segment[0, 0] for segment in bars.get_segments()]
         np.testing.assert_allclose(widths, 0.04)
-
-
-def test_no_colour_of_the_theme_is_another_ones_or_a_default():
-    assert len(set(plots.THEME)) == len(plots.THEME) == len(set(plots.THEME.values()))
-    assert all(colour == colour.lower() and len(colour) == 7 for colour in plots.THEME)

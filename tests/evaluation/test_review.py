@@ -285,22 +285,6 @@ def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
     assert not list(run.glob("x*"))
 
 
-def test_as_many_patients_as_an_error_offers_are_enough(run, site, tmp_path):
-    with pytest.raises(DataError, match="too many") as caught:
-        write_sheet(run, site, NUMBER, tmp_path / "x", patients=1000)
-    most = int(str(caught.value).split("ask for ")[1].split()[0])
-    with pytest.raises(DataError, match=f"ask for {most} or fewer"):
-        write_sheet(run, site, NUMBER, tmp_path / "x", patients=most + 1)
-    sheet = write_sheet(run, site, NUMBER, tmp_path / "x", patients=most)
-    groups = [(chart["near"], chart["score"] > LEAST_SCORE) for chart in key_of(sheet)["charts"]]
-    near = most // 2
-    assert groups.count((False, True)) == most - near
-    assert groups.count((True, False)) == near // 2
-    few = site[np.arange(PATIENTS // 2)]
-    with pytest.raises(DataError, match="choose another phenotype"):
-        write_sheet(run, few, NUMBER, tmp_path / "y")
-
-
 def test_verdicts_are_never_written_over(run, site, sheet, tmp_path):
     fill(sheet, confirm_highest)
     filled = sheet.read_bytes()

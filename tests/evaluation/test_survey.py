@@ -180,10 +180,3 @@ def test_what_cannot_be_a_survey_is_refused(run, sheet, tmp_path):
         "survey", few, "--out", tmp_path / "survey", "--read", sheet
     )
     assert "no such file" in refusal("survey", run, "--out", tmp_path / "y", "--read", sheet)
-
-
-def test_a_small_model_has_a_smaller_survey(tmp_path):
-    run = run_folder(tmp_path / "small", rank=9, codes=40)
-    sheet = write_survey(run, tmp_path / "survey", seed=0)
-    kinds = [item["kind"] for item in key_of(sheet)]
-    assert sorted(kinds) == ["other code"] * 2 + ["other mode"] * 2 + ["real"] * 5
