@@ -1,12 +1,8 @@
 """Audits of patient mode, which test the proof's claims on a site's own data.
 
-`audit` runs all audits. The audits measure how far one patient moves a release, test the noise, and
-simulate an adversary who knows everything except whether some patients are present. The audits also
-check the permissions of the site's own folder. ``docs/how-to/audit.md`` describes the findings and
-the audits' limits.
-
-Nothing is sent or charged. Findings contain no patient's values, but they are computed from data
-without noise, so only the site may see them.
+``docs/how-to/audit.md`` describes the findings and the audits' limits. Nothing is sent or charged.
+Findings contain no patient's values, but they are computed from data without noise, so only the
+site may see them.
 """
 
 from dpfact_flower.audit.finding import Finding

@@ -18,11 +18,9 @@ Z_LIMIT = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One number that an audit measured.
+    """One number that an audit measured, or NaN if the audit could not be completed.
 
-    `measured` is NaN if the audit could not be completed, and the finding then fails. `allowed` is
-    the lowest and the highest correct value, both included. `detail` explains the finding to the
-    reader.
+    `allowed` is the lowest and the highest correct value, both included.
     """
 
     name: str
@@ -51,11 +49,6 @@ class Finding:
 def count_of(name: str, number: int, detail: str = "") -> Finding:
     """Return a finding that counts a forbidden event."""
     return Finding(name, float(number), (0.0, 0.0), detail)
-
-
-def failed(name: str, detail: str) -> Finding:
-    """Return a finding for an audit that could not be completed."""
-    return Finding(name, math.nan, (0.0, 0.0), detail)
 
 
 def silent(share: float) -> None:

@@ -16,8 +16,7 @@ from dpfact_flower.privacy import Release, replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of cells of a dense patient, enough to expose a bound that grows with the number of
-cells."""
+"""Cells of a dense patient, enough to expose a bound that grows with the number of cells."""
 
 
 class Patient(NamedTuple):
@@ -31,7 +30,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with these patients. At least one patient is needed."""
+    """Return a site with these patients, one or more."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(
@@ -50,11 +49,6 @@ def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     at = len(own) if at is None else at
     return alone(site, [*own[:at], *patients, *own[at:]])
-
-
-def nobody(site: SiteData) -> SiteData:
-    """Return the site with a single patient, who has no cells."""
-    return alone(site, [_empty(site.tensor.feature_shape)])
 
 
 def patient_of(site: SiteData, row: int) -> Patient:
@@ -77,7 +71,8 @@ def _some_cells(sizes: Sequence[int], number: int, rng: np.random.Generator) -> 
     return Patient(cells, rng.integers(1, 6, len(cells)).astype(np.float64))
 
 
-def _empty(sizes: Sequence[int]) -> Patient:
+def empty(sizes: Sequence[int]) -> Patient:
+    """Return a patient without cells."""
     return Patient(np.empty((0, len(sizes)), np.int64), np.empty(0))
 
 
@@ -133,14 +128,14 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "a phenotype itself": _aligned,
     "a copy of another": _copy,
     "extreme values": _extreme,
-    "no cell": lambda site, transcript, rng: _empty(site.tensor.feature_shape),
+    "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Functions that return a patient to add, by name. The patients that reach a bound come first."""
+"""Functions that return a patient to add. The patients that reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
-    """Convert positions among the selected codes to positions among all codes."""
+    """Turn positions among the selected codes into positions among all codes."""
     if not transcript.selection:
         return kept
     columns = [s[kept[:, mode]] for mode, s in enumerate(transcript.selection)]
@@ -180,15 +175,14 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Functions that return values that a site might have released at its start, by name."""
+"""Functions that return values that a site might have released at its start."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return a transcript with the factors, the selection and the released start of a trial.
+    """Return the transcript of a trial. Successive trials cover all kinds of factors and starts.
 
-    Successive trials cover all kinds of factors and starts. Every second trial has a ridge (the
-    settings' own `relative_l21`, or 1 without one), because a server may ask for a ridge under any
-    settings.
+    Every second trial has a ridge (the settings' own `relative_l21`, or 1 without one), because a
+    server may ask for a ridge under any settings.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]

@@ -3,15 +3,13 @@
 The adversary knows everything except whether a group of patients is present.
 
 A tiny site, with and without the group, answers the same run repeatedly, each time with an empty
-ledger. The adversary computes the log likelihood ratio from the bytes of the replies. This is the
-most powerful test (Neyman & Pearson). Under a Gaussian mechanism, the ratio is normal, and its two
-means differ by mu standard deviations. The estimate of mu and its standard error are compared with
-the mu of the ledger's events.
+ledger. The log likelihood ratio of the replies is the most powerful test (Neyman & Pearson). Under
+a Gaussian mechanism, the ratio is normal, and its two means differ by mu standard deviations. The
+estimate of mu and its standard error are compared with the mu of the ledger's events.
 
-The canaries are equal patients. There are enough canaries to make the error of the estimate small
-relative to mu. A group of k patients is protected by k times mu (Dong, Roth & Su 2022, Theorem
-2.14), and for Gaussian noise this is exact. The audit checks that each canary reaches the bound in
-every release.
+The canaries are equal patients, enough to make the error of the estimate small relative to mu. A
+group of k patients is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), and for
+Gaussian noise this is exact. The audit checks that each canary reaches the bound in every release.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance between the two means for the group of canaries, in standard deviations, if the ledger
-is right."""
+"""Distance between the two means, in standard deviations, if the ledger is right."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -74,9 +71,8 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Distinguish two neighbouring sites by their replies with the most powerful test.
 
-    A made-up tiny site has the target's epsilon, delta and bound. The findings are the differences
-    between the estimated mu and the ledger's mu, in standard errors, for a run and for each
-    release. Another finding is the fraction of the bound that the canaries reach.
+    The findings are the differences between the estimated mu and the ledger's mu, in standard
+    errors, for a run and for each release, and the fraction of the bound that the canaries reach.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -125,10 +121,7 @@ def audit_likelihood(
 
 
 def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
-    """Estimate the distance between two samples of log likelihood ratios.
-
-    The unit is the common standard deviation of the samples.
-    """
+    """Estimate the distance of two samples, in units of their common standard deviation."""
     spread = math.sqrt((without.var(ddof=1) + with_group.var(ddof=1)) / 2)
     mu = float(with_group.mean() - without.mean()) / spread
     runs = len(without)
@@ -136,10 +129,9 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return a game at a site of a few made-up patients.
+    """Return a game at a site of a few made-up patients, with the settings' epsilon and bound.
 
-    The settings' own epsilon, delta and bound apply. Every release costs the same, so a ledger that
-    omits any release has a large error.
+    Every release costs the same, so a ledger that omits any release has a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
@@ -164,10 +156,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes.
-
-    Phenotype 1 has the canaries' two codes, and phenotype 2 has all other codes.
-    """
+    """Return a transcript with two phenotypes: the canaries' two codes, and all other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -187,12 +176,10 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return a run's log likelihood ratios: replies with the group against replies without it.
+    """Return a run's log likelihood ratios, by release, and the least reached sensitivity.
 
     Each ratio is conditional on earlier releases, because un-noised sums are computed from the
-    site's own earlier replies. The log ratio of the whole run is therefore the sum of the log
-    ratios. The second result is the smallest fraction of the sensitivity that the group reached in
-    a release.
+    site's own earlier replies. The log ratio of the whole run is therefore their sum.
     """
     heard = replace(
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}
@@ -212,7 +199,7 @@ def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[l
 def _ledger_mu(
     folder: Path, releases: Sequence[PlannedRelease]
 ) -> tuple[NDArray[np.float64], float]:
-    """Return the mu of each release in a site's ledger, and the mu of the whole ledger."""
+    """Return the mu of each release in a site's ledger, and of the whole ledger."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

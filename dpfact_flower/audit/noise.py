@@ -1,10 +1,9 @@
 """Noise audit: noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
-The noise of a site's round is the release minus the un-noised sum. The scale is tested at the
-settings' bound, at bound 0.1 and at bound 1. At bound 1 alone, the test would not notice a variance
-in place of a standard deviation. Noise is compared between rounds, jobs and sites, and within one
-release. A request is also repeated to a site that has lost its state. All comparisons use every
-offset, so that a restarted random number generator is found anywhere.
+The noise of a site's round is the release minus the un-noised sum. The scale is tested at several
+bounds, because at bound 1 alone a variance in place of a standard deviation would not be noticed.
+Noise is compared between rounds, jobs and sites, within one release, and with that of a site that
+has lost its state, at every offset, so that a restarted random number generator is found.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Number of pairs of values below which a correlation is not tested."""
 _MOST_VALUES = 20_000
-"""Largest number of a release's values in a correlation: enough to find any reuse, and fast for any
-size."""
+"""Largest number of a release's values in a correlation, enough to find any reuse."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +57,18 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Measure the noise of every release of the plan, over at least `values` values per release.
 
-    `rng` chooses transcripts. `seeded` is true if the settings have a noise seed, which makes the
-    noise predictable. The findings are each release's standard deviation as a fraction of the
-    planned value, and then the mean, the shape, and the largest correlation of each kind.
+    `seeded` says that the settings have a noise seed, which makes the noise predictable. The
+    findings are each release's standard deviation as a fraction of the planned value, and then the
+    mean, the shape, and the largest correlation of each kind.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
     bounds = [target.privacy.bound, *(b for b in _BOUNDS if b != target.privacy.bound)]
     for number, bound in enumerate(bounds):
-        asked = _at_bound(target, bound)
+        asked = target
+        if bound != target.privacy.bound:
+            privacy = replace(target.privacy, bound=bound)
+            asked = AuditTarget.of(target.site, target.solver, privacy)
         releases = [r for r in asked.plan.releases if number == 0 or KINDS[r.kind].clipped]
         samples = []
         for place, planned in enumerate(releases):
@@ -81,26 +82,16 @@ def audit_noise(
     return (*scales, *shape, *correlations, _source(own, seeded=seeded))
 
 
-def _at_bound(target: AuditTarget, bound: float) -> AuditTarget:
-    """Return the same run, planned with another bound."""
-    if bound == target.privacy.bound:
-        return target
-    return AuditTarget.of(target.site, target.solver, replace(target.privacy, bound=bound))
-
-
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Play one round in enough jobs for `values` values.
-
-    All jobs have the same transcript.
-    """
+    """Play one round, with one transcript, in enough jobs for `values` values."""
     start = target.plan.start
-    told = {} if planned == start else {start.round: np.full(start.count, 100 * start.sigma)}
+    released = {start.round: as_release(np.full(start.count, 100 * start.sigma))}
     transcript = target.transcript(
         _plain_factors(target, rng),
         random_selection(target, rng),
-        {number: as_release(values) for number, values in told.items()},
+        {} if planned == start else released,
         relative_l21=0.0,  # a ridge does not affect the noise, and takes time
     )
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
@@ -124,10 +115,7 @@ def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
 
 
 def _scale(target: AuditTarget, sample: _Sample, where: str) -> Finding:
-    """Test the standard deviation of the noise, two-sided.
-
-    The test is chi-square: n times the mean square of standard normal values.
-    """
+    """Test the standard deviation of the noise by a two-sided chi-square test."""
     values = sample.values()
     n = len(values)
     low, high = (math.sqrt(stats.chi2.ppf(p, n) / n) for p in (ALPHA / 2, 1 - ALPHA / 2))
@@ -172,7 +160,6 @@ def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
 
 
 def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
-    """Return the largest correlation of each kind, at any offset."""
     cut = [
         {name: _standardised(stream[:, :_MOST_VALUES]) for name, stream in sample.streams.items()}
         for sample in samples
@@ -189,10 +176,7 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Finding:
-    """Return the largest |z| of the correlations of paired rows.
-
-    The largest value is over all pairs and offsets (Fisher's z).
-    """
+    """Return the largest |z| (Fisher's) of the correlations of paired rows, at any offset."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = len(one) if two is None else min(len(one), len(two))
@@ -217,10 +201,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Fi
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return sums of products of paired rows at every offset.
-
-    The second result is the number of overlapping values.
-    """
+    """Return sums of products of paired rows, and the number of overlaps, at every offset."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)

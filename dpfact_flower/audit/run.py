@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfact_flower.audit.finding import Finding, ShareDone, count_of, failed
+from dpfact_flower.audit.finding import Finding, ShareDone, count_of
 from dpfact_flower.audit.likelihood import audit_likelihood
 from dpfact_flower.audit.noise import audit_noise
 from dpfact_flower.audit.sensitivity import audit_sensitivity
@@ -40,17 +41,20 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    At most 200 patients of one site take part. `site` names a site of a cohort, by default the
-    first site. The settings' noise seed is not used but reported. Without the site's `state_dir`,
-    its ledger is not checked. `seed` determines the auditor's choices, but the noise has no seed.
-    An audit that stops with an error gives a failed finding.
+    At most 200 patients of one site take part, by default of a cohort's first site. The settings'
+    noise seed is not used but reported. Without the site's `state_dir`, its ledger is not checked.
+    `seed` determines the auditor's choices, but the noise has no seed.
     """
-    chosen, sites = _site_of(data, site)
+    sites = (data,) if isinstance(data, SiteData) else data.sites
+    chosen = next((one for one in sites if site in ("", one.name)), None)
+    if chosen is None:
+        raise SettingsError(
+            f"site: must be one of {', '.join(s.name for s in sites)}; got {site!r}"
+        )
     rng = np.random.default_rng(seed)
     if privacy.privacy == "patient" and not privacy.patients:
-        everybody = data.sites if isinstance(data, Cohort) else (data,)
-        privacy = replace(privacy, patients=sum(one.tensor.n_patients for one in everybody))
-    target = AuditTarget.of(subsample(chosen, _PATIENTS, rng), solver, privacy, sites=sites)
+        privacy = replace(privacy, patients=sum(one.tensor.n_patients for one in sites))
+    target = AuditTarget.of(subsample(chosen, _PATIENTS, rng), solver, privacy, sites=len(sites))
     work: dict[str, Callable[[ShareDone], tuple[Finding, ...]]] = {
         "sensitivity": lambda done: audit_sensitivity(
             target, rng, trials=16 if quick else 48, done=done
@@ -87,9 +91,9 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
 
 @contextmanager
 def _new_ledgers_expected() -> Iterator[None]:
-    """Silence the sites' warnings about new ledgers, because each audited run has its own ledger.
+    """Silence warnings about new ledgers, at which a site's staff must stop.
 
-    A site's staff must stop when they see this warning, so it must not appear without need.
+    Each audited run has its own ledger.
     """
     logger = logging.getLogger(NEW_LEDGERS)
     before, logger.disabled = logger.disabled, True
@@ -106,15 +110,7 @@ def guarded(
     try:
         return work(lambda share: watch(name, share) if watch else None)
     except DPFactError as error:  # our own messages contain no patient data
-        return (failed(f"{name}: broke off", f"{type(error).__name__}: {error}"),)
+        detail = f"{type(error).__name__}: {error}"
     except Exception as error:  # only the type of other errors
-        return (failed(f"{name}: broke off", type(error).__name__),)
-
-
-def _site_of(data: SiteData | Cohort, name: str) -> tuple[SiteData, int]:
-    """Return the site to audit, and the number of sites."""
-    sites = (data,) if isinstance(data, SiteData) else data.sites
-    for site in sites:
-        if name in ("", site.name):
-            return site, len(sites)
-    raise SettingsError(f"site: must be one of {', '.join(s.name for s in sites)}; got {name!r}")
+        detail = type(error).__name__
+    return (Finding(f"{name}: broke off", math.nan, (0.0, 0.0), detail),)

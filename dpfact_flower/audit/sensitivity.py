@@ -1,10 +1,9 @@
 """Sensitivity: adding one patient changes a release only by the patient's own bounded part.
 
-Two sites, one of them with an additional patient, receive the same transcript, and each site keeps
-its own state between rounds. The sites' un-noised sums are exact integers and may differ by at most
-the sensitivity. The difference must equal the patient's own contribution, which shows that no other
-patient's part has changed. The patients are chosen to reach the bound. The audit fails if no
-patient reaches the bound, because the audit then has no power.
+Two sites, one of them with an additional patient, receive the same transcript. Their un-noised sums
+are exact integers and may differ by at most the sensitivity. The difference must equal the
+patient's own contribution, which shows that no other patient's part has changed. The patients are
+chosen to reach the bound. The audit fails if none does, because it then has no power.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from dpfact_flower.audit.finding import Finding, ShareDone, count_of, silent
 from dpfact_flower.audit.hostile import (
     CANARIES,
     alone,
+    empty,
     hostile_transcript,
     joined,
-    nobody,
     random_patients,
 )
 from dpfact_flower.audit.target import (
@@ -36,8 +35,7 @@ from dpfact_flower.privacy.patient.kinds import PlannedRelease
 
 _PATIENTS = 6
 _REACHED = 0.99
-"""Fraction of the sensitivity that at least one patient must reach. Otherwise, the audit has no
-power."""
+"""Fraction of the sensitivity that at least one patient must reach."""
 _CANARIES_A_TRIAL = 2
 
 
@@ -46,9 +44,9 @@ def audit_sensitivity(
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release of the plan with random and hostile input.
 
-    Each trial has a small site (some of the target's patients, or made-up patients), a transcript
-    and two patients to add. The findings for each release are the largest distance as a fraction of
-    the sensitivity (0.99 to 1) and the number of changes in other patients' parts (0).
+    Each trial has a small site, a transcript and two patients to add. The findings for each release
+    are the largest distance as a fraction of the sensitivity (0.99 to 1) and the number of changes
+    in other patients' parts (0).
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -87,7 +85,7 @@ def audit_sensitivity(
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
     """Return a site with some of the target's patients, made-up patients, or an empty patient."""
     if trial % 8 == 3:
-        return nobody(target.site)
+        return alone(target.site, [empty(target.site.tensor.feature_shape)])
     if trial % 4 < 2:
         return subsample(target.site, _PATIENTS, rng)
     return alone(target.site, random_patients(target.site.tensor.feature_shape, _PATIENTS, rng))

@@ -65,10 +65,7 @@ class AuditTarget:
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
-        """Return the L2 distance by which one patient may move a release.
-
-        The distance comes from the design, not from the plan.
-        """
+        """Return the L2 distance by which one patient may move a release, by the design."""
         return KINDS[planned.kind].sensitivity(self.privacy.bound)
 
     def transcript(
@@ -79,10 +76,7 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> Transcript:
-        """Return the requests of a server that sends these factors in each round that uses factors.
-
-        `relative_l21` replaces the value in the settings.
-        """
+        """Return the requests of a server that sends these factors whenever factors are used."""
         solver = self.solver
         if relative_l21 is not None:
             solver = replace(solver, relative_l21=relative_l21)
@@ -102,8 +96,7 @@ class AuditTarget:
                 selection=selection if "selection" in carries else (),
                 weights=self._weights(selection) if "weights" in carries else (),
             )
-            # The request passes through the protocol's own parser, because a server cannot send
-            # requests that the parser refuses.
+            # A server cannot send requests that the protocol's parser refuses.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
 
@@ -116,10 +109,7 @@ class AuditTarget:
         )
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
-        """Return a real site, which checks, charges and stores.
-
-        The site's budget allows the audited run.
-        """
+        """Return a real site, whose budget allows the audited run."""
         settings = SiteSettings(
             site=self.site.name,
             state_dir=str(state_dir),
@@ -136,8 +126,7 @@ class AuditTarget:
 class Transcript:
     """A server's input to a site in a run, made by `AuditTarget.transcript`.
 
-    `selection` holds the selected codes. `releases` replaces the site's own earlier releases.
-    Rounds that are not in `releases` use the site's real releases.
+    `releases` replaces the site's own earlier releases.
     """
 
     anchors: Factors
@@ -165,7 +154,7 @@ class SimulatedSite:
         self._released = dict(transcript.releases)
 
     def state(self) -> SiteState | None:
-        """Return the state after the last round. Patient mode should leave no state."""
+        """Return the state after the last round, which patient mode does not use."""
         return self._state
 
     def release(self, round_number: int) -> Release | None:
@@ -201,16 +190,13 @@ def noise_of(
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """Return the site with a random sample of its patients.
-
-    The result has no data except the tensor.
-    """
+    """Return a site with the tensor of a random sample of patients, and no other data."""
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 
 
 def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
-    """Return codes that a server might select, or nothing if the run keeps all codes."""
+    """Return codes that a server might select."""
     if not target.privacy.codes_kept:
         return ()
     return tuple(
@@ -220,10 +206,6 @@ def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
-    """Return a folder for the audit's own state-dirs, in memory if possible.
-
-    The folder is deleted afterwards. A real site waits for its disk at every charge, but thousands
-    of audited runs need not wait.
-    """
+    """Return a folder, in memory if possible: thousands of runs need not wait for a disk."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return TemporaryDirectory(prefix="dpfact-audit-", dir=place)

@@ -5,15 +5,12 @@ drawn in integer arithmetic, so they have exactly the distribution of the proof:
 to exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
 
 The sampler is from Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two and
-also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, a coin whose
-probability is a binary fraction needs only a comparison of random bits, and no number here exceeds
-2**49.
+also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, its coin
+needs only a comparison of random bits, and no number here exceeds 2**49.
 
-Random bytes form one stream of bits, lowest first, and a value depends only on its bits. A draw
-that runs out of bits starts again at its own first bit after the buffer is refilled. Buffers can
-therefore end anywhere.
-
-The time of a draw depends on the noise, never on the data (``docs/explanation/noise.md``).
+Random bytes form one stream of bits, lowest first. A draw that runs out of bits starts again at its
+own first bit after the buffer is refilled, so a value depends only on its bits. The time of a draw
+depends on the noise, never on the data (``docs/explanation/noise.md``).
 """
 
 from __future__ import annotations
@@ -40,9 +37,7 @@ _ROUNDING = 1 + 1e-12  # exceeds the rounding of a few float operations
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Draw independent, exact samples of the discrete Gaussian of mean 0 and deviation `SIGMA`.
 
-    `random_bytes` returns the requested number of independent uniform bytes. Pass `os.urandom`, or
-    a seeded generator in simulation. A sample takes about 24 bytes. Bytes are requested 32 KiB at a
-    time, and unused bytes are dropped.
+    `random_bytes` is `os.urandom`, or a seeded generator in simulation. A sample takes 24 bytes.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
@@ -98,9 +93,8 @@ def _sample(
 
 # --- The sampler, compiled ------------------------------------------------------------------------
 #
-# `words` is the stream of bits and `cursor[0]` the next bit. A cursor beyond the end means that the
-# bits ran out. From there on, coins have fixed results that end every loop, and `_fill` drops the
-# incomplete draw.
+# `words` is the stream of bits and `cursor[0]` the next bit. Beyond the end, coins have fixed
+# results that end every loop, and `_fill` drops the incomplete draw.
 
 
 @compiled()
@@ -116,8 +110,7 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     value = words[word] >> np.uint64(shift)
     if shift + count > 64:
         value |= words[word + 1] << np.uint64(64 - shift)
-    # Converted back to a signed number, because numba compares signed with unsigned numbers as
-    # floats.
+    # Signed, because numba compares signed with unsigned numbers as floats.
     return np.int64(value & ((np.uint64(1) << np.uint64(count)) - np.uint64(1)))  # type: ignore[return-value]
 
 

@@ -114,7 +114,9 @@ class SecureSum:
         members = tuple(
             keys.Member(*member) for member in self._run.members if member.site in set(names)
         )
-        self._question = self._planned.question(self._request, last.number, members)
+        self._question = self._planned.question(
+            self._request.digest, self._request.privacy.patients, last.number, members
+        )
         self._masked = {}
         return SecureStage("sum", last.number, self._run.members, names)
 

@@ -132,7 +132,7 @@ def secure_round(
     members = tuple(
         keys.Member(*member) for member in stage.members if member.site in set(stage.asked)
     )
-    question = planned.question(request, stage.attempt, members)
+    question = planned.question(request.digest, request.privacy.patients, stage.attempt, members)
     if stage.stage == "open" and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
     rules.check_question(job, state, question, keyring.peers)

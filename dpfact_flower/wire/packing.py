@@ -1,10 +1,8 @@
 """Compression of released values, which are integer multiples of a grid's step.
 
-Before its release, a noisy value is rounded to a multiple of a small fraction of the noise's
-standard deviation (`dpfact_flower.privacy.patient`). The resulting small integers are written
-without a sign bit (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...) and in planes: the first byte
-of every value, then the second byte, and so on. The upper planes are mostly 0. Unpacking restores
-the float32 values exactly.
+The small integers are written without a sign bit (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...)
+and in planes: the first byte of every value, then the second byte, and so on. The upper planes are
+mostly 0. Unpacking restores the float32 values exactly.
 
 Layout: the step (float64, little-endian), then a zlib stream of as many planes as the largest value
 has bytes, the lowest bytes first.
@@ -29,10 +27,7 @@ _LEVEL = 1
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Pack values into bytes. Return None if they are not on the grid or would not get smaller.
-
-    Each value must be the float32 nearest to an integer multiple of `step`.
-    """
+    """Pack float32s nearest to multiples of `step`, or return None if others or if not smaller."""
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
     if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN

@@ -1,9 +1,7 @@
 """Requests and replies, and their checks at both ends.
 
-A round has one request (global feature factors and settings) and one reply (a release and the
-site's public name) for each site. Each message is a list of arrays and a flat config of scalars,
-which is the common form of `NumPyClient` and both generations of Flower strategies. Nothing else is
-ever sent.
+Each message is a list of arrays and a flat config of scalars, which is the common form of
+`NumPyClient` and both generations of Flower strategies. Nothing else is ever sent.
 """
 
 from __future__ import annotations
@@ -53,8 +51,6 @@ class RoundRequest:
 
     Attributes
     ----------
-    job : str
-        The run's name, which becomes the name of a folder at the site.
     seed : int
         Public seed of the site's start and visiting order, never of its noise.
     vocabulary : str
@@ -67,16 +63,13 @@ class RoundRequest:
         Positions of the selected codes, one array per feature mode; empty if all codes are used.
     weights : tuple of ndarray of float32
         Multiplier for the cells of each selected code; empty for equal weights.
-    rule : str
-        Name of the run's rule; "" for the privacy mode's own rule.
     usages : ndarray of float64, shape (slots, 2, R), or None
         With secure sums, each phenotype's usage in each slot, and the standard deviation of its
         noise.
     answered : mapping
-        For each site, the last earlier round whose answer the server has. This field is not part of
-        `digest` and `terms`.
+        For each site, the last earlier round whose answer the server has.
     secure : SecureStage or None
-        Requested stage of a secure sum. This field is not part of `digest` and `terms`.
+        Stage of a secure sum. Neither this nor `answered` is part of `digest` and `terms`.
     """
 
     job: str
@@ -95,10 +88,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and config of the message, without empty texts.
-
-        Flower cannot measure the size of an empty text.
-        """
+        """Return arrays and config, without empty texts, whose size Flower cannot measure."""
         config = {
             "protocol": PROTOCOL_VERSION,
             "job": self.job,
@@ -132,6 +122,7 @@ class RoundRequest:
             privacy = PrivacySettings.from_config(config)
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
+        secure = SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
         rounds = _field(config, "rounds", int, low=1)
         # There is no budget for a round after the planned rounds.
         number = _field(config, "round", int, low=1, high=rounds)
@@ -153,12 +144,12 @@ class RoundRequest:
             privacy=privacy,
             vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
             anchors=checked_factors(anchors, rank=solver.rank, who="request") if anchors else (),
-            selection=checked_selection(selection),
-            weights=checked_weights(weights),
+            selection=_checked_selection(selection),
+            weights=_checked_weights(weights),
             rule=_name(config, "rule") if "rule" in config else "",
             usages=_usages(config),
             answered=_answered(config),
-            secure=_secure(config),
+            secure=secure,
         )
 
     @property
@@ -202,8 +193,7 @@ class RoundRequest:
 class SiteReply:
     """A reply from one site: its public name and the arrays it released.
 
-    At the site, the values of a vector are integer multiples of `step`. In all other cases, `step`
-    is 0.
+    At the site, the values of a vector are multiples of `step`. In all other cases it is 0.
     """
 
     site: str
@@ -243,10 +233,7 @@ class SiteReply:
 
 @cache
 def _always_said() -> tuple[str, ...]:
-    """Return the settings that each request must have, because the server's defaults may differ.
-
-    Settings with an empty text are left out, because empty texts are not sent.
-    """
+    """Return the settings that each request must have, because the server's defaults may differ."""
     settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
     return tuple(key for key, default in settings.items() if default != "")
 
@@ -279,23 +266,16 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
     return tuple(np.ascontiguousarray(array) for array in arrays)
 
 
-def checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check the positions of selected codes, one array per mode: not negative and ascending.
-
-    `dpfact_flower.site.round.check_modes` compares the positions with the vocabulary.
-    """
+def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
+    """Check the positions of selected codes; `site.round.check_modes` has the vocabulary."""
     for mode, positions in enumerate(arrays, start=1):
-        if (
-            positions.ndim != 1
-            or len(positions) == 0
-            or positions[0] < 0
-            or (positions[1:] <= positions[:-1]).any()
-        ):
+        vector = positions.ndim == 1 and len(positions) > 0
+        if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():
             raise MessageError(f"selection, mode {mode}: need ascending positions of codes")
     return tuple(np.ascontiguousarray(positions) for positions in arrays)
 
 
-def checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
+def _checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
     """Check the weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
     for mode, weights in enumerate(arrays, start=1):
         if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
@@ -330,16 +310,11 @@ def _check_values(array: NDArray[Any], where: str, limit: float) -> None:
 
 
 def _answered(config: Mapping[str, object]) -> dict[str, int]:
-    """Return the request's `answered`."""
     try:
         rounds = from_json(_field({_ANSWERED: "{}", **config}, _ANSWERED, str))
         return {str(site): int(number) for site, number in rounds.items()}
     except (AttributeError, TypeError, ValueError, OverflowError):
         raise MessageError(f"{_ANSWERED}: need rounds by site") from None
-
-
-def _secure(config: Mapping[str, object]) -> SecureStage | None:
-    return SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
 
 
 def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
@@ -374,7 +349,7 @@ def _field(
 
 
 def _name(config: Mapping[str, object], key: str) -> str:
-    """Check a received name, which becomes a folder and appears in logs."""
+    """Check a name, which becomes a folder and appears in logs."""
     name = _field(config, key, str)
     try:
         check_name(key, name)

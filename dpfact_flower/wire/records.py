@@ -1,8 +1,8 @@
 """The layout of requests and replies in Flower's records.
 
 Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
-`fitres`, because a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The layout's
-names are copied here, because Flower's module with these names has moved between versions.
+`fitres`, which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. Its names are copied here,
+because Flower's module with these names has moved between versions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def answer(
 
 
 def read_request(message: Message) -> Payload:
-    """Read a request. Raise a `MessageError` if arrays or config are missing or damaged."""
+    """Read a request."""
     try:
         return _read(message, *_ASK)
     except MessageError as error:
@@ -60,7 +60,7 @@ def read_request(message: Message) -> Payload:
 
 
 def read_reply(message: Message) -> Payload:
-    """Read a reply. Raise a `MessageError` if arrays or config are missing or damaged."""
+    """Read a reply."""
     return _read(message, *_ANSWER)
 
 
@@ -94,12 +94,8 @@ def _received(array: Array) -> NDArray[Any]:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return the number of bytes of messages and all their objects, as Flower sends them.
-
-    Content that several messages share is measured once and counted for each message.
-    """
-    # To serialise an object, Flower names its children by their hashes, and recomputes each hash
-    # at every level. This context manager of Flower computes each hash once.
+    """Return the number of bytes of messages and all their objects, as Flower sends them."""
+    # Content that several messages share is measured once, and each hash is computed once.
     sizes: dict[int, int] = {0: 0}
 
     def below(node: Any) -> int:

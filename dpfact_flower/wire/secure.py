@@ -1,8 +1,7 @@
 """The stages of secure sums in a round's request.
 
 There are three stages: `keys`, once per job; `sum`, for each release; and `open`, if sites may be
-lost. A stage is sent as JSON text in the request's config. The stage does not change the requested
-release, so it is not part of the request's digest.
+lost. A stage does not change the requested release, so it is not part of the request's digest.
 """
 
 from __future__ import annotations
@@ -37,17 +36,9 @@ class MemberKey(NamedTuple):
 class SecureStage:
     """A stage of the exchange.
 
-    Attributes
-    ----------
-    attempt : int
-        Number of the attempt at a sum. If a site is lost, another attempt follows with fewer sites.
-    members : tuple of MemberKey
-        All sites that gave keys, sorted by name; empty in the stage `keys`.
-    asked : tuple of str
-        Names of the sites in this attempt, or of the sites whose keys are requested.
-    sealed : mapping of str to bytes
-        In the stage `open`: for each sender, the share of the sender's seed that is sealed for this
-        site.
+    If a site is lost, another `attempt` follows with fewer sites. `members` has all sites that gave
+    keys, sorted by name, and `asked` the sites in this attempt, or those whose keys are requested.
+    To open, `sealed` has the share of each sender's seed that is sealed for this site.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -106,9 +97,8 @@ def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
     """Return the site's name and the parts of a reply, if their number is as expected."""
-    site = config.get("site")
     try:
-        name = _site(site)
+        name = _site(config.get("site"))
     except DataError as error:
         raise MessageError(str(error)) from None
     if len(arrays) != number or any(a.dtype != np.uint8 or a.ndim != 1 for a in arrays):
@@ -122,7 +112,7 @@ def sealed_text(shares: Mapping[str, bytes]) -> bytes:
 
 
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the shares of `sealed_text` for the named sites only."""
+    """Read the shares of `sealed_text` for the named sites."""
     try:
         sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:

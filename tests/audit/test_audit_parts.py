@@ -9,15 +9,15 @@ import pytest
 from scipy import stats
 
 from dpfact_flower.audit import AuditTarget, Finding, audit
-from dpfact_flower.audit.finding import count_of, failed
+from dpfact_flower.audit.finding import count_of
 from dpfact_flower.audit.hostile import (
     CANARIES,
     FACTORS,
     STARTS,
     alone,
+    empty,
     hostile_transcript,
     joined,
-    nobody,
     patient_of,
     random_patients,
 )
@@ -41,7 +41,7 @@ def test_a_finding_passes_within_its_range_and_no_number_never_does():
     assert Finding("x", 1.0, (0.0, 1.0)).passed
     assert not Finding("x", math.nextafter(1, 2), (0.0, 1.0)).passed
     assert not Finding("x", math.nan, (-math.inf, math.inf)).passed
-    assert not failed("x", "").passed
+    assert not Finding("x", math.nan, (0.0, 0.0)).passed
     assert count_of("x", 0).passed
     assert not count_of("x", 1).passed
 
@@ -112,7 +112,7 @@ def test_sites_are_joined_patient_by_patient(target, rng):
     mine = tensor.to_dense()
     np.testing.assert_array_equal(np.delete(both, [5, 6], axis=0), mine)
     np.testing.assert_array_equal(both[5:7], alone(target.site, extra).tensor.to_dense())
-    assert nobody(target.site).tensor.nnz == 0
+    assert alone(target.site, [empty(target.site.tensor.feature_shape)]).tensor.nnz == 0
     row = patient_of(target.site, 3)
     np.testing.assert_array_equal(
         alone(target.site, [row]).tensor.to_dense()[0].astype(float), mine[3]

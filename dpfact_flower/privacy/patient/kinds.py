@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +22,8 @@ from dpfact_flower.privacy.patient.statistics import (
 )
 from dpfact_flower.privacy.secure_sum.keys import Member, Question
 from dpfact_flower.privacy.secure_sum.masks import width_of
-from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.triangle import strict_size, whole_size
-
-
-class Asked(Protocol):
-    """The part of a round's request that a sum depends on."""
-
-    @property
-    def privacy(self) -> PrivacySettings:
-        """Privacy settings of the run."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the whole request."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +32,6 @@ class PlannedRelease:
 
     Attributes
     ----------
-    kind : str
-        Name of the kind in `KINDS`.
-    round : int
-        Flower round, from 1.
     mode : int or None
         Feature mode that a refinement updates, from 0.
     sensitivity : float
@@ -83,13 +65,15 @@ class PlannedRelease:
         """Standard deviation of the noise on a site's values, or on a slot's total."""
         return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
 
-    def question(self, asked: Asked, attempt: int, members: Sequence[Member]) -> Question:
-        """Return the question for one attempt at a secure sum."""
-        width = width_of(asked.privacy.patients or None, self.sensitivity / self.own_sigma)
-        return Question(self.round, bytes.fromhex(asked.digest), attempt, width, tuple(members))
+    def question(
+        self, digest: str, patients: int, attempt: int, members: Sequence[Member]
+    ) -> Question:
+        """Return the question for one attempt at a secure sum, from the request's digest."""
+        width = width_of(patients or None, self.sensitivity / self.own_sigma)
+        return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:
-        """Return the name of the release's event. `modes` are the names of the feature modes."""
+        """Return the name of the release's event. `modes` names the feature modes."""
         kind = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
         return f"round {self.round}, {kind}"
 
@@ -115,14 +99,12 @@ class ReleaseKind:
     Attributes
     ----------
     statistic : callable
-        Function that computes the bounded sum from the patients, the planned release, the released
-        factors and the ridge.
+        Computes the bounded sum.
     size : callable
-        Function that computes the number of values from each mode's number of codes before
-        selection, the number of kept codes, the mode, and the rank.
+        Computes the number of values from each mode's number of codes before selection, the number
+        of kept codes, the mode, and the rank.
     clipped : bool
-        Whether a patient's part is clipped to the run's `bound`. Otherwise the part's norm is at
-        most 1.
+        Whether a patient's part is clipped to the run's `bound`. Otherwise its norm is at most 1.
     carries : tuple of str
         Fields of the kind's request in addition to the settings, if the run has them.
     """
@@ -175,8 +157,5 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields of a round's request in addition to the settings, if the run has them.
-
-    The last round has no release. The request of the last round carries the final model.
-    """
+    """Return what `ReleaseKind.carries` says; the last round, without release, has the model."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")

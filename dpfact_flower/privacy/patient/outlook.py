@@ -1,8 +1,7 @@
 """Forecast the outcome and the resources of a run in patient mode, from public facts alone.
 
-The forecast chance is the chance that every model beats every fit to shuffled patients, which is
-the test for real data (docs/results.md). The chance depends only on the signal and was calibrated
-on real cohorts.
+The forecast chance is that every model of a real cohort beats every fit to shuffled patients
+(docs/results.md). It depends only on the signal and was calibrated on real cohorts.
 """
 
 from __future__ import annotations
@@ -21,50 +20,38 @@ Verdict = Literal["good", "weak", "hopeless", "unknown"]
 _MIDDLE, _STEEP = 22.0, 4.0
 """Strength with a chance of one half, and slope of the chance in the logarithm of the strength
 (docs/explanation/start.md)."""
-_GOOD, _HOPELESS = 0.9, 0.1
-"""Chances for the verdicts. Below the second chance nearly every run fails, unless phenotypes are
-distinct."""
+_GOOD, _HOPELESS = 0.9, 0.1  # chances for the verdicts
 _CLEAR = 1.5
-"""Signal above which planted, distinct phenotypes are recovered. Runs with this signal are never
-called hopeless."""
+"""Signal above which distinct phenotypes are recovered, so that a run is never called hopeless."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
 _SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
 """Mean factor match score of planted phenotypes after one refinement, by signal."""
 _MANY_CODES = 2_000
-"""Total number of codes above which fewer codes are always proposed, because the start is very
-large."""
+"""Total number of codes above which the start is so large that fewer codes are proposed."""
 BYTES_A_VALUE = 48
 """Memory in bytes for one value of a release: one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Number of sites that the server's start keeps apart. More sites are summed in groups
-(`estimation.start`)."""
+"""Number of sites that the server's start keeps apart; more are grouped (`estimation.start`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for a site's start, for a site or group that candidates
 are fitted to, and for work matrices."""
 _SURROGATE_BYTES = 80_000_000
-"""The server's memory in bytes for surrogates, which follow the start (60 and 80 MB measured)."""
-_SENT_BITS = 12
-"""Bits of one value in a message (docs/explanation/noise.md)."""
-_MASKED_BITS = 32
-"""Bits of one masked value, which cannot be compressed. 48 bits if `patients` is unknown."""
+"""The server's memory for surrogates, which follow the start (60 and 80 MB measured)."""
+_SENT_BITS, _MASKED_BITS = 12, 32
+"""Bits of a value in a message (docs/explanation/noise.md), and of a masked one (48 if `patients`
+is unknown)."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
 """Seconds on an idle core for one value's noise, and for one patient's refit per phenotype."""
 _FIT_STEPS, _SEARCH_STEPS = 100, 12
 """Iterations of the server's start in addition to one growth iteration per phenotype, and steps of
 growth's search for a phenotype, each with one direction per site and four random directions."""
 _PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.4
-"""Multiply-adds per second of an idle core, and seconds per phenotype for surrogates. Measured for
-518 and 200 codes, 20 and 50 phenotypes and 6 to 200 sites: the start took 0.2 to 8 s, surrogates 3
-to 12 s, and the fits to halves of the noise 5 and 8 s. For patients with many codes, only the fits
-to halves are made."""
+"""Multiply-adds per second of an idle core, and seconds per phenotype for surrogates, measured for
+518 and 200 codes, 20 and 50 phenotypes and 6 to 200 sites."""
 
 
 class Facts(NamedTuple):
-    """Public facts about a run. 0 patients or sites means unknown.
-
-    `sizes` has the number of kept codes of each feature mode. `sharing` says how sites share one
-    noise, or is None.
-    """
+    """Public facts about a run. `sizes` counts kept codes. 0 patients or sites means unknown."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -105,17 +92,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One quantity that could be changed, with all others equal.
+    """One quantity that could be changed, with all others equal. Sites bring their own patients.
 
-    Attributes
-    ----------
-    name : str
-        Name of the quantity. Additional sites bring as many patients as the other sites have on
-        average.
-    good : float
-        Value from which the verdict would be good, or 0 if no value is enough.
-    chance : float
-        The chance with half the value (rank, codes) or twice the value (other quantities).
+    `good` is the value from which the verdict would be good, or 0 if no value is enough. `chance`
+    is the chance with half the value (rank, codes) or twice the value (other quantities).
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -124,10 +104,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text.
-
-        A value that must grow is rounded up, so the text never shows the run's own value.
-        """
+        """`good` as text. What must grow is rounded up, never to the run's own value."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -136,27 +113,23 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The forecast for a plan, from public facts alone.
+    """The forecast for a plan, from public facts alone; NaN where these are unknown.
 
     Attributes
     ----------
-    verdict : str
-        The verdict, which is "unknown" if the number of patients or sites is not given.
     sentence : str
         The verdict in plain words, with the changes that would help.
     rank : int
-        Largest number of phenotypes with a good verdict, at most the plan's number. 1 if no number
-        has a good verdict.
+        Largest number of phenotypes with a good verdict, from 1 to the plan's number.
     signal : float
         Patients per phenotype against the noise in the start: ``(I / R) / (sigma sqrt(2 n T))``,
         for I patients, n codes and T sites. The noise is the largest eigenvalue of a random matrix.
-        NaN if unknown.
     score : float
-        Factor match score that planted, distinct phenotypes reached at this signal. NaN if unknown.
+        Factor match score that planted, distinct phenotypes reached at this signal.
     chance : float
-        Chance that every model of a real cohort beats every null, at this signal. NaN if unknown.
+        Chance that every model of a real cohort beats every null, at this signal.
     levers : tuple
-        Levers, with the most helpful first.
+        The most helpful one first.
     """
 
     verdict: Verdict
@@ -169,21 +142,18 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Resources that a run needs at one site and at the server.
+    """Resources that a run needs at one site and at the server, in bytes and seconds of a core.
 
     Attributes
     ----------
     memory, sent : int
-        Bytes of memory for the largest release, without the memory of the patients' data, and bytes
-        sent for all releases.
+        Memory for the largest release beside the patients' data, and traffic of all releases.
     server, server_seconds : float
-        The server's memory in bytes for the starts of all sites, and the seconds of an idle core
-        for the start, by a simple model of measurements. 0 if the number of sites is unknown.
+        Memory and time for the start, by a simple model of measurements. 0 if sites are unknown.
     seconds : float
-        Seconds of an idle core for all releases, or only for the noise if the number of patients is
-        unknown.
+        Time of all releases, or only for the noise if the number of patients is unknown.
     codes : str
-        Setting that would make the start smaller, or an empty text if the start is already small.
+        Setting that would make the start smaller; empty if it is already small.
     """
 
     memory: int
@@ -205,11 +175,7 @@ def good_strength() -> float:
 
 
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast the outcome of a run.
-
-    `multiplier` is sensitivity / sigma of the start, and `mu` is the Gaussian-DP cost of all
-    releases.
-    """
+    """Forecast a run from the start's sensitivity / sigma and the Gaussian-DP cost of the run."""
     if not facts.known:
         return Outlook(
             "unknown",
@@ -232,12 +198,7 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 
 
 def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
-    """Return the resources that a plan's releases need.
-
-    `counts` has the number of values of each release, and `refinements` is the number of
-    refinements among the releases. `offered` is the setting `codes`. If the setting is empty and
-    there are many codes, a setting is proposed.
-    """
+    """Return the resources for releases of these numbers of values. `offered` is set as `codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     values = sum(counts) * slots
     each = facts.patients / facts.sites if facts.known else 0.0
@@ -269,7 +230,7 @@ def _server_seconds(facts: Facts) -> float:
 def _levers(
     facts: Facts, strength: float, mu: float, epsilon: float, delta: float
 ) -> tuple[Lever, ...]:
-    """Return the levers of a run.
+    """Return the levers of a run, the most helpful first.
 
     Strength is proportional to mu and the number of patients, and to the root of the other
     quantities. If sites share one noise, more sites bring patients and little additional noise.
@@ -329,7 +290,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Return the change by a lever that would make the verdict good, as text, or an empty text."""
+    """Return the change by a lever that would make the verdict good, or an empty text."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

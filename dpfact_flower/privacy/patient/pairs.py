@@ -3,12 +3,10 @@
 X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
 its diagonal: codes of one mode that occur with the same codes of the other modes. Block (m, n) is X
 summed over all modes except m and n. Each block is scaled to norm 1 and weighted, and then all
-blocks together are scaled to norm 1. The unit of counts and the number of cells therefore have no
-effect.
+blocks together are scaled to norm 1.
 
-The code uses IEEE arithmetic for one patient after another. Only the total and the work space
-persist between patients, and the work space is reset for each patient. Cells are sorted, so sums do
-not depend on the source of the cells.
+Only the total and the work space persist between patients, and the work space is reset for each
+patient. Cells are sorted, so sums do not depend on the source of the cells.
 """
 
 from __future__ import annotations
@@ -32,14 +30,8 @@ def add_pairs(
 ) -> None:
     """Add the patients' parts to `total`, each of norm `scale` before truncation toward zero.
 
-    Parameters
-    ----------
-    starts : ndarray of int64, shape (patients + 1,)
-        First cell of each patient, and the end of the last patient's cells.
-    offsets : ndarray of int64
-        First code of each feature mode among all codes, then the number of codes.
-    total : ndarray of int64
-        Strict upper triangle of all codes, row after row.
+    `starts` and `offsets` have the first cell of each patient and the first code of each feature
+    mode, and then the end. `total` is the strict upper triangle of all codes, row after row.
     """
     modes, everything = len(offsets) - 1, offsets[-1]
     most = 0
@@ -119,11 +111,10 @@ def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -
 def _sort_by_column(
     places: Array, cells: int, bounds: Array, mode: int, order: Array, spare: Array, heads: Array
 ) -> None:
-    """Sort cells by their codes of all other modes, so that columns are contiguous.
+    """Sort cells so that columns of the unfolding along `mode` are contiguous.
 
-    Columns are the columns of the unfolding along `mode`. The method is a stable counting sort for
-    each mode, from the last mode to the first. Within a column, cells keep their order, which
-    ascends in `mode`.
+    The method is a stable counting sort for each other mode, from the last to the first. Within a
+    column, cells keep their order, which ascends in `mode`.
     """
     for cell in range(cells):
         order[cell] = cell
@@ -189,9 +180,8 @@ def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> N
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
-    Values are divided by the largest value, so a square that underflows is negligible compared with
-    1. The squares are summed row by row, so errors grow with the number of codes and not with the
-    number of pairs.
+    Values are divided by the largest, so a square that underflows is negligible. The squares are
+    summed row by row, so errors grow with the number of codes and not with the number of pairs.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

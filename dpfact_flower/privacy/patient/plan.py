@@ -1,17 +1,14 @@
 """Plan a run in patient mode: the releases, the noise of each release, and a forecast.
 
-A plan is arithmetic on public facts: epsilon and delta, the numbers of codes, phenotypes and sites,
-and a public estimate of the number of patients. The plan is made before any patient is read. Server
-and sites make the same plan from the same settings.
+A plan is arithmetic on public facts, made before any patient is read. Server and sites make the
+same plan from the same settings.
 
 The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, with the
 largest mu for which (epsilon, delta) holds after the slack of discrete noise is subtracted from
 both. Above epsilon 500 the slack is not proven, so tight zCDP is used. With either method,
 `account` gives at most epsilon for the plan's releases.
 
-The rules below were found on planted cohorts of 1,000 to 160,000 patients with 10 to 50 phenotypes,
-518 codes and six sites at epsilon 0.5 to 8, and on one half of two real cohorts
-(docs/explanation/start.md).
+The rules below were found on planted and real cohorts (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -48,12 +45,9 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget for the start, which determines the optimum that refinement reaches.
-With a smaller share, small real cohorts lose factor match, and so do planted cohorts at epsilon
-1."""
+"""Share of the model's budget for the start, which determines the optimum that is reached."""
 _ROUND = 4.0
-"""Signal for each planned round of refinement. The signal is computed for one refinement with the
-whole budget."""
+"""Signal (of one refinement with the whole budget) for each planned round of refinement."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
 """Largest number of rounds of refinement, and the rank above which this number falls in proportion,
 because each round takes longer."""
@@ -61,8 +55,7 @@ _BOUND, _WIDEST = 0.1, 1.0
 """Smallest and largest norm to which parts of a refinement are clipped. Clipping causes bias,
 because a patient whom the model explains well gets less weight. At 1 hardly any part is clipped."""
 _WIDER = 0.1
-"""Bound per unit of signal per phenotype and code. With more codes the model explains less of a
-patient, parts have smaller norms, and a larger bound would only add noise."""
+"""Bound per unit of signal per phenotype and code. With more codes, parts have smaller norms."""
 _CLEAR = 100.0
 """Signal of the whole budget above which refinements are not averaged over rounds."""
 _MEMORY = 0.5
@@ -84,8 +77,6 @@ class PatientPlan:
 
     Attributes
     ----------
-    rounds : int
-        Number of Flower rounds, including the last round.
     start_share : float
         Share of the start in the model's budget, which is the budget without the counts of codes.
     refine_rounds : int
@@ -94,8 +85,6 @@ class PatientPlan:
         Largest norm of a patient's part of a refinement, by clipping.
     memory : float
         Share of earlier rounds in the server's average of refinements, which is post-processing.
-    sharing : Sharing or None
-        How sites share one noise in secure sums, or None if each site adds its own noise.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -129,11 +118,11 @@ class PatientPlan:
         return next(release for release in self.releases if release.kind == "start")
 
     def release_of(self, round_number: int) -> PlannedRelease | None:
-        """Return the release of a round, or None for the last round and for other numbers."""
+        """Return the release of a round, if it has one."""
         return next((r for r in self.releases if r.round == round_number), None)
 
     def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
-        """Return the releases' events for the accountant. `modes` names the feature modes."""
+        """Return the releases' events for the accountant."""
         return tuple(release.event(modes, seeded=seeded) for release in self.releases)
 
     def guarantee(self, *, seeded: bool = False) -> Guarantee:
@@ -145,21 +134,12 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a run of patient mode.
+    """Plan a run of patient mode. `sizes` counts codes before their selection; 0 sites: unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced by planned
     values, which also depend on `sites` and ``settings.patients``. A server sends settings with all
     three planned values. The schedule then depends only on epsilon, delta, sizes and rank, so a
     site computes the same schedule.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Number of codes of each feature mode, before the selection of codes.
-    rank : int
-        Number of phenotypes.
-    sites : int
-        Number of sites, or 0 if unknown.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -241,10 +221,7 @@ def total_rho(epsilon: float, delta: float) -> float:
     subtracted from epsilon, and relatively from delta.
     """
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
-        raise SettingsError(
-            f"epsilon: must exceed {2 * DISCRETE_SLACK:g}, twice the slack of discrete noise; "
-            f"got {epsilon!r}"
-        )
+        raise SettingsError(f"epsilon: must exceed {2 * DISCRETE_SLACK:g}; got {epsilon!r}")
     mu = mu_for_epsilon(epsilon - DISCRETE_SLACK, delta * (1 - DISCRETE_SLACK))
     mu *= _ROUNDING
     if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
@@ -259,16 +236,9 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """Division of a budget: the cost of each release in zCDP, and the number of releases.
+    """Division of a budget: the cost in zCDP of the counts of codes (or 0), start and refinements.
 
-    Attributes
-    ----------
-    codes, start, refine : float
-        Costs of the counts of codes (0 without counts), of the start, and of each refinement.
-    share : float
-        Share of the start in the budget without the counts of codes.
-    rounds : int
-        How often every mode is refined.
+    `share` is the start's share without the counts; in each of the `rounds` every mode is refined.
     """
 
     codes: float
@@ -285,18 +255,15 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget by the settings, with planned values for unset ones."""
+    """Divide a budget, with planned values for unset settings."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds
     if share == 1 and rounds > 0:
-        raise SettingsError(
-            f"start-share: 1 leaves nothing for refine-rounds = {rounds}; set it below 1"
-        )
+        raise SettingsError(f"start-share: 1 leaves nothing for refine-rounds = {rounds}")
     if 0 < share < 1 and rounds == 0:
         raise SettingsError(
-            f"refine-rounds: 0 leaves a part of the budget unspent beside start-share = {share:g}; "
-            "set start-share to 1 or 0"
+            f"refine-rounds: 0 leaves budget unspent; set start-share = {share:g} to 1 or 0"
         )
     if rounds == 0 or share == 1:
         share, rounds = 1.0, 0
@@ -308,15 +275,14 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
 
 
 def _planned_rounds(facts: Facts, rho: float) -> int:
-    """Return the planned number of rounds of refinement, which is at least one.
+    """Return the planned number of rounds of refinement, which grows with the signal.
 
-    The number grows with the signal, because the best factors of real data are far from the start.
+    The best factors of real data are far from the start.
     """
     rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
     return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 
 
 def _planned_bound(facts: Facts, rho: float) -> float:
-    """Return the planned bound, which grows with the signal per code."""
     each = facts.signal(rho) * facts.rank / sum(facts.sizes)
     return min(_WIDEST, max(_BOUND, _WIDER * each))

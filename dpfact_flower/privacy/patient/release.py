@@ -1,7 +1,6 @@
 """Add exact integer noise to a bounded sum: all of the noise (`release`) or a part (`share`).
 
-Unit: one patient. Neighbours: one patient is in only one of the two data sets. The `BoundedSum`
-supplies sensitivity and noise, which are never passed as numbers. The proof is in
+The `BoundedSum` supplies sensitivity and noise, which are never passed as numbers. The proof is in
 ``docs/explanation/proof.md``.
 """
 
@@ -26,11 +25,9 @@ the noise's variance by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to the sum.
 
-    Unit: one patient. Sensitivity: the sensitivity of `bounded`. All steps after the noise are
-    post-processing: the integers are rounded to steps (`step_of`) and become float32 in real units.
-
-    `name` is the name of the planned release, without information about a patient. The values are
-    in the order of `bounded`.
+    Unit: one patient. Neighbours: add or remove. Sensitivity: that of `bounded`. All steps after
+    the noise are post-processing: the integers are rounded to steps (`step_of`) and become float32
+    in real units.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
@@ -40,7 +37,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step in real units, which divides all values, or 0 if it is not known."""
+    """Return the step, in real units, of which all values are multiples, or 0 if it is unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 

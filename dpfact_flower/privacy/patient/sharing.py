@@ -1,9 +1,8 @@
 """Plan how sites share one noise in secure sums.
 
-At most `colluding` of the `sites` reveal their noise to the server, and at most `dropouts` are lost
-during a sum. Each sum therefore has the noise of at least `honest` sites whose noise the server
-does not know. A sum has `slots`. A site's statistic is in one slot, the site's noise is in all
-slots, and the server learns the total of each slot. Proof: ``docs/explanation/secure-sums.md``.
+Each sum has the noise of at least `honest` sites whose noise the server does not know. A site's
+statistic is in one of the `slots`, the site's noise is in all slots, and the server learns the
+total of each slot. Proof: ``docs/explanation/secure-sums.md``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """Numbers of sites and slots in secure sums."""
+    """Numbers of sites (of which some collude or are lost) and slots in secure sums."""
 
     sites: int
     colluding: int
@@ -48,7 +47,7 @@ class Sharing(NamedTuple):
         return place % self.slots
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
-        """Return the terms that sites sign for a job. `settings` is a digest of shared settings."""
+        """Return the terms that sites sign for a job."""
         if len(names) != self.sites:
             raise MessageError(f"secure sum: {len(names)} names for {self.sites} sites")
         return Terms(job, settings, tuple(names), self.colluding, self.dropouts)
@@ -57,20 +56,13 @@ class Sharing(NamedTuple):
     def claim(self) -> str:
         """The claim for all releases of the sites together, with the condition of the claim."""
         return (
-            f"proven under secure sums: patient-level, add or remove one patient, at most "
+            "proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"
         )
 
 
 def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
-    """Plan secure sums over this number of sites, or return None without secure sums.
-
-    Raises
-    ------
-    SettingsError
-        If the number of sites is too small or unknown, if fewer than two honest sites may be left,
-        or if half or more of the sites that do not collude may be lost.
-    """
+    """Plan secure sums over this number of sites, or return None without secure sums."""
     if not settings.secure_sums:
         return None
     number = settings.secure_sites or sites
@@ -92,7 +84,5 @@ def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
         )
     slots = settings.secure_slots or max(1, min(_SLOTS, honest - 1))
     if slots > number:
-        raise SettingsError(
-            f"secure-slots: need at most one a site; got {slots} for {number} sites"
-        )
+        raise SettingsError(f"secure-slots: need at most {number}, one a site; got {slots}")
     return Sharing(number, colluding, dropouts, slots)

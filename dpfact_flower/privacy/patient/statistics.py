@@ -11,8 +11,7 @@ its norm. Parts are added as integers and therefore exactly, so one patient more
 total by that patient's part. A factor of 1 - 1e-9 before the truncation exceeds all rounding errors
 in a norm.
 
-A `BoundedSum` has its sensitivity and the standard deviation of the noise that it was made for.
-`patient.release` takes both from the sum and accepts no number, so no other calibration of the
+`patient.release` takes sensitivity and noise from the `BoundedSum`, so no other calibration of the
 noise is possible.
 """
 
@@ -67,8 +66,7 @@ class BoundedSum:
     total : ndarray of int64, shape (count,)
         Sum in units of `grid`. The sum has no noise, so it must not leave the site.
     sensitivity : float
-        Largest L2 norm of one patient's part, and therefore of the change by adding or removing one
-        patient.
+        Largest L2 norm of one patient's part, and so of the change by adding or removing a patient.
     sigma : float
         Standard deviation of the noise that the sum was made for.
     """
@@ -144,14 +142,8 @@ def refinement(
     problem. The sum has the rows of M, then the `triangle` of the Gram matrix with its diagonal.
     Unit: one patient. Neighbours: add or remove. Sensitivity: `bound`.
 
-    Parameters
-    ----------
-    factors : tuple of ndarray, each of shape (I_n, R)
-        Released feature factors.
-    mode : int
-        Feature mode to update, from 0.
-    ridge : ndarray of float64, shape (R,)
-        Ridge, computed from public or released values. Infinity removes a phenotype.
+    `factors` and `ridge`, of shape (R,), are released or public. An infinite ridge removes a
+    phenotype.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -180,7 +172,6 @@ def refinement(
 
 
 def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.float64]:
-    """Return `values` with 0 in place of values closer to 0 than `least`."""
     return np.where(np.abs(values) < least, 0.0, values)
 
 
@@ -188,10 +179,7 @@ def _units(sensitivity: float, sigma: float) -> float:
     """Return the units of the grid in 1.0, times `_SAFETY`. Refuse a possible int64 overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
-        raise SettingsError(
-            f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}: sums could "
-            "overflow"
-        )
+        raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
     return scale
 
 
@@ -203,11 +191,10 @@ def sum_threads(size: int) -> int:
 def _summed(
     tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
 ) -> NDArray[np.int64]:
-    """Sum the patients' parts in several threads.
+    """Sum the patients' parts in several threads, each with its own patients and total.
 
-    Each thread has its own patients and its own total of `size` values. Integers are added exactly,
-    so the division of patients among threads does not affect the result. `add_up` takes a slice of
-    `_patients` and a total, and adds the parts of these patients to the total.
+    Integers are added exactly, so the division of patients among threads does not affect the
+    result. `add_up` adds the parts of the patients of a slice of `_patients` to a total.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)

@@ -324,7 +324,7 @@ def test_a_hopeless_plan_says_what_would_help():
 def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
     assert total_rho(2.001 * DISCRETE_SLACK, 1e-5) > 0
     for share in (0.5, 1.5, 2.0):
-        with pytest.raises(SettingsError, match="twice the slack of discrete noise"):
+        with pytest.raises(SettingsError, match="must exceed 2e-06"):
             total_rho(share * DISCRETE_SLACK, 1e-5)
 
 
