@@ -13,15 +13,9 @@ from dpfact_flower.privacy.events import claim_of
 
 def event(**changes):
     values = {
-        "name": "round 3, diagnoses",
-        "sensitivity": 0.4,
-        "sigma": 2.0,
-        "count": 150,
-        "unit": "entry",
-        "neighbours": "replace",
-        "claim": PAPER_CLAIM,
-        "seeded": False,
-    }
+        "name": "round 3, diagnoses", "sensitivity": 0.4, "sigma": 2.0, "count": 150,
+        "unit": "entry", "neighbours": "replace", "claim": PAPER_CLAIM, "seeded": False,
+    }  # fmt: skip
     return ReleaseEvent(**{**values, **changes})
 
 
@@ -32,16 +26,9 @@ def test_costs_follow_from_sensitivity_and_sigma():
 
 
 @settings(deadline=None)
-@given(
-    st.floats(1e-6, 1e6),
-    st.floats(1e-6, 1e6),
-    st.integers(1, 10**9),
-    st.sampled_from(["entry", "patient"]),
-    st.sampled_from(["replace", "add-remove"]),
-    st.booleans(),
-)
-def test_json_round_trip(sensitivity, sigma, count, unit, neighbours, seeded):
-    before = ReleaseEvent("a", sensitivity, sigma, count, unit, neighbours, PAPER_CLAIM, seeded)
+@given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 10**9), st.booleans())
+def test_json_round_trip(sensitivity, sigma, count, seeded):
+    before = event(sensitivity=sensitivity, sigma=sigma, count=count, seeded=seeded)
     assert ReleaseEvent(**json.loads(json.dumps(before.to_dict()))) == before
 
 

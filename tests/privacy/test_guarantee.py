@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 import re
+from functools import partial
 
 import dp_accounting
 import mpmath
@@ -304,17 +305,20 @@ def test_the_price_stands_wherever_the_epsilon_does_and_only_where_it_is_one():
 # --- Bad input ------------------------------------------------------------------------------------
 
 
+CONVERSIONS = {
+    conversions.epsilon_proposition_2_8: "rho", conversions.epsilon_zcdp_tight: "rho",
+    conversions.epsilon_rdp: "rho", conversions.epsilon_gaussian: "mu",
+    conversions.mu_for_epsilon: "epsilon", conversions.rho_for_epsilon: "epsilon",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, "1", None, True])
 def test_numbers_that_are_not_positive_are_named(bad):
     for call, name in [
+        *((partial(convert, bad, 1e-5), name) for convert, name in CONVERSIONS.items()),
         (lambda: conversions.sigma_of(bad, 1.0), "rho"),
         (lambda: conversions.sigma_of(1.0, bad), "sensitivity"),
-        (lambda: conversions.epsilon_proposition_2_8(bad, 1e-5), "rho"),
-        (lambda: conversions.epsilon_zcdp_tight(bad, 1e-5), "rho"),
-        (lambda: conversions.epsilon_gaussian(bad, 1e-5), "mu"),
         (lambda: conversions.delta_gaussian(bad, 1.0), "mu"),
-        (lambda: conversions.mu_for_epsilon(bad, 1e-5), "epsilon"),
-        (lambda: conversions.rho_for_epsilon(bad, 1e-5), "epsilon"),
         (lambda: conversions.compose_serial([0.1, bad]), "rho"),
         (lambda: PaperPlan(bad, 1e-5, 3), "rho"),
     ]:
@@ -337,11 +341,7 @@ def test_a_bracket_without_a_root_is_an_error(root):
 @pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, 2.0, math.nan])
 def test_delta_outside_the_open_unit_interval_is_refused(bad):
     for call in (
-        lambda: conversions.epsilon_proposition_2_8(1.0, bad),
-        lambda: conversions.epsilon_zcdp_tight(1.0, bad),
-        lambda: conversions.epsilon_gaussian(1.0, bad),
-        lambda: conversions.mu_for_epsilon(1.0, bad),
-        lambda: conversions.rho_for_epsilon(1.0, bad),
+        *(partial(convert, 1.0, bad) for convert in CONVERSIONS),
         lambda: account([made(1.0)], bad),
         lambda: PaperPlan(1.0, bad, 3),
     ):

@@ -50,43 +50,29 @@ def test_config_round_trip(settings):
     assert "noise-seed" in settings.to_config()
 
 
+BAD = {
+    "privacy": ("patient-ish",), "epsilon": (0.0, 1.1e6, math.inf, math.nan),
+    "delta": (0.0, 1.0, math.nan), "rho": (-1.0,), "noise-seed": (-2,),
+    "codes": ("6x0", "6x", "6,8", "-6x8"), "codes-share": (0.0, 0.6), "bound": (5e-4, 1.5),
+    "start-share": (-0.1, 1.1), "refine-rounds": (-2, 101), "patients": (-1,),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("config", "key"),
+    ("key", "config"),
     [
-        ({"privacy": "patient-ish"}, "privacy"),
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": 1.1e6}, "epsilon"),
-        ({"epsilon": math.inf}, "epsilon"),
-        ({"epsilon": math.nan}, "epsilon"),
-        ({"delta": 0.0}, "delta"),
-        ({"delta": 1.0}, "delta"),
-        ({"delta": math.nan}, "delta"),
-        ({"rho": -1.0}, "rho"),
-        ({"noise-seed": -2}, "noise-seed"),
-        ({"privacy": "none", "rho": 1e-3}, "rho"),
-        ({"privacy": "none", "noise-seed": 0}, "noise-seed"),
-        ({"privacy": "patient", "rho": 1e-3}, "rho"),
-        ({"privacy": "paper", "codes": "6x8"}, "codes"),
-        ({"privacy": "none", "codes": "6x8"}, "codes"),
-        ({"weighting": "inverse-frequency"}, "weighting: .* set codes"),
-        ({"privacy": "none", "weighting": "inverse-frequency"}, "weighting"),
-        ({"privacy": "paper", "weighting": "inverse-frequency"}, "weighting"),
-        ({"codes": "6x8", "weighting": "often"}, "weighting"),
-        ({"codes": "6x0"}, "codes"),
-        ({"codes": "6x"}, "codes"),
-        ({"codes": "6,8"}, "codes"),
-        ({"codes": "-6x8"}, "codes"),
-        ({"codes-share": 0.0}, "codes-share"),
-        ({"codes-share": 0.6}, "codes-share"),
-        ({"bound": 5e-4}, "bound"),
-        ({"bound": 1.5}, "bound"),
-        ({"start-share": -0.1}, "start-share"),
-        ({"start-share": 1.1}, "start-share"),
-        ({"refine-rounds": -2}, "refine-rounds"),
-        ({"refine-rounds": 101}, "refine-rounds"),
-        ({"patients": -1}, "patients"),
+        *((key, {key: value}) for key, values in BAD.items() for value in values),
+        ("rho", {"privacy": "none", "rho": 1e-3}),
+        ("rho", {"privacy": "patient", "rho": 1e-3}),
+        ("noise-seed", {"privacy": "none", "noise-seed": 0}),
+        ("codes", {"privacy": "paper", "codes": "6x8"}),
+        ("codes", {"privacy": "none", "codes": "6x8"}),
+        ("weighting: .* set codes", {"weighting": "inverse-frequency"}),
+        ("weighting", {"privacy": "none", "weighting": "inverse-frequency"}),
+        ("weighting", {"privacy": "paper", "weighting": "inverse-frequency"}),
+        ("weighting", {"codes": "6x8", "weighting": "often"}),
     ],
 )
-def test_bad_settings_name_their_key(config, key):
+def test_bad_settings_name_their_key(key, config):
     with pytest.raises(SettingsError, match=f"^{key}"):
         PrivacySettings.from_config(config)
