@@ -85,17 +85,11 @@ class AuditTarget:
             planned = self.plan.release_of(number)
             carries = carried_by(planned)
             request = RoundRequest(
-                job=JOB,
-                round=number,
-                rounds=self.plan.rounds,
-                seed=0,
-                solver=solver,
-                privacy=self.privacy,
-                vocabulary="",
+                JOB, number, self.plan.rounds, 0, solver, self.privacy, "",
                 anchors=anchors if "anchors" in carries else (),
                 selection=selection if "selection" in carries else (),
                 weights=self._weights(selection) if "weights" in carries else (),
-            )
+            )  # fmt: skip
             # A server cannot send requests that the protocol's parser refuses.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})

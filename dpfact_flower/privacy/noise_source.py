@@ -25,7 +25,7 @@ from dpfact_flower.settings import PrivacySettings
 class Noise:
     """Source of noise. With `seeded`, the noise comes from a seed and can be recomputed."""
 
-    _random_bytes: Callable[[int], bytes] = field(repr=False)
+    random_bytes: Callable[[int], bytes] = field(repr=False)
     seeded: bool
 
     @classmethod
@@ -61,21 +61,17 @@ class Noise:
             raise PrivacyRefusedError("noise-seed: allowed in simulation only; a site needs -1")
         return cls.from_seed(settings.noise_seed, *stream)
 
-    def random_bytes(self, count: int) -> bytes:
-        """Return bytes for the masks of secure sums, from the same source as the noise."""
-        return self._random_bytes(count)
-
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
         """Draw independent Gaussian values of mean 0 and standard deviation `sigma`."""
         count = int(np.prod(shape))
-        words = np.frombuffer(self._random_bytes(8 * count), np.uint64)
+        words = np.frombuffer(self.random_bytes(8 * count), np.uint64)
         return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:
         """Draw exact discrete Gaussian values of standard deviation `noise.SIGMA`."""
         from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
 
-        return discrete_gaussian(count, self._random_bytes)
+        return discrete_gaussian(count, self.random_bytes)
 
 
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:

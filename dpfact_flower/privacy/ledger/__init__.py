@@ -24,7 +24,7 @@ restored old copy. To detect a rewrite of the whole chain and the note, keep the
 Secrecy
 -------
 A head is a commitment to the rows, because each row has random bytes. Instead of a fingerprint of
-the data, a row has the fingerprint's HMAC under a key next to the ledger (`key`). The time in a row
+the data, a row has the fingerprint's HMAC under a key next to the ledger. The time in a row
 is the time of the request. A head, a backup and `dpfact ledger show` therefore reveal only the
 released values. The key, and a folder that contains it, are patient data.
 
@@ -32,8 +32,7 @@ Two processes may use one ledger. The folder must be on a local disk, because SQ
 unreliable on network shares.
 """
 
-from dpfact_flower.privacy.ledger.file import LEDGER, verified_head
-from dpfact_flower.privacy.ledger.key import data_key, data_tag, read_key
+from dpfact_flower.privacy.ledger.file import LEDGER, data_key, data_tag, read_key, verified_head
 from dpfact_flower.privacy.ledger.ledger import Ledger, back_up, restore
 from dpfact_flower.privacy.ledger.rows import Head, LedgerRow, ReleaseKey
 

@@ -1,21 +1,28 @@
-"""Handle the ledger's file, the note of its newest head, and errors of the disk."""
+"""Handle the ledger's file, its key, the note of its newest head, and errors of the disk."""
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from dpfact_flower.errors import DPFactError, SettingsError, StateError
-from dpfact_flower.machine.files import create_once, private_folder, replacing
+from dpfact_flower.machine.access import check_own
+from dpfact_flower.machine.files import create_once, disk_errors, private_folder, replacing
 from dpfact_flower.privacy.ledger.rows import Head
 
 LEDGER = "ledger.sqlite"
 """Name of the ledger's file in a site's folder."""
 
+KEY = ".ledger-key"
+"""Name of the key's file, which is not a valid job name, and not in copies of ledger.sqlite*."""
+
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
+_KEY_BYTES = 32
 _SECONDS_TO_WAIT = 30.0  # to wait for another process's transaction
 _SCHEMA = f"""
 CREATE TABLE releases (
@@ -60,23 +67,14 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
             "temp_store = MEMORY",
         ):
             connection.execute(f"PRAGMA {pragma}").fetchall()
-        _check_identity(connection, path)
+        ((application,),) = connection.execute("PRAGMA application_id")
+        ((version,),) = connection.execute("PRAGMA user_version")
+        if (application, version) != (_APPLICATION_ID, _VERSION):
+            raise StateError(f"{path}: not a ledger of version {_VERSION}, or damaged")
     except BaseException:
         connection.close()
         raise
     return connection
-
-
-def _check_identity(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse files of other programs and of later versions."""
-    ((application,),) = connection.execute("PRAGMA application_id")
-    if application != _APPLICATION_ID:
-        raise StateError(f"{path}: not a ledger, or damaged; it is never recreated automatically")
-    ((version,),) = connection.execute("PRAGMA user_version")
-    if version != _VERSION:
-        raise StateError(
-            f"{path}: a ledger of version {version}; this dpfact-flower knows version {_VERSION}"
-        )
 
 
 @contextmanager
@@ -118,3 +116,42 @@ def note_head(ledger: Path, head: Head) -> None:
     """Note the newest head. A failure is ignored, because the charge is already recorded."""
     with suppress(Exception), replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
+
+
+# --- The key of the data's fingerprint ------------------------------------------------------------
+#
+# With a plain hash of the data, anyone who knows all patients but one could test whether that
+# patient is in the data. The key is random, stays at the site, and is not in the backups of `dpfact
+# ledger backup`. No budget depends on the key. If it is lost, the site makes a new one, running
+# jobs cannot continue, and all charges still count.
+
+
+def read_key(folder: Path) -> bytes | None:
+    """Return the key of a site's folder, or None if no key exists."""
+    path = folder / KEY
+    check_own(path)
+    with disk_errors(path):
+        if not path.exists():
+            return None
+        key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise StateError(
+            f"{path}: damaged; delete it, and a new key is made: jobs under way cannot go on, and "
+            "nothing that was charged is forgotten"
+        )
+    return key
+
+
+def data_key(folder: Path) -> bytes:
+    """Return the key of a site's folder, after making a missing key."""
+    if read_key(folder) is None:
+        with disk_errors(folder / KEY):
+            create_once(folder / KEY, secrets.token_bytes(_KEY_BYTES))
+    key = read_key(folder)
+    assert key is not None
+    return key
+
+
+def data_tag(folder: Path, fingerprint: str) -> str:
+    """Return a tensor's fingerprint under a site's key, for the ledger and the site's state."""
+    return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

@@ -156,16 +156,13 @@ def test_the_same_release_again_changes_nothing(ledger):
         (make_key(), "terms", make_release(noise=False)),
         (make_key(), "terms", Release(make_release().arrays, make_events(1, sigma=50.0))),
         (make_key(), "terms", Release(make_release().arrays, make_events()[:1])),
-        (
-            make_key(),
-            "terms",
-            replace(make_release(), arrays=tuple(a.ravel() for a in make_release().arrays)),
-        ),
+        (make_key(), "terms", Release(tuple(a.ravel() for a in make_release().arrays),
+                                      make_events())),
         (make_key(), "other", make_release()),
         (make_key(request="other"), "terms", make_release()),
     ],
     ids=["values", "no charge", "sigma", "events", "shapes", "terms", "request"],
-)
+)  # fmt: skip
 def test_a_round_has_one_release(ledger, key, terms, release):
     sent = charge(ledger)
     head = ledger.head()
@@ -456,7 +453,7 @@ def start_anew(damage):
         (cut(0), "not a ledger"),
         (start_anew(lambda path: path.write_bytes(b"no database at all" * 500)), "not a database"),
         (start_anew(lambda path: path.mkdir()), "unable to open"),
-        (alter("PRAGMA user_version = 2"), "version 2; this dpfact-flower knows version 1"),
+        (alter("PRAGMA user_version = 2"), "not a ledger of version 1"),
         (alter("PRAGMA application_id = 7"), "not a ledger"),
     ],
     ids=["foreign", "empty", "cut to nothing", "no database", "folder", "newer", "other"],
@@ -745,17 +742,6 @@ def run_here(function: str, *arguments: object) -> str:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-def test_a_second_ledger_sees_what_the_first_charged(ledger, folder):
-    with Ledger(folder) as other:
-        sent = charge(ledger)
-        assert_same(other.release_of("job-1", 1), sent)
-        with pytest.raises(StateError, match="was released already"):
-            other.charge(make_key(), "terms", make_release(seed=1))
-        charge(other, round_number=2)
-        assert len(ledger.events()) == 4
-        assert ledger.verify() == []
 
 
 def test_a_writer_that_gets_no_turn_says_so(folder, monkeypatch):
