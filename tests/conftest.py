@@ -1,9 +1,9 @@
 """Fixtures that several test modules share."""
 
-import collections
 import multiprocessing.process
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # One BLAS thread, set before NumPy is loaded: tests run beside each other, and arrays are small.
@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, settings
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.estimation import certainty
 from dpfact_flower.machine.threads import thread_count
+from dpfact_flower.server import surrogate_fit
 from dpfact_flower.tensor import SparseTensor
 from simulation.paper.datasets import open_data
 
@@ -27,6 +29,13 @@ settings.register_profile(
 )
 settings.register_profile("long", settings.get_profile("any-machine"), max_examples=10_000)
 settings.load_profile("any-machine")
+
+SURROGATES = {(surrogate_fit, "_FEW"): 4_000, (surrogate_fit, "_MANY"): 6_000,
+              (certainty, "_SURROGATES"): 1_000}  # fmt: skip
+"""A tenth of the surrogate patients: small cohorts need no more, and runs are thrice as fast."""
+ALL_SURROGATES = [(module, name, getattr(module, name)) for module, name in SURROGATES]
+for (_module, _name), _few in SURROGATES.items():
+    setattr(_module, _name, _few)
 
 SIZES = (40, 25, 30)
 CODES = {"procedures": 9, "diagnoses": 12}
@@ -85,8 +94,9 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, or one worker has them left when all is done."""
-    slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: not slow[item.path])
+    marks = ("deployment", "ray", "slow")
+    first = {mark: {i.path for i in items if i.get_closest_marker(mark)} for mark in marks}
+    items.sort(key=lambda item: [item.path not in first[mark] for mark in marks])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -111,6 +121,15 @@ def make_cohort() -> Cohort:
         for n, size in enumerate(SIZES, start=1)
     )
     return Cohort("small", sites, None)
+
+
+@pytest.fixture(scope="module")
+def all_surrogates() -> Iterator[None]:
+    """As many surrogate patients as outside the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, number in ALL_SURROGATES:
+            patch.setattr(module, name, number)
+        yield
 
 
 @pytest.fixture(scope="session")

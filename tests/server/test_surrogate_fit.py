@@ -16,6 +16,8 @@ from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from tests.bits import assert_bits
 
+pytestmark = pytest.mark.usefixtures("all_surrogates")
+
 SHAPE, SIGMA, RANK = (9, 12), 0.05, 3
 
 
