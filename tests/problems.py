@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import sparse
 
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalProblem
@@ -113,9 +114,11 @@ def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
         )
         * tensor.values[:, None]
     )
-    total = np.zeros((tensor.shape[mode], factors[0].shape[1]))
-    np.add.at(total, tensor.indices[:, mode], terms)
-    return total
+    entries = np.arange(len(terms))
+    rows = sparse.csr_array(
+        (np.ones(len(terms)), (tensor.indices[:, mode], entries)), (tensor.shape[mode], len(terms))
+    )
+    return rows @ terms
 
 
 def model_size(factors) -> float:
