@@ -125,7 +125,7 @@ def make_cohort() -> Cohort:
 
 @pytest.fixture(scope="module")
 def all_surrogates() -> Iterator[None]:
-    """As many surrogate patients as outside the tests."""
+    """As many surrogate patients as other processes draw."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name, number in ALL_SURROGATES:
             patch.setattr(module, name, number)

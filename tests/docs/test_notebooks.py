@@ -84,6 +84,7 @@ def test_choosing_epsilon(run):
 
 @pytest.mark.nightly
 @pytest.mark.deployment
+@pytest.mark.usefixtures("all_surrogates")
 def test_deployed_here(run):
     names = run("deployed-here")
     assert names["ended"]["status"] == "finished:completed"

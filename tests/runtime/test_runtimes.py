@@ -33,6 +33,7 @@ CPUS = "client-resources-num-cpus=1"
 
 @pytest.mark.nightly
 @pytest.mark.ray
+@pytest.mark.usefixtures("all_surrogates")
 def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
     out = tmp_path / "ray"
     config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
@@ -95,6 +96,7 @@ def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_no
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("all_surrogates")
 def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewhere(
     cohort_folder, tmp_path, monkeypatch
 ):
