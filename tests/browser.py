@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
+ALL_RULES: dict[str, object] = {"resultTypes": ["violations"]}
+NO_COLOURS = {**ALL_RULES, "rules": {"color-contrast": {"enabled": False}}}
+"""Options of axe-core; comparing colours takes most of its time."""
 
 
 @contextmanager
@@ -36,13 +39,13 @@ def _chromium(playwright) -> str:
 
 
 def faults(
-    browser, path: Path, width: int, scheme: str, site: Path | None = None, *, access: bool = True
-) -> list[str]:
+    browser, path: Path, width: int, scheme: str, site: Path | None = None,
+    *, access: dict[str, object] | None = ALL_RULES,
+) -> list[str]:  # fmt: skip
     """What is wrong with a page on a screen, everything unfolded.
 
     It is wider than the screen, says something on the console, asks for more than itself (or, of a
-    site, its files), or axe-core finds something that shuts people out. Without `access` axe-core,
-    which takes seconds, is not asked.
+    site, its files), or axe-core, with the options `access`, finds something that shuts people out.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
@@ -60,7 +63,7 @@ def faults(
     found += [f"{wide} pixels wide"] if wide != width else []
     seen = list(found)  # axe-core itself asks for style sheets, which files may not
     if access:
-        checked = axe.Axe().run(page)
+        checked = axe.Axe().run(page, options=access)
         seen += [checked.generate_report()] if checked.violations_count else []
     context.close()
     return seen

@@ -8,7 +8,7 @@ import typer
 
 import dpfact_flower
 from dpfact_flower import cli
-from tests.browser import browser, faults
+from tests.browser import ALL_RULES, NO_COLOURS, browser, faults
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -22,34 +22,35 @@ def site(tmp_path_factory) -> Path:
     return out
 
 
-ALL = ""
-"""Begins the name of every page."""
 MADE = ("objects", "commands")
 """Folders of pages that a template makes: axe-core, which takes seconds, sees one page of each."""
+COLOURS = "privacy.html"
+"""One page, of all that the theme has, tells in `make test` whom the colours shut out."""
 
 
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("width", "scheme", "access"),
+    ("width", "scheme", "rules"),
     [
-        (1280, "light", ALL), (390, "dark", "privacy.html"),
-        pytest.param(390, "dark", ALL, marks=pytest.mark.nightly),
+        (1280, "light", NO_COLOURS), (390, "dark", None),
+        pytest.param(1280, "light", ALL_RULES, marks=pytest.mark.nightly),
+        pytest.param(390, "dark", ALL_RULES, marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
-def test_every_page_fits_its_screen_and_shuts_nobody_out(site, width, scheme, access):
-    """In the dark one page, of all that the theme has, tells whom the colours shut out."""
+def test_every_page_fits_its_screen_and_shuts_nobody_out(site, width, scheme, rules):
     pages = [
         path for path in sorted(site.rglob("*.html"))
         if path.relative_to(site).parts[0] not in ("_static", "reports")
     ]  # fmt: skip
     assert len(pages) > len([*DOCS.rglob("*.md")])
-    made = [path for path in pages if path.parent.name in MADE]
-    seen = {next(path for path in made if path.parent.name == folder) for folder in MADE}
-    looked = {path for path in pages if path.name.startswith(access)} - {*made} | seen
+    seen = {path.parent.name if path.parent.name in MADE else path: path for path in pages}
+    asked = dict.fromkeys(seen.values(), rules) | {
+        path: ALL_RULES for path in pages if path.name == COLOURS
+    }
     with browser() as chromium:
         found = {
-            path.name: faults(chromium, path, width, scheme, site, access=path in looked)
+            path.name: faults(chromium, path, width, scheme, site, access=asked.get(path))
             for path in pages
         }
     assert {name: said for name, said in found.items() if said} == {}
