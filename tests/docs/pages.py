@@ -1,11 +1,15 @@
 """README and the pages of docs as tests take them: the commands and Python blocks in them."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from dpfact_flower.data.synthetic import PRESETS
 
 ROOT = Path(__file__).parents[2]
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SMALL = replace(PRESETS["demo"], patients=300, modes="procedures:20:2.8,diagnoses:30:6")
+"""In place of the demo's 6,000 patients."""
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
 _COMMAND = re.compile(

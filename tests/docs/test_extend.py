@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from dpfact_flower.cli.main import app
 from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy.guarantee import accountants
 from dpfact_flower.privacy.ledger import Ledger
@@ -20,6 +21,7 @@ from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply
+from tests.docs.pages import SMALL
 
 pytestmark = pytest.mark.slow
 
@@ -43,38 +45,45 @@ def blocks(title: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """An empty folder to run in; what is registered there is forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module", autouse=True)
+def first(tmp_path_factory):
+    """Names of the first section, with a small demo; what is registered is forgotten afterwards."""
     before = [dict(registry._more) for registry in REGISTRIES]
-    yield tmp_path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PRESETS, "demo", SMALL)
+        patch.chdir(tmp_path_factory.mktemp("first"))
+        yield run("A server rule", {})
     for registry, more in zip(REGISTRIES, before, strict=True):
         registry._more = more
 
 
-def run(*titles: str) -> dict:
-    names: dict = {}
-    for title in titles:
-        for number, block in enumerate(blocks(title), start=1):
-            exec(compile(block, f"{PAGE.name}: {title}, block {number}", "exec"), names)
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty folder to run in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(title: str, names: dict) -> dict:
+    """Names after a section, which begins with others."""
+    names = dict(names)
+    for number, block in enumerate(blocks(title), start=1):
+        exec(compile(block, f"{PAGE.name}: {title}, block {number}", "exec"), names)
     return names
 
 
-def test_a_server_rule_is_taken_by_name():
-    names = run("A server rule")
-    rounds = list(names["run"].records)
+def test_a_server_rule_is_taken_by_name(first):
+    rounds = list(first["run"].records)
     assert [(len(r.sites), r.updated) for r in rounds] == [(6, True)] * 3
     # Of six sites' factors the median is no site's pull toward the mean: the rule did act.
-    mean = names["federate"]({"data": "synthetic:demo", "out": "runs/mean", "privacy": "none",
+    mean = first["federate"]({"data": "synthetic:demo", "out": "runs/mean", "privacy": "none",
                               "rounds": 3})  # fmt: skip
-    pairs = zip(names["run"].model.factors, mean.model.factors, strict=True)
+    pairs = zip(first["run"].model.factors, mean.model.factors, strict=True)
     assert all(np.abs(a - b).max() > 0 for a, b in pairs)
 
 
-def test_the_median_is_not_dragged_along_by_one_site():
-    names = run("A server rule")
-    rule = names["MedianRule"]((2, 2), SolverSettings(rank=1), PrivacySettings(privacy="none"),
+def test_the_median_is_not_dragged_along_by_one_site(first):
+    rule = first["MedianRule"]((2, 2), SolverSettings(rank=1), PrivacySettings(privacy="none"),
                                RunSettings())  # fmt: skip
     one = np.ones((2, 1), np.float32)
     sizes = {"a": 1, "b": 2, "c": 1e6}
@@ -90,13 +99,13 @@ def repeated(tensor: SparseTensor, times: int) -> SparseTensor:
     return SparseTensor.from_coo(indices, np.tile(tensor.values, times), (times * patients, *sizes))
 
 
-def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: Cohort):
+def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, first, cohort: Cohort):
     # Of everybody fifty, so that the noise cannot hide what is largest.
     many = [
         SiteData(site.name, repeated(site.tensor, 50), site.vocabularies) for site in cohort.sites
     ]
     Cohort("own", tuple(many)).save(folder / "data" / "own")
-    names = run("A server rule", "A rule with a release")
+    names = run("A rule with a release", first)
     for site in cohort.sites:
         with Ledger(folder / "state" / site.name / site.name, create=False) as ledger:
             (event,) = ledger.events()
@@ -110,15 +119,15 @@ def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, cohort: 
     assert [int(factor.argmax()) for factor in names["frequencies"]] == [0, 0]
 
 
-def test_a_loss_is_taken_by_name():
-    run("A server rule", "A loss")
+def test_a_loss_is_taken_by_name(first):
+    run("A loss", first)
     summary = json.loads(Path("runs/log-ratio/summary.json").read_text())
     assert summary["solver"] == "psgd, log-ratio"
     assert summary["fit"] is None
 
 
-def test_a_local_solver_is_taken_by_name_and_descends():
-    names = run("A server rule", "A local solver")
+def test_a_local_solver_is_taken_by_name_and_descends(first):
+    names = run("A local solver", first)
     summary = names["solved"].summary.to_dict()
     assert summary["solver"] == "multiplicative"
     assert 0 < summary["fit"] < 1
@@ -146,8 +155,8 @@ def test_a_reader_counts_what_the_table_holds(folder):
     np.testing.assert_array_equal(south.tensor.to_dense(), [[[0, 1], [0, 0]]])
 
 
-def test_an_accountant_stands_beside_ours():
-    names = run("A server rule", "An accountant")
+def test_an_accountant_stands_beside_ours(first):
+    names = run("An accountant", first)
     summary = names["audited"].summary.to_dict()
     figures = summary["epsilons"]
     # Numerical composition rounds losses up to a grid of 1e-4, and can only be larger.

@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import util
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +29,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
 from tests.data.readers.test_event_tables import LABELS, SITES
-from tests.docs.pages import PATHS, ROOT, Unit, units
+from tests.docs.pages import PATHS, ROOT, SMALL, Unit, units
 from tests.docs.test_data import write_sources
 from tests.patience import PATIENCE
 
@@ -252,10 +251,6 @@ def test_a_command_that_is_not_there_is_noticed():
 
 # --- Pages that are followed ----------------------------------------------------------------------
 
-SMALL = replace(
-    synthetic.PRESETS["demo"], patients=300, modes="procedures:20:2.8,diagnoses:30:6"
-)  # fmt: skip
-"""In place of the demo's 6,000 patients."""
 FEW_ROUNDS = {
     f"-s privacy={mode}": f"-s privacy={mode} -s rounds=8" for mode in ("none", "paper")
 }  # fmt: skip
