@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -129,8 +128,6 @@ def solve(
     """
     if tensor.nnz == 0:
         raise DataError("tensor: holds no non-zero cells, so there is nothing to fit")
-    if eta is not None and not (math.isfinite(eta) and eta > 0):
-        raise SettingsError(f"eta: the carried step size must be positive, got {eta!r}")
     start = _checked("factors", factors, tensor.shape, settings.rank)
     pulled_to = _checked("anchors", anchors, tensor.feature_shape, settings.rank)
     solver = solvers.find(settings.solver)

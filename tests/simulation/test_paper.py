@@ -151,12 +151,6 @@ def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
         assert (tmp_path / "docs" / "images" / "evaluation" / f"{figure}.png").exists()
 
 
-def test_the_top_of_the_page_has_the_papers_noise_and_ours_or_else_everything():
-    paper, ours = (f"{SYSTEMS[name].title}: 1 of 2 support" for name in ("paper", "patient"))
-    assert page._brief(f"Cases are sizes.<br>{paper}<br>TRIP: 0<br>{ours}") == f"{paper}<br>{ours}"
-    assert page._brief("A case is a size.<br>33 %") == "A case is a size.<br>33 %"
-
-
 @pytest.mark.process
 def test_several_processes_find_what_one_finds(folder, tmp_path):
     plan = replace(TINY, weights=(0.0, 0.5), prediction=(str(folder),))

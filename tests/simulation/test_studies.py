@@ -13,7 +13,6 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import PRESETS, SyntheticSettings, synthetic
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.estimation.pair_fit import unpack
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
@@ -21,7 +20,6 @@ from dpfact_flower.tensor.match import factor_match_score
 from simulation.studies import (
     against_epsilon,
     certainty,
-    held_out,
     nameable,
     needed,
     one_patient_time,
@@ -32,10 +30,9 @@ from simulation.studies import (
     secure,
     shared_fit,
     slow_site,
-    spectrum,
 )
 from simulation.studies.real_data import Study
-from simulation.systems import NO_NOISE, shuffled
+from simulation.systems import NO_NOISE
 
 pytestmark = pytest.mark.nightly
 
@@ -289,66 +286,6 @@ def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Pat
         ("site-2", "on arrival", "200"), ("site-2", "on arrival, each alone", "200"),
     ]  # fmt: skip
     assert 0 < float(cells[0][-1].split()[0]) < 1
-
-
-def test_what_noise_leaves_of_a_direction_is_as_random_matrices_have_it() -> None:
-    codes, noise, rng = 300, 0.3, np.random.default_rng(0)
-    directions = np.linalg.qr(rng.standard_normal((codes, 3)))[0]
-    strengths = noise * np.sqrt(codes) * np.array([4, 2, 0.5])
-    cosines = []
-    for _ in range(20):  # of one draw the second's would have a standard deviation of .04
-        upper = np.triu(noise * rng.standard_normal((codes, codes)), 1)
-        noisy = (directions * strengths) @ directions.T + upper + upper.T
-        vectors = np.linalg.eigh(noisy)[1][:, ::-1]
-        cosines.append(np.square(np.sum(directions * vectors[:, :3], axis=0)))
-    values = np.concatenate([strengths, np.zeros(codes - 3)])
-    kept = spectrum.kept(values, noise)
-    np.testing.assert_allclose(np.mean(cosines, axis=0), kept[:3], atol=0.03)
-    assert kept[1] == pytest.approx(0.75)
-    assert np.count_nonzero(kept) == 2
-
-
-def test_a_cohorts_spectrum_says_how_many_phenotypes_can_be_found(tmp_path, capsys) -> None:
-    cohort = synthetic(CLEAR)
-    cohort.save(tmp_path)
-    spectrum.main([str(tmp_path), "--ranks", "4", "--epsilons", "inf", "0.01"])
-    clear, drowned = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
-    assert clear[0] == "| clear"
-    assert int(clear[4]) >= 4  # as many phenotypes were planted
-    assert float(clear[5].strip("| ")) > 0.99
-    assert drowned[4:] == ["0", "0.0 |"]
-    # What the start gets: the sites' noisy matrices in sum.
-    plan = plan_patient(
-        PrivacySettings(epsilon=1.0, delta=1e-5, patients=600), sizes=[30, 40], rank=4, sites=2
-    )
-    noise = np.random.default_rng(0).standard_normal((2, 70 * 69 // 2)) * plan.start.sigma
-    matrix = unpack(noise, 70).sum(axis=1)
-    off = matrix[~np.eye(70, dtype=bool)]
-    assert spectrum.noise_of_sum(cohort, 4, 1.0) == pytest.approx(off.std(), rel=0.05)
-
-
-def test_factors_are_tried_on_patients_whom_they_were_not_made_from(tmp_path, capsys) -> None:
-    clear = synthetic(CLEAR)
-    sites = tuple(replace(site, tensor=shuffled(site.tensor, 0)) for site in clear.sites)
-    replace(clear, sites=sites, truth=None).save(tmp_path / "shuffled")
-    held_out.main(["demo", "--rank", "12", "--rounds", "2"])
-    planted, *found = (
-        [float(cell) for cell in line.split(" | ")[2:4]] + [float(line.split(" | ")[4].strip("| "))]
-        for line in capsys.readouterr().out.splitlines()[2:]
-    )
-    assert planted[2] == 1
-    assert len(found) == 4
-    for used, others, match in found:  # clear phenotypes: what is learned holds for others
-        assert others == pytest.approx(used, abs=0.02)
-        assert match > 0.7
-    held_out.main([str(tmp_path / "shuffled"), "--rank", "20", "--rounds", "10"])
-    lines = capsys.readouterr().out.splitlines()[2:]
-    assert [line.split(" | ")[1] for line in lines] == [
-        "start alone", "start alone, then 10 rounds",
-        "fitted to surrogates", "fitted to surrogates, then 10 rounds",
-    ]  # fmt: skip
-    used, others = (float(cell) for cell in lines[-1].split(" | ")[2:4])
-    assert others < used  # chance is not the same again
 
 
 def test_the_study_of_certainty_looks_for_what_is_called_real_in_other_patients(

@@ -66,12 +66,6 @@ def test_an_empty_tensor_is_refused(problem):
         run(case, tensor=empty)
 
 
-@pytest.mark.parametrize("eta", [0.0, -1e-3, np.nan, np.inf])
-def test_a_carried_step_size_must_be_positive(problem, eta):
-    with pytest.raises(SettingsError, match="eta: the carried step size must be positive"):
-        run(problem(), eta=eta)
-
-
 def test_double_precision_factors_are_taken_as_float32(problem):
     case = problem()
     wide = tuple(f.astype(np.float64) for f in case.factors)
