@@ -43,9 +43,6 @@ class InProcessGrid(Grid):
         self._replies: dict[str, Message] = {}
         self._ids = itertools.count(1)
 
-    def __repr__(self) -> str:
-        return f"InProcessGrid({len(self._contexts)} nodes)"
-
     def set_run(self, run: Run) -> None:
         """Do nothing, because there is only one run."""
 

@@ -141,7 +141,14 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
         log.open("ab") as file,
         supervised(command, env=environment, stdout=file, stderr=subprocess.STDOUT) as process,
     ):
-        _await_port(port, process, log)
+        while process.poll() is None:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        else:
+            raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")
         yield SuperLink(home, address, process)
 
 
@@ -178,14 +185,3 @@ def free_port() -> int:
     """Return a free loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
-
-
-def _await_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    while process.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")

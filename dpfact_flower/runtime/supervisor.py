@@ -54,8 +54,7 @@ def supervise(command: Sequence[str]) -> int:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    for number in (signal.SIGINT, signal.SIGHUP):
-        # The handlers do nothing. Signals that are ignored would also be ignored by the command.
+    for number in (signal.SIGINT, signal.SIGHUP):  # if ignored, the command would ignore them, too
         signal.signal(number, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     Thread(target=_await_parents_end, args=(stop,), daemon=True).start()

@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -101,8 +101,14 @@ class Answering:
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
             seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system waits no longer
             end = time.monotonic() + seconds
-            with _noted(Path(settings.state_dir)):
+            note = Path(settings.state_dir, ANSWERING)  # for the hospital's metrics
+            with suppress(OSError):
+                note.touch()
+            try:
                 came_in, *answer = self._ask(question, seconds)
+            finally:
+                with suppress(OSError):
+                    note.unlink()
             if came_in:
                 delay = ReplyDelay(settings.reply_after, float(came_in))
             if len(answer) < 2 or len(answer[1]) != int(answer[0]):
@@ -138,16 +144,3 @@ class Answering:
         finally:
             end.cancel()
             process.kill()
-
-
-@contextmanager
-def _noted(state: Path) -> Iterator[None]:
-    """Record for the hospital's metrics that a message is being answered."""
-    note = state / ANSWERING
-    with suppress(OSError):
-        note.touch()
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            note.unlink()

@@ -19,7 +19,6 @@ from dpfact_flower.cli.init import FILES
 from dpfact_flower.cli.options import APP_FOLDER, app_config
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import read_summary
-from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.superlink import local_superlink
 from tests.hub import downloaded, published
 
@@ -86,12 +85,6 @@ def test_it_asks_for_this_version_under_this_licence():
     assert needs["flwr"].specifier == Requirement(ours["dependencies"][0]).specifier
     assert needs["dpfact-flower"].extras < set(ours["optional-dependencies"])
     assert (APP_FOLDER / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-
-
-def test_the_app_names_every_setting_since_flower_refuses_others():
-    app = tomllib.loads((APP_FOLDER / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    known = RunConfig.read({}).write()
-    assert app["config"].keys() == known.keys()
 
 
 @pytest.mark.parametrize(

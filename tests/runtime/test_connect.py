@@ -146,7 +146,9 @@ def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
 
 def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
     """The executor was killed in the middle of it. Flower's own SuperNode waits without end."""
-    ended = Event()
+    ended, whole = Event(), [(name, b"1") for name in "abc"]
+    monkeypatch.setattr(connect, "_end", pytest.fail)
+    assert list(connect._while_they_come(whole)) == whole
     monkeypatch.setattr(connect, "_PART_SECONDS", 0.01)
     monkeypatch.setattr(connect, "_end", lambda why: ended.set())
 
@@ -155,9 +157,3 @@ def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
         assert ended.wait(PATIENCE)
 
     assert list(connect._while_they_come(parts())) == [("first", b"1")]
-
-
-def test_a_reply_that_comes_whole_ends_nothing(monkeypatch):
-    monkeypatch.setattr(connect, "_end", pytest.fail)
-    parts = [(name, b"1") for name in "abc"]
-    assert list(connect._while_they_come(parts)) == parts

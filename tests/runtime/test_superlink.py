@@ -75,12 +75,3 @@ def test_rounds_are_reported_and_warnings_shown_and_noise_is_not():
     shown.clear()
     follower.show_all()  # the run has failed
     assert shown == LOG.splitlines()
-
-
-def test_of_a_long_log_the_end_is_kept():
-    shown = []
-    follower = LogFollower(lambda *_: None, shown.append)
-    for number in range(1000):
-        follower(f"{number}\n")
-    follower.show_all()
-    assert shown == [str(number) for number in range(800, 1000)]

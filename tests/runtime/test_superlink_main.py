@@ -46,6 +46,9 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
 def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, damage):
     """With the exit code that the unit does not start again on."""
     path = tmp_path / "superlink.db"
+    for options in ([], option.format(path).split()):
+        refuse_damaged(options)
+    assert not path.exists()  # Flower makes it
     with closing(sqlite3.connect(path)) as database:
         database.executescript(
             "CREATE TABLE runs (name TEXT PRIMARY KEY); PRAGMA user_version = 1;"
@@ -61,13 +64,6 @@ def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, da
     assert done.returncode == 2
     assert f"{path}: the SuperLink's database is damaged" in done.stderr
     assert "RestartPreventExitStatus=2" in written("dpfact-centre.service")
-
-
-@pytest.mark.parametrize("options", [[], ["--database", "none.db"], ["--insecure", "--port", "1"]])
-def test_a_database_that_is_not_there_is_made(options, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refuse_damaged(options)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.process
