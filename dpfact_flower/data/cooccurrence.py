@@ -1,8 +1,7 @@
 """Count which codes occur together in a patient, within a window of time or an encounter.
 
 The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts the tuples of
-events, one of each mode, that belong to the patient and lie in one window. This module defines the
-tensor for any number of modes m >= 1.
+events, one of each mode, that belong to the patient and lie in one window.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode. Repeated rows count once. A
   code recorded at two times, or in two encounters, counts twice.
@@ -17,12 +16,11 @@ mode (`dpfact_flower.data.clinical_events`), and two tables of text:
     patients      patient, site, and a column of BOOLEAN a label     one row per patient
     descriptions  mode, code, description                            one row per code, none needed
 
-Site names lose their accents, and other characters that are not allowed become hyphens. A blank
-name becomes ``unknown``. Two different names that would become equal are an error.
+Site names lose their accents, and other characters that are not allowed become hyphens. Two names
+that would become equal are an error.
 
-`time` counts from any origin that is the same for all events of a patient. If the window requires
-the same encounter, the origin need only be the same within an encounter. Times are whole minutes,
-so that comparisons with the window are exact.
+`time` counts whole minutes from any origin that is the same for all events of a patient. If the
+window requires the same encounter, the origin need only be the same within an encounter.
 """
 
 from __future__ import annotations
@@ -59,9 +57,8 @@ COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 class Window:
     """The rule by which events of one patient belong together.
 
-    `days` is the largest distance in time between any two events, or None for any distance.
-    `same_encounter` says whether all events must be of one encounter. At least one of the two must
-    limit the window.
+    `days` is the largest distance between any two events, or None for any distance. With
+    `same_encounter`, all events must be of one encounter.
     """
 
     days: int | None = None
@@ -74,8 +71,8 @@ class Window:
             raise SettingsError("window: need a number of days, the same encounter, or both")
 
     def __str__(self) -> str:
-        parts = ["one encounter"] if self.same_encounter else []
-        return " in ".join([*([] if self.days is None else [f"{self.days} days"]), *parts])
+        days = "" if self.days is None else f"{self.days} days"
+        return " in ".join(filter(None, (days, "one encounter" * self.same_encounter)))
 
     def condition(self, left: str, right: str) -> str:
         """Return SQL that is true if the events `left` and `right` are in one window."""
@@ -107,9 +104,8 @@ def choose_vocabularies(
     """Return the given vocabularies, or vocabularies of the patients' most frequent codes.
 
     `top` is the number of codes to keep in each mode, by number of events; None keeps all. The
-    paper selects 202 and 316 codes this way. The selection depends on patients, and no privacy
-    guarantee of this package covers it. Use `top` for open data and experiments, and public lists
-    otherwise.
+    selection depends on patients, and no privacy guarantee covers it. Use public lists instead,
+    except for open data.
     """
     if given is not None:
         if [v.name for v in given] != list(modes):
@@ -144,9 +140,8 @@ def build_cohort(
     """Build the tensors of all sites from the tables in the connection.
 
     Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
-    identifier. `labels` are columns of ``patients``; NULL means a label of 0. Sites with fewer than
-    `min_patients` patients are merged into one site, ``other``, which may still be smaller. With
-    `keep_empty`, patients without a cell become empty rows.
+    identifier. `labels` are columns of ``patients``; NULL means a label of 0. The site ``other``,
+    into which small sites are merged, may still be smaller than `min_patients`.
     """
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
@@ -173,7 +168,7 @@ def build_cohort(
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    """Return the vocabulary of the most frequent codes. Ties are sorted by the code's text."""
+    """Return the most frequent codes. Ties are sorted by the code's text."""
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
@@ -224,10 +219,9 @@ def _name_sites(connection: Connection, cohort: str) -> None:
         )
     blank = count_rows(connection, "named", "given = ''")
     count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
-    other = count_rows(
-        connection, "(SELECT DISTINCT site FROM named WHERE given NOT IN ('', site))"
-    )
-    count(connection, "sites", "names in which characters were replaced", other)
+    other = "(SELECT DISTINCT site FROM named WHERE given NOT IN ('', site))"
+    what = "names in which characters were replaced"
+    count(connection, "sites", what, count_rows(connection, other))
 
 
 def _count_cells(
@@ -263,27 +257,20 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
     )
     unplaced = count_rows(connection, f"mode_{n}", window.unplaced)
     connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
-    count(
-        connection, mode, "events of these codes and patients", count_rows(connection, f"mode_{n}")
-    )
-    count(
-        connection,
-        mode,
-        "events left out, without the time or encounter that the window needs",
-        unplaced,
-    )
+    placed = count_rows(connection, f"mode_{n}")
+    count(connection, mode, "events of these codes and patients", placed)
+    what = "events left out, without the time or encounter that the window needs"
+    count(connection, mode, what, unplaced)
 
 
 def _assign_sites(
     connection: Connection, min_patients: int, keep_empty: bool, row_unit: str
 ) -> None:
     """Create the table ``members``, which gives the site and the row of each patient."""
-    with_cells = (
-        "" if keep_empty else "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
-    )
+    with_cells = "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE members AS
-            WITH kept AS (FROM named {with_cells}),
+            WITH kept AS (FROM named {"" if keep_empty else with_cells}),
             sized AS (
                 SELECT * REPLACE (
                     if(count(*) OVER (PARTITION BY site) < $least, $other, site) AS site)
@@ -299,8 +286,8 @@ def _assign_sites(
     ).fetchall()
     if merged and count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
         raise DataError(
-            f"sites of fewer than {min_patients} patients cannot be merged into {SMALL_SITES}, "
-            "because a site has that name; rename it, or merge none (min-patients 1)"
+            f"min-patients: small sites are merged into {SMALL_SITES}, and a site has that name; "
+            "rename it"
         )
     what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
     count(connection, "sites", what, merged)
@@ -334,25 +321,19 @@ def _site(
 ) -> SiteData:
     held = (f"coalesce({quoted(label)}, false)::TINYINT AS {quoted(label)}" for label in labels)
     people = connection.execute(
-        f"SELECT {', '.join(['id', *held])} FROM members WHERE site_number = $number "
-        "ORDER BY position",
-        {"number": number},
+        f"""SELECT {", ".join(["id", *held])} FROM members
+            WHERE site_number = {number} ORDER BY position"""
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
+    listed = ", ".join(columns)
     cells = connection.execute(  # sorted by DuckDB, which spills to disk
-        f"SELECT {', '.join(columns)}, count FROM cells WHERE site_number = $number "
-        f"ORDER BY {', '.join(columns)}",
-        {"number": number},
+        f"SELECT {listed}, count FROM cells WHERE site_number = {number} ORDER BY {listed}"
     ).fetchnumpy()
     indices = np.empty((len(cells["count"]), len(columns)), np.int32)
     for n, column in enumerate(columns):
         indices[:, n] = cells.pop(column)
     shape = (len(people["id"]), *map(len, vocabularies))
-    return SiteData(
-        name=site,
-        tensor=SparseTensor.from_coo(indices, cells["count"], shape),
-        vocabularies=tuple(vocabularies),
-        labels={label: people[label] for label in labels},
-        patients=tuple(people["id"].tolist()),
-        row_unit=row_unit,
-    )
+    tensor = SparseTensor.from_coo(indices, cells["count"], shape)
+    labelled = {label: people[label] for label in labels}
+    ids = tuple(people["id"].tolist())
+    return SiteData(site, tensor, tuple(vocabularies), labelled, ids, row_unit)

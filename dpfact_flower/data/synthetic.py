@@ -1,13 +1,10 @@
 """An artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
-The generator imitates the way in which real tensors arise. A patient has one to four active
-phenotypes, with some time windows for each. In a window every mode draws its codes from the
-phenotype, with some background noise. All combinations of the codes in a window co-occur, and
-counts add up over windows. Cells are therefore not drawn independently, code frequencies follow a
-power law, and a few patients come very often. Sites differ in how common each phenotype is, and
-some phenotypes exist at one site only. In-hospital death depends on the active phenotypes.
-
-No data of real patients are used. Equal settings give equal data.
+A patient has one to four active phenotypes, with some time windows for each. In a window every mode
+draws its codes from the phenotype, with some background noise. All combinations of the codes in a
+window co-occur. Code frequencies follow a power law, and a few patients come very often. Sites
+differ in how common each phenotype is, and some phenotypes exist at one site only. In-hospital
+death depends on the active phenotypes. Equal settings give equal data.
 """
 
 from __future__ import annotations
@@ -46,8 +43,7 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Names of the planted phenotypes in code descriptions. Further phenotypes are "topic 61" and so
-on."""
+"""Names of the planted phenotypes in code descriptions, continued by "topic 61"."""
 
 
 class Mode(NamedTuple):
@@ -96,7 +92,7 @@ class SyntheticSettings(Settings):
 
     @property
     def feature_modes(self) -> tuple[Mode, ...]:
-        """The feature modes, parsed from `modes`."""
+        """The feature modes."""
         parts = (part.split(":") for part in self.modes.split(","))
         return tuple(Mode(name, int(size), float(mean)) for name, size, mean in parts)
 
@@ -120,18 +116,13 @@ class SyntheticSettings(Settings):
         if len({mode.name for mode in modes}) != len(modes):
             raise SettingsError(f"modes: names must differ; got {self.modes!r}")
         if any(mode.size < 2 or mode.per_window < 1 for mode in modes):
-            raise SettingsError(
-                f"modes: need at least 2 codes, and 1 drawn per window; got {self.modes!r}"
-            )
+            raise SettingsError(f"modes: need 2 codes, and 1 per window; got {self.modes!r}")
         if not all(float(share) > 0 for share in self.shares.split(",")):
             raise SettingsError(f"shares: must be positive; got {self.shares!r}")
         if self.distinct > sites:
             raise SettingsError(f"distinct: there are {sites} sites; got {self.distinct}")
         if sites > 1 and round(self.local * self.phenotypes) >= self.phenotypes:
-            raise SettingsError(
-                f"local: at least one of {self.phenotypes} phenotypes must be shared by all sites; "
-                f"got {self.local:g}"
-            )
+            raise SettingsError(f"local: must leave a phenotype to all sites; got {self.local:g}")
         if (self.site_sizes < 1).any():
             raise SettingsError(f"patients: {self.patients} leave one of {sites} sites empty")
 
@@ -165,23 +156,24 @@ PRESETS: Mapping[str, SyntheticSettings] = {
 
 
 class _Planted(NamedTuple):
-    """The population model, from which patients are drawn."""
+    """The population model, from which patients are drawn.
+
+    `sources` are distributions of each mode's codes, shape (I_n, R + 1): R phenotypes, then the
+    background. `prevalence` is the share of the phenotypes at each site, shape (T, R). `risk` is
+    the log odds of death that an active phenotype adds, shape (R,).
+    """
 
     sources: tuple[Floats, ...]
-    """Distributions of each mode's codes, shape (I_n, R + 1): R phenotypes, then the background."""
     prevalence: Floats
-    """Relative frequency of the phenotypes at each site, shape (T, R). Rows sum to one."""
     risk: Floats
-    """Log odds of death that an active phenotype adds, shape (R,)."""
 
 
 class _Windows(NamedTuple):
-    """Time windows, one per row."""
+    """Time windows, one per row. A window's codes recur `times` times."""
 
     patient: Ints
     phenotype: Ints
     times: Ints
-    """Number of times that the window's codes recur."""
 
 
 def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
@@ -196,11 +188,7 @@ def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
 
 
 def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
-    """Generate an artificial cohort from settings or from the name of a preset.
-
-    The sites are ``site-1``, ``site-2``, ... The cohort has labels, patients' identifiers and the
-    planted truth.
-    """
+    """Generate an artificial cohort from settings or from the name of a preset."""
     if isinstance(settings, str):
         settings = preset(settings)
     planting, drawing, seeing, dying = np.random.default_rng(settings.seed).spawn(4)
@@ -220,11 +208,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
-    """Return whether each patient has each phenotype, for every site of ``synthetic(settings)``.
-
-    Each array has the shape (I_t, R). Predictions from these memberships are an upper bound for
-    predictions from estimated ones.
-    """
+    """Return which patients have which phenotype, shape (I_t, R), for each site of `synthetic`."""
     if isinstance(settings, str):
         settings = preset(settings)
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
@@ -238,10 +222,7 @@ def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw a few codes for each phenotype.
-
-    Common codes are drawn for more phenotypes, so that phenotypes overlap.
-    """
+    """Draw a few codes for each phenotype, common ones for more phenotypes."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -305,10 +286,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> _Windows:
-    """Draw the windows of each active phenotype.
-
-    A frequent patient has more windows for all of their phenotypes.
-    """
+    """Draw the windows of each active phenotype, more of all for a frequent patient."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -341,10 +319,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return the windows and codes of all combinations of one code per mode in the same window.
-
-    The shapes are (rows,) and (rows, modes).
-    """
+    """Return all combinations of one code per mode in a window: (rows,) and (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -385,16 +360,10 @@ def _sites(
     for number, size in enumerate(settings.site_sizes.tolist(), 1):
         rows = slice(*np.searchsorted(patient, [first, first + size]))
         indices = np.column_stack([patient[rows] - first, combinations[rows]])
-        name = f"site-{number}"
-        sites.append(
-            SiteData(
-                name,
-                SparseTensor.from_coo(indices, times[rows], (size, *feature_shape)),
-                vocabularies,
-                {DIED: died[first : first + size]},
-                tuple(f"{name}-{row:07d}" for row in range(size)),
-            )
-        )
+        tensor = SparseTensor.from_coo(indices, times[rows], (size, *feature_shape))
+        name, labels = f"site-{number}", {DIED: died[first : first + size]}
+        ids = tuple(f"{name}-{row:07d}" for row in range(size))
+        sites.append(SiteData(name, tensor, vocabularies, labels, ids))
         first += size
     return tuple(sites)
 

@@ -192,7 +192,7 @@ def test_two_names_never_become_one(names, connection):
 def test_a_site_named_as_the_merged_ones_are_is_refused(connection):
     fill(connection, [(who, "other" if site == "big" else site, died)
                       for who, site, died in PATIENTS], EVENTS)  # fmt: skip
-    with pytest.raises(DataError, match="cannot be merged into other"):
+    with pytest.raises(DataError, match="small sites are merged into other"):
         build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=(),
                      min_patients=2)  # fmt: skip
 

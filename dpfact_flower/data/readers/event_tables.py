@@ -1,20 +1,15 @@
 """Read any EHR from plain event tables: one or more per feature mode, with one row per event.
 
 - A table has columns for the patient, the code, the time or the encounter, and optionally a
-  description of the code. Times are truncated to the minute. An event is a distinct (encounter,
-  time, code) of a patient (`dpfact_flower.data.cooccurrence`).
+  description of the code. An event is a distinct (encounter, minute, code) of a patient.
 - Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column
   that mixes times with and without an offset is refused.
-- A hospital has one site and public code lists. For simulation, a table of patient and site splits
-  open data into several sites.
 - Impossible values are refused: a blank or NaN for a patient or code, an invalid date, a patient at
-  two sites. Unused rows are counted: repeated events, events without the time or encounter that the
-  window needs, codes outside the lists.
+  two sites. Unused rows are counted.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import shlex
@@ -75,20 +70,17 @@ _LIKELY = {
     "time": ("time", "date", "day"),
     "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode"),
 }
-"""Typical parts of column names in EHRs, with the most specific first."""
 _LIKE_A_NAME = re.compile(
     "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))([a-z_ .]|icd(9|10))+"
 )
-"""Form of a column name. Other texts may be values, because a first line without names may hold a
-patient's data."""
+"""Form of a column name. A first line without names may hold a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes that differ from another in leading zeros, dots or case alone": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
-"""Codes that are read unchanged but may be mistakes: free text, or ``0389`` together with
-``389``."""
+"""Codes that are read unchanged but may be mistakes."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -97,8 +89,8 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 class Columns:
     """Names of the columns of event tables, in upper or lower case.
 
-    The column that the window needs, time or encounter, must exist. With an empty name, the other
-    one or the description is not read.
+    With an empty name, the description is not read, nor the one of time and encounter that the
+    window does not need.
     """
 
     patient: str = "patient"
@@ -128,10 +120,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class EventTable:
-    """The files of a feature mode's events, and their format.
+    """The files of a feature mode's events, and their common format.
 
-    All files (``.csv``, ``.csv.gz`` or ``.parquet``) have the same format. `time_format` is as in
-    C's ``strptime``, such as ``%d.%m.%Y %H:%M``. An empty format means ISO 8601.
+    `time_format` is as in C's ``strptime``, such as ``%d.%m.%Y %H:%M``. Empty, it means ISO 8601.
     """
 
     files: Sequence[Place]
@@ -156,8 +147,8 @@ class LabelTable:
     """A table with one row per patient, and the column that holds the label: 0 or 1, no or yes.
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. `missing` is the label, 0 or 1, of patients who are not in the table. If `missing` is
-    empty, all patients must be in the table.
+    tables. `missing` is the label, 0 or 1, of patients who are not in the table. Empty, it demands
+    that all are.
     """
 
     file: Place
@@ -195,18 +186,8 @@ def read(
         the same encounter.
     sites : path, optional
         Table of patient and ``site``. Patients who are not in the table are left out.
-    labels : mapping of str to LabelTable, optional
-        Label tables by the label's name.
-    dialect : Dialect, optional
-        Format of tables given as paths, and of the tables of sites and labels.
     **options
         The common `Options` of readers.
-
-    Returns
-    -------
-    Cohort
-        The cohort with the given labels. The description of a code is its most frequent description
-        in the tables, or the one in the vocabulary.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -215,9 +196,7 @@ def read(
         check_name("name of site or mode", what)
     vocabularies = options.get("vocabularies")
     if vocabularies is not None and options.get("top") is not None:
-        raise SettingsError(
-            "top: cannot be combined with vocabularies, which are the codes to keep"
-        )
+        raise SettingsError("top: cannot be combined with vocabularies")
     columns, dialect = columns or Columns(), dialect or Dialect()
     sources = {
         mode: table if isinstance(table, EventTable) else EventTable([table], columns, dialect)
@@ -231,14 +210,13 @@ def read(
     with reading(options) as connection:
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
-        _count_twins(connection, sources)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
         if vocabularies is None:
             logger.warning(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
-                "a federation need the same lists, from a public source (--codes, or vocabularies=)"
+                "a federation need the same public lists (--codes, or vocabularies=)"
             )
         return make_cohort(connection, name, modes, window, options, tuple(labels))
 
@@ -288,15 +266,6 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     connection.execute("DROP TABLE loaded")
     for what, odd in _ODD_CODES.items():
         count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
-
-
-def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Count the events of each mode that equal the events of another mode, and warn of them."""
-    for one, other in itertools.combinations(sources, 2):
-        events = count_rows(connection, table_of(one))
-        both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
-        if events == count_rows(connection, table_of(other)) == count_rows(connection, both):
-            count(connection, other, f"events, all of which are those of {one}", events, warn=True)
 
 
 def _place(given: Place) -> Path | Rows:
@@ -359,7 +328,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return arguments that would read a table with other column names, or an empty text."""
+    """Return arguments that would read the table, or an empty text."""
     taken = {what: name for what, name in names.items() if name in found}
     for what in ("patient", "code", "time", "encounter"):
         if what not in taken and (name := _likely(what, set(found) - set(taken.values()), found)):
@@ -378,7 +347,6 @@ def _hint(
 
 
 def _likely(what: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return the first column whose name suggests the role `what`, or an empty text."""
     fits = (name for part in _LIKELY[what] for name in found
             if name in free and part in name and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
     return next(fits, "")
@@ -427,7 +395,7 @@ def _load_patients(
     sites: Place | None,
     dialect: Dialect,
 ) -> None:
-    """Create the table ``patients`` from the table of sites, or from all patients with an event."""
+    """Create the table ``patients`` from the sites' table, or from all patients with an event."""
     if sites is None:
         connection.execute(
             f"CREATE TEMP TABLE patients AS SELECT patient, '{name}' AS site FROM people"
@@ -448,10 +416,11 @@ def _load_patients(
     known = "(FROM people SEMI JOIN patients USING (patient){})"
     some = (known.format(" LIMIT 1000"), known.format(""))  # a lookup of few patients is faster
     if not any(count_rows(connection, f"(SELECT 1 FROM {p} p {complete})") for p in some):
-        files = [*(file for source in sources.values() for file in source.files)]
+        files = [file for source in sources.values() for file in source.files]
+        named = ", ".join(map(str, [*files, *([sites] if sites else [])]))
         raise DataError(
-            f"{', '.join(map(str, [*files, *([sites] if sites else [])]))}: no patient is "
-            f"in all of them; column {patient} must identify patients alike in each"
+            f"{named}: no patient is in all of them; column {patient} must identify patients alike "
+            "in each"
         )
 
 

@@ -175,4 +175,4 @@ def test_demo_regions(ehr_data):
     assert sum(surplus.values()) == sum(listed.values()) - 1841
     assert all(0 <= count <= 3 for count in surplus.values())
     # 182 hospital stays end in death; one patient has two of these
-    assert sum(line.deaths for line in lines.values()) == 181
+    assert sum(line.labelled["died"] for line in lines.values()) == 181

@@ -122,7 +122,7 @@ def test_demo_has_the_patients_and_cells_it_is_known_for(ehr_data):
     assert {line.site: line.patients for line in lines} == {
         "MICU": 54, "SICU": 20, "CCU": 12, "TSICU": 8, "CSRU": 6
     }  # fmt: skip
-    assert sum(line.deaths for line in lines) == 40
+    assert sum(line.labelled["died"] for line in lines) == 40
     assert sum(line.nonzeros for line in lines) == 7133
     assert [len(v) for v in everybody.vocabularies] == [164, 581]
     assert [v.descriptions.count("") for v in everybody.vocabularies] == [0, 0]

@@ -147,7 +147,7 @@ def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
     assert counts[path.name, "discharges of newborns, left out"] == 14_092
     assert cohort.shape == (72_953, 202, 316)
     assert sum(site.nonzeros for site in cohort.summary()) == 959_902
-    assert sum(site.deaths or 0 for site in cohort.summary()) == 1_954
+    assert sum(site.labelled.get("died", 0) for site in cohort.summary()) == 1_954
     sizes = [len(site) for site in cohort.sites]
     assert (len(sizes), min(sizes), max(sizes)) == (8, 2_834, 16_723)
     assert all(all(vocabulary.descriptions) for vocabulary in cohort.vocabularies)
