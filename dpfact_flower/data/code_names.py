@@ -33,10 +33,9 @@ _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Form of a code that can be neither an ICD-9 procedure nor a number in a list."""
 _MOST = 0.8
 _LETTERS = 3
-"""Smallest number of different first letters in ICD-10 codes. Codes with fewer may be a numbering
-such as D01, D02."""
+"""Fewest first letters in ICD-10 codes. Codes with fewer may be a numbering such as D01, D02."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Shortest length of a group whose name can stand for a code that has no name of its own."""
+"""Shortest group whose name can stand for a code without a name of its own."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -168,8 +167,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
 def names_of(system: str) -> dict[str, str]:
     """Return all names of a system by code without its dot, as packed by ``simulation.code_names``.
 
-    The first character of a line encodes the number of characters shared with the line before. A
-    blank stands for 0.
+    The first character of a line encodes how many characters it shares with the line before.
     """
     lines, last = [], ""
     for line in lzma.decompress((icd.FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

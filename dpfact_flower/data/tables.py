@@ -50,8 +50,7 @@ _EVERY = 0.25
 class Dialect:
     """Format of a CSV file, for details that the first line does not show.
 
-    An empty `delimiter` stands for the most frequent of comma, semicolon, tab and ``|`` in the
-    first line. `encoding` is utf-8, latin-1 or utf-16.
+    An empty `delimiter` stands for the most frequent of comma, semicolon, tab and ``|``.
     """
 
     delimiter: str = ""
@@ -62,9 +61,8 @@ class Dialect:
         if len(self.delimiter) > 1 or self.delimiter in set("\"'\n\r"):
             raise SettingsError(f"delimiter: need one character, got {self.delimiter!r}")
         if self.encoding not in ("utf-8", "latin-1", "utf-16"):
-            raise SettingsError(
-                f"encoding: must be one of utf-8, latin-1, utf-16; got {self.encoding!r}"
-            )
+            allowed = "must be one of utf-8, latin-1, utf-16"
+            raise SettingsError(f"encoding: {allowed}; got {self.encoding!r}")
 
 
 _PLAIN = Dialect()
@@ -205,7 +203,7 @@ def report_progress(connection: Connection, name: str) -> Iterator[None]:
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
     """Return files of tables, and folders of Parquet, by the tables' names in lower case.
 
-    If several have the same table name, a file precedes a folder, and the shortest file name wins.
+    A file precedes a folder, and the shortest file name wins.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -270,14 +268,12 @@ def load_table(
     optional : sequence of str
         Further columns. A column that the file lacks is NULL in every row.
     select, where : str
-        SQL over `columns` and `optional`: the columns of the result, and the condition for keeping
-        a row.
+        SQL over all columns: the columns of the result, and the condition for keeping a row.
     may_be_cut : bool
         Leave out an incomplete last line of CSV instead of refusing the file. Return whether there
         was one.
     hint : callable
-        Function from the names of the existing columns to advice about a missing column, or to an
-        empty text.
+        Function from the existing columns to advice about a missing one, or to an empty text.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -471,8 +467,7 @@ def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
     """Raise an error if a row meets the condition `where`. `right` describes a correct value."""
-    wrong = count_rows(connection, table, where)
-    if wrong:
+    if wrong := count_rows(connection, table, where):
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 

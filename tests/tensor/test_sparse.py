@@ -120,18 +120,10 @@ def test_the_size_of_the_parts_does_not_matter(coo, size):
     np.testing.assert_allclose(found.values, scaled.values, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.uint64, np.float32, np.float64])
-def test_whole_numbers_of_any_type_are_indices(dtype):
-    index, value, shape = GOOD
-    assert_same(
-        SparseTensor.from_coo(np.array(index, dtype), value, shape), SparseTensor.from_coo(*GOOD)
-    )
-
-
-@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float16, np.longdouble])
-def test_values_of_any_numeric_type(dtype):
-    tensor = SparseTensor.from_coo(GOOD[0], np.ones(3, dtype), GOOD[2])
-    np.testing.assert_array_equal(tensor.values, np.ones(3, np.float32))
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint64, np.float32, np.longdouble])
+def test_indices_and_values_may_have_any_numeric_type(dtype):
+    index, value, shape = (np.array(given, dtype) for given in GOOD)
+    assert_same(SparseTensor.from_coo(index, value, shape), SparseTensor.from_coo(*GOOD))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -180,18 +172,15 @@ BAD_COO = {
     "index inf": ("indices: must be integers", {"indices": [[0, 0], [1, 1], [math.inf, 1]]}),
     "index fraction": ("position 1", {"indices": [[0, 0], [SECRET + 0.5, 1], [2, 1]]}),
     "index bool": ("indices: need integers", {"indices": np.ones((3, 2), bool)}),
-    "index complex": ("indices: need integers", {"indices": np.full((3, 2), SECRET, complex)}),
     "index above int64": ("indices: ", {"indices": [[0, SECRET * 2**70]] * 3}),
     "index ragged": ("indices: need numbers in rows of equal length", {"indices": ragged()}),
     "index too large": ("mode 1 must lie in [0, 2)", {"indices": [[0, 0], [1, SECRET], [2, 1]]}),
-    "index one too large": ("mode 0 must lie in [0, 3)", {"indices": [[0, 0], [3, 1], [2, 1]]}),
     "two that are too large": (
         "mode 1 must lie in [0, 2); 2 entries break this, the first at position 1",
         {"indices": [[0, 0], [1, 7], [2, 9]]},
     ),
     "index negative": ("position 2", {"indices": [[0, 0], [1, 1], [-SECRET, 1]]}),
     "index 1-D": ("need shape (entries, 2), got (3,)", {"indices": [0, 1, 2]}),
-    "index 3-D": ("got (3, 2, 1)", {"indices": np.zeros((3, 2, 1), int)}),
     "index of other modes": ("got (3, 3)", {"indices": np.zeros((3, 3), int)}),
     "value NaN": ("values: must be finite (float32); 1 entries", {"values": [1, math.nan, SECRET]}),
     "value inf": ("position 0", {"values": [math.inf, 2, SECRET]}),
@@ -199,16 +188,12 @@ BAD_COO = {
     "value negative and tiny": ("position 1", {"values": [1, -1e-60, 3]}),
     "value beyond float32": ("values: must be finite (float32)", {"values": [1, 2, SECRET * 1e40]}),
     "value string": ("values: need numbers", {"values": ["1", "2", str(SECRET)]}),
-    "value complex": ("values: need numbers", {"values": np.full(3, SECRET + 1j)}),
     "values too few": ("need shape (3,) to match indices, got (2,)", {"values": [SECRET, 2]}),
     "values 2-D": ("got (3, 1)", {"values": [[1], [2], [SECRET]]}),
     "shape one mode": ("at least 2 modes", {"shape": (SECRET,)}),
     "shape zero": ("that of mode 1 is not", {"shape": (SECRET, 0)}),
-    "shape negative": ("that of mode 0 is not", {"shape": (-SECRET, 2)}),
-    "shape huge": ("that of mode 0 is not", {"shape": (SECRET * 10_000, 2)}),
     "shape beyond int64": ("shape: need", {"shape": (SECRET * 2**70, 2)}),
     "shape fraction": ("that of mode 1 is not", {"shape": (3, SECRET + 0.5)}),
-    "shape NaN": ("that of mode 1 is not", {"shape": (SECRET, math.nan)}),
     "shape text": ("shape: need a sequence of integers", {"shape": str(SECRET)}),
     "shape None": ("shape: need a sequence of integers", {"shape": None}),
     "shape and values swapped": ("shape: ", {"shape": [SECRET, 0.5], "values": (3, 2)}),
@@ -250,11 +235,8 @@ BAD_ROWS = {
     "none": [],
     "twice": [0, 1, 0],
     "negative": [-SECRET],
-    "too large": [SECRET],
-    "one too large": [6],
     "mask": np.ones(6, bool),
     "fractions": [0.5],
-    "whole floats": [1.0],
     "2-D": [[0, 1]],
     "ragged": [[0], [1, SECRET]],
     "text": [str(SECRET)],
