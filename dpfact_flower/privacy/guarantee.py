@@ -51,11 +51,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 class Figure:
     """One epsilon with its delta, accountant and claim. The text shows all four.
 
-    Attributes
-    ----------
-    replacing : float or None
-        Epsilon by the same accountant for replacing a patient's record, if `epsilon` is for adding
-        or removing a record; see `epsilons_of_replacing`.
+    `replacing` is for replacing a patient's record, if `epsilon` is for adding or removing one.
     """
 
     accountant: str
@@ -80,14 +76,8 @@ class Figure:
 class Guarantee:
     """The total cost of a list of releases. The text always includes the claim.
 
-    Attributes
-    ----------
-    rho, mu : float
-        Total costs in zCDP and Gaussian DP; mu is sqrt(2 rho).
-    claim : str
-        The events' claims, and a note if the noise was seeded.
-    alone : Figure or None
-        With secure sums, the figure that holds even if all other sites collude with the server.
+    `rho` and `mu` are total costs in zCDP and Gaussian DP. With secure sums, `alone` holds even if
+    all other sites collude with the server.
     """
 
     releases: int

@@ -89,14 +89,10 @@ class RoundRequest:
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Return arrays and config, without empty texts, whose size Flower cannot measure."""
+        names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
-            "job": self.job,
-            "round": self.round,
-            "rounds": self.rounds,
-            "rule": self.rule,
-            "seed": self.seed,
-            "vocabulary": self.vocabulary,
+            **{name: getattr(self, name) for name in names},
             _ANSWERED: json.dumps(dict(self.answered)) if self.answered else "",
             _USAGES: "" if self.usages is None else json.dumps(self.usages.tolist()),
             _SECURE: self.secure.to_text() if self.secure else "",

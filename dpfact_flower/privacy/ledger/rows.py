@@ -63,17 +63,10 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
-    Attributes
-    ----------
-    payload_kept : bool
-        Whether the ledger keeps the bytes, as for charged releases.
-    recorded : str
-        Time of the request, by the site's clock, in UTC. The time of the charge would reveal how
-        long the computation took.
-    shapes : tuple of tuple of int
-        Shapes of the released arrays; empty if nothing left the site.
-    events : tuple of ReleaseEvent
-        The charged events; empty for a release without noise.
+    `payload_kept` says whether the ledger keeps the bytes, as for charged releases. `recorded` is
+    the time of the request (site's clock, UTC), because the time of the charge would reveal how
+    long the computation took. `shapes` is empty if nothing left the site, and `events` if it left
+    without noise.
     """
 
     number: int

@@ -96,17 +96,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    Attributes
-    ----------
-    statistic : callable
-        Computes the bounded sum.
-    size : callable
-        Computes the number of values from each mode's number of codes before selection, the number
-        of kept codes, the mode, and the rank.
-    clipped : bool
-        Whether a patient's part is clipped to the run's `bound`. Otherwise its norm is at most 1.
-    carries : tuple of str
-        Fields of the kind's request in addition to the settings, if the run has them.
+    `size` computes the number of values from each mode's number of codes before selection, the
+    number of kept codes, the mode, and the rank. If `clipped`, a patient's part is clipped to the
+    run's `bound`. Otherwise its norm is at most 1. `carries` has the fields of the kind's request
+    in addition to the settings, if the run has them.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]

@@ -144,16 +144,9 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """Resources that a run needs at one site and at the server, in bytes and seconds of a core.
 
-    Attributes
-    ----------
-    memory, sent : int
-        Memory for the largest release beside the patients' data, and traffic of all releases.
-    server, server_seconds : float
-        Memory and time for the start, by a simple model of measurements. 0 if sites are unknown.
-    seconds : float
-        Time of all releases, or only for the noise if the number of patients is unknown.
-    codes : str
-        Setting that would make the start smaller; empty if it is already small.
+    `memory` is for the largest release beside the patients' data, and `seconds` for all releases
+    (for the noise alone if `patients` is unknown). The server's are for the start, or 0 if sites
+    are unknown. `codes` is a setting that would make the start smaller, if it is large.
     """
 
     memory: int

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.privacy.conversions import (
@@ -61,12 +61,10 @@ _CLEAR = 100.0
 _MEMORY = 0.5
 """Share of the earlier rounds in the average of refinements."""
 _MOST_NOISE = 1e4
-"""Largest sigma, in sensitivities. A release with almost no cost still makes the site read its
-patients, and the server can see the time of this reading. The limit bounds the number of releases
-that a budget allows."""
+"""Largest sigma, in sensitivities, which bounds the number of releases that a budget allows. Even a
+release with almost no cost makes the site read its patients, and the server can see how long."""
 MOST_VALUES = 2 * 10**8
-"""Largest number of values of one release. A site sums values of 8 bytes each. The site's ledger
-keeps the values in one field, in which SQLite allows a billion bytes."""
+"""Largest number of values of one release. SQLite allows a billion bytes in the ledger's field."""
 _ROUNDING = 1 - 1e-12
 """Factor on the budget, so that rounding in sums and square roots cannot exceed the budget."""
 
@@ -75,16 +73,9 @@ _ROUNDING = 1 - 1e-12
 class PatientPlan:
     """The releases of a run, one per Flower round, followed by a last round without a release.
 
-    Attributes
-    ----------
-    start_share : float
-        Share of the start in the model's budget, which is the budget without the counts of codes.
-    refine_rounds : int
-        How often every mode is refined.
-    bound : float
-        Largest norm of a patient's part of a refinement, by clipping.
-    memory : float
-        Share of earlier rounds in the server's average of refinements, which is post-processing.
+    `start_share` is the start's share of the budget without the counts of codes. Every mode is
+    refined `refine_rounds` times, from parts clipped to norm `bound`. `memory` is the share of
+    earlier rounds in the server's average of refinements, which is post-processing.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -100,17 +91,12 @@ class PatientPlan:
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
         """Return the settings with all planned values, as a server must send them."""
-        settled = replace(
-            settings, start_share=self.start_share, refine_rounds=self.refine_rounds,
-            bound=self.bound,
-        )  # fmt: skip
-        if self.sharing is None:
-            return settled
-        sites, colluding, dropouts, slots = self.sharing
-        return replace(
-            settled, secure_sites=sites, secure_colluding=colluding, secure_dropouts=dropouts,
-            secure_slots=slots,
-        )  # fmt: skip
+        planned: dict[str, Any] = {
+            name: getattr(self, name) for name in ("start_share", "refine_rounds", "bound")
+        }
+        shared = self.sharing._asdict() if self.sharing else {}
+        planned |= {f"secure_{name}": number for name, number in shared.items()}
+        return replace(settings, **planned)
 
     @property
     def start(self) -> PlannedRelease:

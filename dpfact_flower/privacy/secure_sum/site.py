@@ -83,16 +83,9 @@ class Opening:
 class RoundState:
     """A site's state of a round: the last answered question, and the values used in the answer.
 
-    Attributes
-    ----------
-    noisy : ndarray of int64
-        The site's vector with its own share of the noise, which must not leave the site.
-    seed : bytes
-        Seed of the site's own mask; empty if no site may be lost.
-    sealed : mapping of str to bytes
-        Shares of the seed by member, who alone can read them.
-    opening : Opening or None
-        A question with an opening is the last of the round.
+    `noisy` is the site's vector with its own share of the noise, which must not leave the site.
+    `seed`, of the site's own mask, is empty if no site may be lost. `sealed` has shares of the seed
+    by member, who alone can read them. A question with an `opening` is the last of the round.
     """
 
     question: Question
