@@ -81,10 +81,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Refuse a round that `fit` would refuse before it reads a patient. Nothing is charged.
-
-        The arguments are the request of `fit`, with the server's waiting time as `ROUND_TIMEOUT`.
-        """
+        """Refuse a round that `fit` would refuse before it reads a patient. Nothing is charged."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)

@@ -97,8 +97,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request is new, or a repetition may get a reply.
 
-        A site also answers with `RoundFailedError` if its reply was not ready in time. The reply
-        may be ready by now.
+        After a `RoundFailedError`, a reply that was not ready in time may be ready by now.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2

@@ -41,10 +41,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Get every site's key, and plan the run for the sites that have sent a key.
-
-        A resumed run reads the keys from its folder.
-        """
+        """Get every site's key, from the folder of a resumed run, and plan for these sites."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         self._sums = self._begin()
@@ -113,8 +110,7 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish the sum from the first attempt's replies; return sites, failures and slot totals.
 
-        Without a sum, the totals are empty, the failures give the reasons, and the sites are the
-        charged sites.
+        Without a sum, the totals are empty, and the sites are the charged sites.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)

@@ -268,8 +268,7 @@ class DPFact(TrainOnlyStrategy):
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
         """Return the replies of this round, by the node that got the request.
 
-        Flower's error for a lost node has the SuperLink's node id, so a reply is identified by the
-        message that it answers.
+        Flower's error for a lost node has the SuperLink's node id instead.
         """
         sent = {message.metadata.message_id: message for message in self._sent}
         came: dict[int, Message] = {}

@@ -179,11 +179,6 @@ def test_paper_mode_prints_its_epsilon_with_its_claim(cohort_folder, tmp_path):
     assert "not proven" in (summary["folder"] / "report.html").read_text()
 
 
-def test_noise_of_the_operating_system_does_not_repeat(cohort_folder, tmp_path):
-    first, second = (read_model(paper_run(cohort_folder, tmp_path / n)["folder"])[0] for n in "ab")
-    assert not np.array_equal(first[0], second[0])
-
-
 def test_a_run_folder_is_complete_and_holds_no_patient(cohort_folder, tmp_path):
     out = federate({"data": str(cohort_folder), "out": str(tmp_path / "r"), "rank": 4,
                     "rounds": 2, "privacy": "none"})  # fmt: skip

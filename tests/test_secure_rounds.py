@@ -292,12 +292,6 @@ def test_real_sites_take_part_with_the_keys_that_they_pinned(hospitals):
     assert all(record.updated for record in made.coordinator.records)
 
 
-def test_a_site_with_a_weight_of_its_own_takes_part_to_the_end(tmp_path):
-    made = strategy(REAL, number=3)
-    made.start(grid_of(real_sites(tmp_path, site_mu=0.5)))
-    assert all(record.updated for record in made.coordinator.records)
-
-
 @pytest.mark.parametrize(
     ("changed", "says"),
     [

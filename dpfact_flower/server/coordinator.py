@@ -192,7 +192,7 @@ class Coordinator:
         if round_number > self.rounds:  # sites have planned their budget for `rounds`
             raise SettingsError(
                 f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
-                "the same number of rounds in Flower and in the run settings"
+                "the same number in both"
             )
         weights, usages = (getattr(self.rule, name, None) for name in ("weights", "usages"))
         answers = [answer for record in self.records for answer in record.answers]
@@ -214,11 +214,7 @@ class Coordinator:
         )
 
     def begin(self) -> None:
-        """Write a checkpoint before the first round.
-
-        If this process dies in the first round, the resumed run repeats its request with the same
-        job name, so charged releases are not lost.
-        """
+        """Write a checkpoint before the first round, so a resumed run repeats its request."""
         if self.run_dir is not None and not self.records:
             with disk_errors(self.run_dir):
                 self.save()
@@ -227,8 +223,7 @@ class Coordinator:
         """Return the seconds that sites have for a round. A later answer is not charged.
 
         With `grace`, a round ends that many seconds after the slowest time of the quorum in earlier
-        rounds. The time comes from earlier rounds because it must be known when the requests are
-        sent. A round on which later rounds depend always gets the whole round-timeout.
+        rounds, because sites must know the time from the request.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -237,10 +232,9 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse a first round below the quorum, or with too many sites for the rule to be stable.
+        """Refuse a first round below the quorum, or with too many sites for the rule.
 
-        Later rounds may begin below the quorum. Such rounds are recorded as missed, and lost sites
-        may return for the next round.
+        Later rounds may begin below the quorum, because lost sites may return.
         """
         run = self.run
         if sites < run.min_sites and first:
@@ -324,8 +318,6 @@ class Coordinator:
             raise QuorumError(
                 f"no round met the quorum of {self.run.min_sites} site(s). {_why(last)}"
             )
-
-    # --- Checkpoints
 
     def _identity(self) -> dict[str, Any]:
         """Return the settings that must agree with a checkpoint for its run to continue."""

@@ -138,9 +138,8 @@ class ElasticRule:
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull to the replies' mean, weighted by `shares`, by one of `parts` parts of a round.
 
-        A round with T sites moves the factors by ``T * step`` of the distance to the mean. Each
-        part moves the factors by ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance,
-        so all parts together move the factors by ``T * step``.
+        Each part moves the factors by ``1 - (1 - T * step) ** (1 / parts)`` of the remaining
+        distance, so all parts together move the factors by ``T * step``.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -192,10 +191,9 @@ class ElasticRule:
         """Return the weight of each site for each phenotype, of shape (T, R). Columns add up to 1.
 
         At site t, a feature's entry for phenotype r moves by its gradient divided by ``Q_tr + pull
-        Q_t``, where Q_tr is the curvature and Q_t is its mean over phenotypes. Weights in
-        proportion to this divisor make the mean a sum of the sites' gradients. So the iteration
-        settles at a minimum of the pooled error. The curvature is the phenotype's usage at the
-        site, up to a factor that all sites share.
+        Q_t``, where Q_tr is the curvature (the phenotype's usage) and Q_t its mean over phenotypes.
+        Weights in proportion to this divisor make the mean a sum of the sites' gradients, so the
+        iteration settles at a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -254,9 +252,8 @@ def elastic_average(
 ) -> Factors:
     """Pull once: ``F^ += step * sum_t (F~_t - F^)``. This is eq. (global) for step = eta * gamma.
 
-    Sites that did not answer are left out of the sum, without re-weighting. Replies must be sorted
-    by site, because floating-point sums depend on the order. With `shares`, the weights are scaled
-    to a mean of 1.
+    Replies must be sorted by site, because floating-point sums depend on the order. `shares` are
+    scaled to a mean of 1.
     """
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))

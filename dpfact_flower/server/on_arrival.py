@@ -199,11 +199,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return requests of which each site of the run would accept at least one.
-
-        A preflight with these requests reveals, without a charge, the site of a node. A site that
-        has finished all rounds refuses every request.
-        """
+        """Return requests for a preflight, of which each unfinished site accepts at least one."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 
@@ -230,7 +226,6 @@ class OnArrival(Coordinator):
         return max(self.run.min_sites, sites // 2 + 1)
 
     def _share(self, site: _Site, sites: int) -> float:
-        """Return the weight of a site's last reply, which falls with the age of its request."""
         age = (self._version + 1 - site.based) / sites
         return 1 / (1 + max(age - _FRESH, 0.0))
 

@@ -1,9 +1,8 @@
 """The server's half of secure sums, without messages: the stages of a round and the total.
 
-A round begins with an attempt to add up all sites. If a site is lost before its vector arrives,
-another attempt adds up the sites that answered, as long as at most `Sharing.dropouts` sites are
-missing. Then every site opens the last attempt. If no dropouts are allowed, there is only one
-attempt and no opening.
+A round begins with an attempt to add up all sites. If at most `Sharing.dropouts` sites are lost,
+another attempt adds up the sites that answered. Then every site opens the last attempt. If no
+dropouts are allowed, there is only one attempt and no opening.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower import legacy
-from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation import codes
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
@@ -219,18 +219,6 @@ def test_a_start_of_two_rounds_is_in_step(monkeypatch):
     it.take("a", answer)  # b, which was not there for the start, has no say yet
     for got, new in zip(it.factors, answer.arrays, strict=True):
         np.testing.assert_allclose(got, new, rtol=1e-6)
-
-
-def test_below_the_quorum_the_model_stays_and_the_round_says_so():
-    it = on_arrival(run_settings(rounds=2, min_sites=2))
-    first_round(it, ["a"])
-    before = it.factors
-    it.take("a", reply("a", it.ask("a")))
-    it.advance(["a"], 1.0)
-    assert it.factors is before
-    assert [(r.sites, r.updated) for r in it.records] == [(("a",), False)] * 2
-    with pytest.raises(QuorumError, match="no round met the quorum"):
-        it.check_learned()
 
 
 def test_a_site_that_refuses_is_asked_once_a_round_and_a_run_of_refusals_ends():

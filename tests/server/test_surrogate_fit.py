@@ -111,11 +111,6 @@ def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
     assert number == module._MANY
 
 
-def test_where_there_are_no_surrogates_the_start_stays(start, released, monkeypatch):
-    monkeypatch.setattr(module, "surrogates_of", lambda *_, **__: None)
-    assert_bits(fitted(start, released), start.factors)
-
-
 def test_surrogates_without_cells_are_left_out():
     cells = SparseTensor.from_coo(
         [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]], [1, 2, 2, 1], (9, 2, 2)
