@@ -64,8 +64,8 @@ def answered(
 ) -> Message:
     """Return a client's reply to the request for a round, without raising an error.
 
-    `ask` is the client's method that answers: `DPFactClient.fit` or `preflight`. If the message is
-    not a request, `refusal` waits until the reply is due, and returns the text that may leave.
+    If the message is not a request, `refusal` waits until the reply is due, and returns the text
+    that may leave.
     """
     try:
         request = records.read_request(message)

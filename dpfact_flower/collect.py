@@ -26,8 +26,7 @@ from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
-"""Flower's codes for a lost message or reply, a lost node and a killed ClientApp. In these cases,
-the server cannot know whether the site was charged."""
+"""Flower's codes for losses, after which the server cannot know whether the site was charged."""
 _MEANING = {
     3: "no answer in time",
     4: "its answer was lost on the way",
@@ -35,7 +34,6 @@ _MEANING = {
     7: "its SuperNode refuses the app that Flower sends with a run, see --trusted-entities",
     8: "the process that answered there has died",
 }
-"""Meanings of Flower's codes, shorter than Flower's own texts."""
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Largest number of times that a request is sent to a node."""

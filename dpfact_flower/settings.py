@@ -214,9 +214,8 @@ class PrivacySettings(Settings):
     def resolved(self, solver: SolverSettings) -> SolverSettings:
         """Return the solver's settings in this privacy mode.
 
-        Paper mode takes the paper's elastic weight, because the paper's claim does not allow a
-        weight that depends on the patients. Paper mode also shortens the default step, which is too
-        long for this mode.
+        Paper mode takes the paper's elastic weight, because its claim does not allow a weight that
+        depends on the patients, and shortens the default step, which is too long for it.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta

@@ -6,10 +6,9 @@ a site that answers more often does not count more. A reply counts fully for two
 with a falling weight: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
 
-Rounds still have numbers, because budgets are planned over them, and a site answers each number at
-most once. A round is over when the quorum and more than half of the connected sites have answered
-the round. A slow site skips to the current round. A fast site waits when it is one round ahead,
-because its further replies would be charged but add little.
+Rounds still have numbers, because budgets are planned over them. A round is over when the quorum
+and more than half of the connected sites have answered it. A slow site skips to the current round.
+A fast site waits when it is one round ahead, because further replies would add little.
 """
 
 from __future__ import annotations

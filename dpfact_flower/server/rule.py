@@ -63,7 +63,7 @@ class ArrivalRule(ServerRule, Protocol):
         """Update the factors from the latest replies of all sites, of which one is new.
 
         A reply's share is 1 unless the reply is stale. One call for each site moves the factors, in
-        total, as far as one `update`. Both methods settle at the same point.
+        total, as far as one `update`.
         """
 
 

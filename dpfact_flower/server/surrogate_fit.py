@@ -1,7 +1,6 @@
 """Fit of the start's factors to surrogate patients, from several initial factors.
 
-A fit from the start's factors alone may end in a poor local optimum, so random initial factors are
-tried too. Surrogates contain no patient, so this is post-processing (docs/explanation/start.md).
+Surrogates contain no patient, so this is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -72,7 +71,6 @@ def fitted_to_halves(
     """Fit models to halves of the releases with independent noise, from random initial factors.
 
     The result has one array per mode, of shape (fits, codes, R). `counts` are the `typical_counts`.
-    The other parameters are described under `fitted_to_surrogates`.
     """
 
     def fitted(seeded: tuple[Half, np.random.Generator]) -> Factors:
