@@ -1,14 +1,13 @@
 """All checks that a request must pass before the site reads a patient.
 
-The checks use public facts, the hospital's settings and the site's record of its releases. So a
-refusal reveals nothing about a patient. For both rounds and preflights, `admitted` runs the checks
-in order.
+The checks use public facts, the hospital's settings and the site's record of its releases, so a
+refusal reveals nothing about a patient. `admitted` runs them for rounds and for preflights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -65,14 +64,10 @@ class Hospital:
         """The `state-dir`."""
         return Path(self.settings.state_dir).expanduser()
 
-    @cached_property
+    @property
     def folder(self) -> Path:
         """The site's folder, with the ledger and the jobs."""
         return self.root / self.name
-
-    def has_ledger(self) -> bool:
-        """Return whether a ledger exists or once existed. A lost ledger must not be replaced."""
-        return (self.folder / LEDGER).exists() or has_jobs(self.folder)
 
     def ledger(self, *, create: bool = False) -> Ledger:
         """Open the ledger."""
@@ -82,29 +77,15 @@ class Hospital:
         """Return a job's folder; without a fingerprint, only for files without patient data."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
-    def disk_space(self, work: RoundWork) -> AbstractContextManager[Callable[[], None]]:
-        """Reserve disk space for the rest of a run, based on public sizes.
-
-        If the disk is full, the site refuses the round before it reads a patient.
-        """
-        if self.simulation:
-            return nullcontext(lambda: None)
-        sizes = [len(vocabulary) for vocabulary in self.source.vocabularies]
-        size = bytes_to_reserve(
-            work.cost(), sizes, self.settings.max_rank, sharing=bool(self.settings.secure_key)
-        )
-        return reserve(self.folder, size)
-
 
 @dataclass(frozen=True)
 class Admitted:
     """A request that passed every check, before any patient is read for it.
 
-    `ledger` is the open ledger, or None if the site has no ledger yet. `rows` are all rows of the
-    ledger, and `last` is the latest row of the job. `repeated` is the row that already answers this
-    request, if the row's release may be sent again. `secure` is the request's stage of a secure
-    sum. `store` gives access only to files without patient data. Call `free_disk` right before the
-    reserved disk space is needed.
+    `ledger` is None if the site has no ledger yet. `rows` are all its rows, and `last` is the
+    latest row of the job. `repeated` is the row that already answers this request. `store` gives
+    access only to files without patient data. Call `free_disk` right before the reserved disk space
+    is needed.
     """
 
     request: RoundRequest
@@ -122,21 +103,28 @@ class Admitted:
         """Whether the round's release may leave only in a secure sum."""
         return _planned(self.work) is not None
 
+    def check_same_data(self, fingerprint: str) -> None:
+        """Refuse data that changed within a job, and close the job so that it is checked once."""
+        if self.last is not None and self.last.fingerprint != fingerprint:
+            self.store.close()
+            raise StateError(_OTHER_DATA.format(job=self.request.job))
+
 
 @contextmanager
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    A second request has to wait for the folder. If the folder were unlocked earlier, the second
-    reply would reveal when the first reply was ready. The delay of the second reply begins when the
-    folder is free.
+    A second request has to wait for the folder, and its delay begins then. Otherwise its reply
+    would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
         if waited:
             delay.restart()
         held.callback(delay.wait)
-        ledger = held.enter_context(hospital.ledger()) if hospital.has_ledger() else None
+        # A ledger that once existed must not be replaced by a new one.
+        has_ledger = (hospital.folder / LEDGER).exists() or has_jobs(hospital.folder)
+        ledger = held.enter_context(hospital.ledger()) if has_ledger else None
         rows = ledger.count() if ledger else ()
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
@@ -151,7 +139,11 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             check_selection(request, admission.store)
         elif repeated is None:
             _check_new_round(hospital, admission)
-            admission = replace(admission, free_disk=held.enter_context(hospital.disk_space(work)))
+            if not hospital.simulation:
+                codes = hospital.source.vocabularies
+                size = bytes_to_reserve(work.cost(), codes, hospital.settings)
+                free = held.enter_context(reserve(hospital.folder, size))
+                admission = replace(admission, free_disk=free)
         yield admission
 
 
@@ -169,13 +161,12 @@ def _secure(
     hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
     """Return the requested stage of a secure sum; None in a preflight or without a secure sum."""
-    planned = _planned(work)
+    planned, stage = _planned(work), request.secure
     if planned is None:
-        if request.secure is not None:
+        if stage is not None:
             raise MessageError("request: this round has no secure sum")
         return None
     check_sharing(planned, hospital)
-    stage = request.secure
     if hospital.simulation:
         keyring = simulated_keyring(stage.names if stage else (), hospital.name)
     else:
@@ -210,18 +201,16 @@ def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
             )
     if not (settings.max_epsilon_alone or hospital.simulation):
         raise PrivacyRefusedError(
-            "max-epsilon-alone: must be set in the site's node config to take part in secure sums: "
-            "the largest epsilon that the hospital accepts if all other sites collude"
+            "max-epsilon-alone: set the largest epsilon that the hospital accepts in secure sums "
+            "if all other sites collude"
         )
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the row that already answers this request, if its release can be sent again.
-
-    If the row's bytes are not kept, only the latest row of the job counts.
-    """
+    """Return the row that already answers this request, if its release can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
+            # A release whose bytes are not kept can be made again only in the job's latest round.
             return row if row.payload_kept or row is of_job[-1] else None
     return None
 
@@ -233,9 +222,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
     if not hospital.simulation:
         if admission.ledger is None:
             check_only_ledger(hospital)
-        check_rounds(
-            admission.work, len(admission.rows), hospital.settings, begun=admission.last is not None
-        )
+        check_rounds(admission, hospital.settings)
         check_memory(admission.work)
         check_attempts(hospital.folder)
     read_key(hospital.folder)
@@ -281,13 +268,13 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
     """Refuse a run whose code lists differ from this site's."""
     if request.vocabulary not in ("", joint_digest(source.vocabularies)):
         raise MessageError(
-            "the run's vocabularies are not this site's (their digests differ); "
-            "prepare the site's data with the code lists of the run"
+            "the run's vocabularies are not this site's (their digests differ): prepare the data "
+            "with the code lists of the run"
         )
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that is over, and settings that changed within a job."""
+    """Refuse a round that is over, or one with other settings."""
     if last is None:
         return
     if request.round <= last.round:
@@ -295,6 +282,11 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
             f"round {request.round} of job {request.job!r} is stale: this site has finished "
             f"round {last.round}"
         )
+    check_terms(request, last)
+
+
+def check_terms(request: RoundRequest, last: LedgerRow) -> None:
+    """Refuse settings that changed within a job."""
     if request.terms != last.terms:
         raise MessageError(
             f"the settings of job {request.job!r} have changed since round "
@@ -310,27 +302,14 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
         )
 
 
-def check_same_data(admission: Admitted, fingerprint: str) -> None:
-    """Refuse data that changed within a job, and close the job so that it is checked only once."""
-    if admission.last is not None and admission.last.fingerprint != fingerprint:
-        admission.store.close()
-        raise StateError(_OTHER_DATA.format(job=admission.request.job))
-
-
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has released nothing.
 
     This check limits the number of uncharged requests to the number of charged runs.
     """
     if not any(row.events for row in of_job):
-        raise MessageError(
-            f"job {request.job!r}: this is its last round; this site has answered no charged one"
-        )
-    if request.terms != of_job[-1].terms:
-        raise MessageError(
-            f"the settings of job {request.job!r} have changed since round "
-            f"{of_job[-1].round}; a change needs a new job"
-        )
+        raise MessageError(f"job {request.job!r}: this site has answered no charged round")
+    check_terms(request, of_job[-1])
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
@@ -350,10 +329,9 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
             "the ledger holds releases of another unit of privacy, which cannot be added to "
             f"this request: {' and '.join(sorted(map('/'.join, relations)))}"
         )
-    alone = [event.alone for event in total]
     for key, limit, counted in (
         ("max-epsilon", settings.max_epsilon, total),
-        ("max-epsilon-alone", settings.max_epsilon_alone, alone),
+        ("max-epsilon-alone", settings.max_epsilon_alone, [event.alone for event in total]),
     ):
         figure = account(counted, settings.budget_delta).headline if limit else None
         if figure is not None and figure.epsilon > limit:
@@ -362,16 +340,15 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
             )
 
 
-def check_rounds(work: RoundWork, answered: int, settings: SiteSettings, *, begun: bool) -> None:
+def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     """Refuse a round if more rounds would read the patients than the hospital allows.
 
-    The privacy budget does not limit the number of rounds, because a round with much noise costs
-    almost nothing. But the server can time every round. A run that has not `begun` must fit as a
-    whole.
+    The server can time every round, and a round with much noise costs almost nothing. A run that
+    has not begun must fit as a whole.
     """
-    remaining = settings.max_rounds - answered
+    work, answered, begun = admission.work, len(admission.rows), admission.last is not None
     needed = 1 if begun else work.charged_rounds
-    if work.cost() and remaining < needed:
+    if work.cost() and settings.max_rounds - answered < needed:
         raise PrivacyRefusedError(
             f"max-rounds is {settings.max_rounds}, this site has answered {answered} rounds, over "
             f"all jobs, and {'it is asked for' if begun else 'this run needs'} {needed} more; "
@@ -384,17 +361,16 @@ def check_memory(work: RoundWork) -> None:
 
     Otherwise the system could end the process after the patients were read. By varying the size of
     the release or of the message, a server could then measure how much memory the patients take.
-    Both sizes are public and counted here, and a fixed share stays free for the patients. No
-    earlier message has left patients in memory, because a deployed process ends after each message.
     """
+    # No earlier message left patients in memory: a deployed process ends after each message.
     largest = max((event.count for event in work.cost()), default=0)
     sums = max((_bytes_for(event.count) for event in work.cost()), default=0)
     needed, limit = memory_used() + sums, memory_limit()
     if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):
         raise MessageError(
-            f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory with "
-            f"the message and the program; this process may have {limit / 2**30:.1f}, of which "
-            f"{_PATIENTS_SHARE:.0%} are for the patients; ask for fewer codes"
+            f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory; "
+            f"this process may have {limit / 2**30:.1f}, of which {_PATIENTS_SHARE:.0%} are for "
+            "the patients; ask for fewer codes"
         )
 
 
@@ -410,6 +386,5 @@ def check_only_ledger(hospital: Hospital) -> None:
     if unknown:
         raise StateError(
             f"{hospital.root}: holds the ledger of {', '.join(unknown)}, which is not this site's "
-            "name; for the same patients, set site to that name in the node config; for other "
-            "patients, use another state-dir"
+            "name; set site to that name for the same patients; use another state-dir for others"
         )

@@ -1,41 +1,26 @@
 """`Site`, a hospital in a run, without Flower: it answers each request with one release.
 
-The privacy policy is enforced by the order of the steps: admit the request, lock the site's folder,
-compute, charge, reply. Admission (`admission.admitted`) uses public facts and the site's own
-record, and comes before any patient is read. The release is charged to the ledger on disk before
-the release leaves. The answer to a repeated request is sent from the disk, and no patient is read.
-After the patients were read, every failure becomes the same error. A charged release is always
-sent, even if a later step fails.
+The order of the steps enforces the privacy policy: admit the request, lock the site's folder,
+compute, charge, reply. Admission (`admission.admitted`) comes before any patient is read. A release
+is charged on disk before it leaves, and is then always sent. After the patients were read, every
+failure becomes the same error.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from traceback import clear_frames
 
 from dpfact_flower.data.site_data import SiteSource, forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
-from dpfact_flower.privacy import (
-    Release,
-    ReleaseEvent,
-    Share,
-    release_nothing,
-    release_unprotected,
-)
+from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.admission import (
-    Admitted,
-    Hospital,
-    admitted,
-    check_budget,
-    check_follows,
-    check_same_data,
-)
+from dpfact_flower.site.admission import Admitted, Hospital, admitted, check_follows
 from dpfact_flower.site.config import check_choices, check_data_site
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.lockout import counting_attempt
@@ -62,14 +47,8 @@ class _Progress:
 class Site:
     """A hospital in a run; `dpfact_flower.server.coordinator.Coordinator` is the server.
 
-    Parameters
-    ----------
-    source : SiteSource
-        The site's data, or the data's file, which is read when a round needs the patients.
-    settings : SiteSettings
-        `state_dir` and `allow_privacy` are required.
-    simulation, beside
-        As for `dpfact_flower.site.admission.Hospital`.
+    The parameters are as for `dpfact_flower.site.admission.Hospital`. A data file in `source` is
+    read when a round needs the patients.
     """
 
     def __init__(
@@ -87,17 +66,14 @@ class Site:
         self.name = self._hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Raise the errors that `answer` would raise before it reads a patient.
-
-        No patient is read, nothing is charged or kept, and no ledger is created.
-        """
+        """Raise the errors that `answer` would raise before it reads a patient. Keep nothing."""
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
         """Compute, charge and keep the release for a request, or return the earlier release.
 
-        Nothing is charged after the deadline in `delay`. The text of an error stays at the site
+        Nothing is charged after the deadline in `delay`. The text of an error must stay at the site
         (see `disclosure.log_privately`).
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
@@ -108,9 +84,7 @@ class Site:
                 if admission.secure is not None and admission.secure.question is None:
                     return admission.secure.keys()
                 if admission.shares and admission.secure is None:
-                    raise MessageError(
-                        "request: this round needs a secure sum, and the request names none"
-                    )
+                    raise MessageError("request: this round needs a secure sum")
                 if admission.repeated is not None:
                     return self._replay(admission, admission.repeated, progress)
                 delay.check_in_time()
@@ -120,59 +94,45 @@ class Site:
             if not progress.patients_read:
                 raise
             failed = self._failed(request, error)
-            if progress.charged is not None:  # a later error does not undo the charge
-                return progress.charged
-            raise failed from None
+            if progress.charged is None:
+                raise failed from None
+            return progress.charged  # a later error does not undo the charge
 
     def note_refusal(self, reason: str) -> None:
-        """Count a refusal for the hospital's own monitoring.
-
-        An error while counting, even a lack of memory, must not change the reply.
-        """
+        """Count a refusal for the hospital's own monitoring."""
         if not self._hospital.simulation:
-            with suppress(Exception):
+            with suppress(Exception):  # not even a lack of memory may change the reply
                 count_refusal(self._hospital.folder, code_in(reason))
 
     def _end(self, admission: Admitted) -> Release:
         """Answer the last round: keep its request, read no patient and release nothing."""
-        request = admission.request
-        store = self._hospital.store(
-            request.job, admission.last.fingerprint if admission.last else ""
-        )
+        request, last = admission.request, admission.last
+        store = self._hospital.store(request.job, last.fingerprint if last else "")
         try:
             if request.selection:
                 store.note_selection(request.selection_digest)
             store.keep_ending(*request.to_wire())
             forget(store.folder)
         except OSError as error:  # the server ends the run in any case
-            _logger.error(
-                "site %s: the last request of job %s cannot be kept (%s)",
-                self.name, request.job, error.strerror,
-            )  # fmt: skip
+            _logger.error("the last request of job %s cannot be kept (%s)", request.job, error)
         if not self._hospital.simulation:
-            _logger.info(
-                "job %s has ended; `dpfact site refit` fits this site's own model", request.job
-            )
+            _logger.info("job %s has ended: `dpfact site refit` fits your own model", request.job)
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
         """Return the release that was sent before. In modes with noise, no patient is read."""
-        assert admission.ledger is not None
-        if admission.secure is not None:
-            return self._summed_again(admission, admission.secure, row)
-        sent = admission.ledger.release_of(row.job, row.round)
+        ledger, secure = admission.ledger, admission.secure
+        assert ledger is not None
+        if secure is not None:  # another stage, with the vector that was already charged
+            share = Share(secure.vector, row.events)
+            if not ledger.has(row.key, admission.request.terms, share):
+                check_follows(admission.request, row)  # refuses: the round is over
+            return secure.opened() if secure.opening else secure.answer(lambda: share.values)
+        sent = ledger.release_of(row.job, row.round)
         if sent is None:
-            sent = self._made_again(admission, admission.ledger, row, progress)
+            sent = self._made_again(admission, ledger, row, progress)
         _logger.info("round %d was asked for again: sending the same reply", row.round)
         return sent
-
-    def _summed_again(self, admission: Admitted, secure: SecureRound, row: LedgerRow) -> Release:
-        """Answer another stage of a secure sum with the vector that was already charged."""
-        assert admission.ledger is not None
-        share = Share(secure.vector, row.events)
-        if not admission.ledger.has(row.key, admission.request.terms, share):
-            check_follows(admission.request, row)  # refuses: the round is over
-        return secure.opened() if secure.opening else secure.answer(lambda: share.values)
 
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
@@ -195,37 +155,28 @@ class Site:
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and the job's folder, and count an attempt.
 
-        This method is never called for a refused request. Otherwise a server could fill the disk
-        with new jobs.
+        A refused request does not get here. Otherwise a server could fill the disk with new jobs.
         """
         hospital, request = self._hospital, admission.request
-        existing = admission.ledger
-        with self._new_ledger(admission) if existing is None else nullcontext(existing) as ledger:
+        with ExitStack() as held:
+            ledger = admission.ledger
+            if ledger is None:
+                if not hospital.simulation:
+                    text = "site %s: new ledger in %s: no budget is spent yet"
+                    logging.getLogger(NEW_LEDGERS).warning(text, self.name, hospital.root)
+                ledger = held.enter_context(hospital.ledger(create=True))
+                ledger.count()  # a charge of another process is now noticed
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
             if request.selection:
                 admission.store.note_selection(request.selection_digest)
-            with nullcontext() if hospital.simulation else counting_attempt(hospital.folder):
-                yield ledger
-
-    def _new_ledger(self, admission: Admitted) -> Ledger:
-        """Create a site's first ledger, with the whole budget."""
-        if not self._hospital.simulation:
-            logging.getLogger(NEW_LEDGERS).warning(
-                "site %s: new ledger in %s: no budget is spent yet",
-                self.name, self._hospital.root,
-            )  # fmt: skip
-        ledger = self._hospital.ledger(create=True)
-        # Check again, because another process may have created the ledger meanwhile.
-        check_budget(admission.work, ledger.count(), self._hospital.settings)
-        return ledger
+            if not hospital.simulation:
+                held.enter_context(counting_attempt(hospital.folder))
+            yield ledger
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """Replace every error by the same one, and remove the patients from memory at the end.
-
-        Removing more patients takes longer, so the removal is done before the reply is due.
-        """
+        """Replace every error by the same one, and remove the patients from memory at the end."""
         progress.patients_read = True
         try:
             yield
@@ -234,19 +185,15 @@ class Site:
             raise self._failed(request, error) from None
         finally:
             if not self._hospital.simulation:  # a simulation keeps its sites in memory
-                forget_patients()
+                forget_patients()  # takes longer for more patients, so before the reply is due
 
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
-        """Compute the release, keep its state and charge it.
-
-        If the round is over before the charge, nothing is charged, and the server sees a failed
-        round. After the charge, no error stops the release.
-        """
+        """Compute the release, keep its state and charge it, unless the round is over."""
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
-        check_same_data(admission, fingerprint)
+        admission.check_same_data(fingerprint)
         store = hospital.store(request.job, fingerprint)
         outcome = compute(admission.work, _KeptJob(store, ledger, admission.last))
         admission.free_disk()
@@ -255,7 +202,11 @@ class Site:
         release = outcome.release
         sent = _sent(release, admission.secure)
         key = ReleaseKey(fingerprint, request.job, request.round, request.digest)
-        charge(ledger, key, request.terms, release, delay.check_in_time)
+        try:
+            ledger.charge(key, request.terms, release, delay.check_in_time)
+        except Exception:
+            if not ledger.has(key, request.terms, release):  # or the error came after the charge
+                raise
         progress.charged = sent
         self._clean_up(store, outcome)
         if not hospital.simulation:  # the hospital can compare this with the ledger later
@@ -289,11 +240,9 @@ class _KeptJob:
     last: LedgerRow | None
 
     def state(self) -> SiteState | None:
-        """Return the site's factors after the last answered round."""
         return self.store.load(self.last.round) if self.last else None
 
     def release(self, round_number: int) -> Release | None:
-        """Return a round's release; None if the site did not answer or the bytes are not kept."""
         return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
@@ -301,9 +250,7 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
     """Return the release that leaves the site. A share is first kept on disk and masked."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
-            raise StateError(
-                "the rule charges for a share of a secure sum, and releases it unmasked"
-            )
+            raise StateError("the rule releases a share of a secure sum unmasked")
         return release
     if secure is None:
         raise StateError("the rule makes a share of a secure sum, and the request has no sum")
@@ -324,18 +271,3 @@ def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
     """Return the cost of releases in zCDP, and their cost if all other sites collude."""
     return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)
-
-
-def charge(
-    ledger: Ledger,
-    key: ReleaseKey,
-    terms: str,
-    release: Release | Share,
-    check_in_time: Callable[[], None],
-) -> None:
-    """Charge a release. Ignore errors that come after the charge."""
-    try:
-        ledger.charge(key, terms, release, check_in_time)
-    except Exception:
-        if not ledger.has(key, terms, release):
-            raise

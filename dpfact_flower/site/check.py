@@ -1,8 +1,7 @@
 """Checks of a hospital's machine: only the installed code may answer requests.
 
-Each check is a small function with the decorator `@check`. The function returns one text for each
-fault, with its remedy. `CHECKS` lists all checks. The checks change nothing. Only root can see the
-files and processes of both users.
+Each function with the decorator `@check` returns one text for each fault, with its remedy. The
+checks change nothing. Only root can see the files and processes of both users.
 """
 
 from __future__ import annotations
@@ -20,13 +19,8 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError
-from dpfact_flower.machine.access import (
-    changeable,
-    changeable_within,
-    not_private,
-    user_id,
-    user_name,
-)  # fmt: skip
+from dpfact_flower.machine import access
+from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
 from dpfact_flower.machine.flower import KNOWN, QUIET, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -47,6 +41,7 @@ FLOWERS_OWN = (
 )  # fmt: skip
 """Flower's commands that run any app that the SuperLink sends."""
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
+_KEY = "--auth-supernode-private-key"
 _LEAST_ROOM = 2**28
 """Bytes kept free for the ledger rows and last requests of other runs."""
 _LONG_SECONDS = 3600.0
@@ -64,12 +59,9 @@ class Place:
         self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
         self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
         self.processes = processes()
-        answering = [
-            process for process in self.processes if "answer" in process.words
-        ]  # leave out this process
+        answering = [each for each in self.processes if "answer" in each.words]  # not this process
         self.executor = _running(answering, "--config", config, *_OURS)
-        key_option = "--auth-supernode-private-key"
-        self.supernode = _running(self.processes, key_option, key, *_OURS, _SUPERNODE)
+        self.supernode = _running(self.processes, _KEY, key, *_OURS, _SUPERNODE)
 
     def site_folder(self) -> Path:
         """Return the folder of the site's ledger."""
@@ -78,14 +70,8 @@ class Place:
 
 def _running(candidates: Iterable[Process], option: str, path: Path, *names: str) -> Process | None:
     path = path.resolve()
-    return next(
-        (
-            process
-            for process in candidates
-            if process.runs(*names) and process.path(option) == path
-        ),
-        None,
-    )
+    running = (each for each in candidates if each.runs(*names) and each.path(option) == path)
+    return next(running, None)
 
 
 @dataclass(frozen=True)
@@ -121,16 +107,11 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding
         places.append(Place(config, key))
         return ()
 
-    first = Finding("the settings, the data and the key are there", _faults(open_place))
-    checks = [(title, run) for title, run in CHECKS if started or run in _BEFORE_THE_START]
-    return [
-        first,
-        *(
-            Finding(title, _faults(partial(run, place)))
-            for place in places
-            for title, run in checks
-        ),
-    ]
+    findings = [Finding("the settings, the data and the key are there", _faults(open_place))]
+    for title, run in CHECKS if places else ():
+        if started or run in _BEFORE_THE_START:
+            findings.append(Finding(title, _faults(partial(run, places[0]))))
+    return findings
 
 
 def _faults(run_check: Callable[[], Iterable[str]]) -> tuple[str, ...]:
@@ -162,10 +143,8 @@ def _opens(place: Place) -> Iterable[str]:
 @check("the key and the data belong to two users")
 def _two_users(place: Place) -> Iterator[str]:
     if place.executor_user == place.node_user:
-        yield (
-            f"{user_name(place.node_user)} has both {place.key} and {place.data}: "
-            "give one of them to a user of its own"
-        )
+        both = f"{user_name(place.node_user)} has both {place.key} and {place.data}"
+        yield f"{both}: give one of them to a user of its own"
     if 0 in {place.executor_user, place.node_user}:
         yield "root owns the key or the data: give them to users of their own"
 
@@ -198,10 +177,7 @@ def _config(place: Place) -> list[str]:
 @check("each reply leaves at its time")
 def _time(place: Place) -> Iterator[str]:
     if not place.settings.reply_after and place.settings.allow_privacy != "none":
-        yield (
-            "the server can see how long a round takes, which depends on the patients: set "
-            f"reply-after in {place.config}"
-        )
+        yield f"the server can see how long a round takes: set reply-after in {place.config}"
 
 
 @check("the state folder is the executor's alone")
@@ -227,14 +203,10 @@ def _ledger(place: Place) -> list[str]:
 def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
     with suppress(DPFactError):  # another check reports faults of the data file
-        sizes = [len(vocabulary) for vocabulary in open_site(place.data).vocabularies]
-        sharing = bool(place.settings.secure_key)
-        least += largest_run(sizes, place.settings.max_rank, sharing=sharing)
+        least += largest_run(open_site(place.data).vocabularies, place.settings)
     if free < least:
-        yield (
-            f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}: free disk "
-            "space, or lower max-rank"
-        )
+        has = f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
+        yield f"{has}: free disk space, or lower max-rank"
     check_attempts(place.site_folder())
 
 
@@ -259,17 +231,15 @@ def _machine_code(place: Place) -> Iterable[str]:
 def _supernode(place: Place) -> Iterator[str]:
     node = place.supernode
     if node is None:
-        yield f"no SuperNode with --auth-supernode-private-key {place.key}: start it"
+        yield f"no SuperNode with {_KEY} {place.key}: start it"
         return
     yield from _runs_as(node, place.node_user, "the SuperNode")
     if node.option("--isolation") != "process":
         yield "the SuperNode starts what the SuperLink sends: start it with --isolation process"
     if node.runs(_SUPERNODE):
-        yield ("the SuperNode is not restarted once it gives up: start it with dpfact site connect")
+        yield "the SuperNode is not restarted once it gives up: start it with dpfact site connect"
     if node.option("--node-config") is not None:
-        yield (
-            f"the SuperNode's --node-config is readable by all: leave it out, {place.config} counts"
-        )
+        yield "the SuperNode's --node-config is readable by all, and does not count: leave it out"
     yield from _secret(node, "--superexec-auth-secret-file", place.node_user)
 
 
@@ -281,10 +251,7 @@ def _executor(place: Place) -> Iterator[str]:
         return
     yield from _runs_as(executor, place.executor_user, "the executor")
     if (age := answering_seconds(place.state)) > _LONG_SECONDS:
-        yield (
-            f"one message has taken {age:.0f} s: its process may hang; the executor ends "
-            "it a minute after its round, and its log says so"
-        )
+        yield f"one message has taken {age:.0f} s: its process may hang; the executor will end it"
     yield from _secret(executor, "--secret", place.executor_user)
 
 
@@ -295,28 +262,26 @@ def _port(place: Place) -> Iterator[str]:
     if executor is None:
         yield "the executor is not running, so its port cannot be checked: start it"
         return
-    node, node_user_option = user_name(place.node_user), executor.option("--node-user")
-    if (executor.uid if node_user_option is None else user_id(node_user_option)) != place.node_user:
+    node, given = user_name(place.node_user), executor.option("--node-user")
+    if (executor.uid if given is None else access.user_id(given)) != place.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
     listening = listeners(host, port)
     if listening is None:
         yield f"cannot see here which process listens at {host}:{port}: only the SuperNode may"
     for uid in {listener.uid for listener in listening or ()} - {place.node_user}:
-        yield (
-            f"{user_name(uid)} listens at {host}:{port}, where the executor asks: end that, "
-            f"and start the SuperNode as {node}"
-        )
+        place_of = f"at {host}:{port}, where the executor asks"
+        yield f"{user_name(uid)} listens {place_of}: end that, and start the SuperNode as {node}"
 
 
 @check("no executor of Flower's own runs")
 def _nothing_of_flowers(place: Place) -> Iterator[str]:
     for process in place.processes:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
-            yield (
-                f"process {process.pid} of {user_name(process.uid)} runs what the SuperLink sends "
-                f"({' '.join(process.words[:2])}): end it; dpfact site answer takes its place"
+            what = (
+                f"process {process.pid} of {user_name(process.uid)} ({' '.join(process.words[:2])})"
             )
+            yield f"{what} runs what the SuperLink sends: end it; dpfact site answer replaces it"
 
 
 @check("the centre answers with its certificate, and the clocks agree")
@@ -350,10 +315,8 @@ def _no_network(place: Place) -> Iterator[str]:
     if executor is None:
         yield "the executor is not running, so its network cannot be seen: start it"
     elif not (_interfaces(executor.pid) <= {"lo"} or _denied(executor.pid)):
-        yield (
-            "the executor may reach more than this machine: IPAddressDeny=any and "
-            "IPAddressAllow=127.0.0.1 in its systemd unit"
-        )
+        wanted = "IPAddressDeny=any and IPAddressAllow=127.0.0.1 in its systemd unit"
+        yield f"the executor may reach more than this machine: {wanted}"
 
 
 def _runs_as(process: Process, uid: int, name: str) -> list[str]:

@@ -16,8 +16,7 @@ _MOST_TEXT = 800
 def log_privately(site: str, error: Exception) -> str:
     """Write an error to the site's own log, and return the text that may leave.
 
-    The errors of this package contain no value of a patient, so their text is logged. Other errors
-    may quote the data ("could not convert ..."), so only their type and place are logged.
+    Errors of other packages may quote the data, so only their type and place are logged.
     """
     if isinstance(error, DPFactError):
         text = str(error)

@@ -8,14 +8,14 @@ and `max-rank` allow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.files import reserved
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS
+from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _LEAST = 2**24
@@ -27,30 +27,29 @@ _BESIDE = 2**18
 
 
 def bytes_to_reserve(
-    events: Sequence[ReleaseEvent], sizes: Sequence[int], rank: int, *, sharing: bool = False
+    events: Sequence[ReleaseEvent], vocabularies: Sequence[Sized], settings: SiteSettings
 ) -> int:
     """Return the number of bytes to reserve for the rest of a run, the same for every request.
 
-    The result depends on the sizes of the hospital's code lists, on its largest rank, and on
-    whether the hospital takes part in secure sums (`sharing`). No run of this package's rules needs
-    more. A larger run of another rule reserves 4 times as much, or 16 times as much, and so on.
+    No run of this package's rules needs more. A larger run of another rule reserves 4 times as
+    much, or 16 times as much, and so on.
     """
     if not events:
         return _LEAST
     values = sum(event.count for event in events if not event.shared)
     share = max((event.count for event in events if event.shared), default=0)
-    size, needed = largest_run(sizes, rank, sharing=sharing), bytes_needed(values) + _SHARED * share
+    size, needed = largest_run(vocabularies, settings), bytes_needed(values) + _SHARED * share
     while size < needed:
         size *= 4
     return size
 
 
-def largest_run(sizes: Sequence[int], rank: int, *, sharing: bool = False) -> int:
+def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
     """Return the number of bytes for the largest run that a hospital's settings allow."""
+    rank, sizes = settings.max_rank, [len(vocabulary) for vocabulary in vocabularies]
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
-    codes = sum(sizes)
-    start = codes + strict_size(codes)
-    share = MOST_SLOTS * max(start, refinement) if sharing else 0
+    start = sum(sizes) + strict_size(sum(sizes))
+    share = MOST_SLOTS * max(start, refinement) if settings.secure_key else 0
     return bytes_needed(start + MOST_REFINEMENTS * refinement) + _SHARED * share
 
 

@@ -1,7 +1,4 @@
-"""Modes "none" and "paper" at a site: continue the factorisation and release the feature factors.
-
-This is Algorithm 1 of the paper.
-"""
+"""Modes "none" and "paper" at a site: factorise on and release the feature factors."""
 
 from __future__ import annotations
 
@@ -64,8 +61,8 @@ class ElasticRound:
         selected = tuple(map(len, request.selection))
         if selected and selected != paired_codes(sizes):
             raise MessageError(
-                f"request: without noise a start is made from {paired_codes(sizes) or 'all'} codes "
-                f"of each mode, got a selection of {shown(selected)}"
+                f"request: a start is made from {paired_codes(sizes) or 'all'} codes of each mode, "
+                f"got a selection of {shown(selected)}"
             )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request = source, request
@@ -89,13 +86,9 @@ class ElasticRound:
     def run(self, kept: JobState) -> RoundOutcome:
         """Continue from the site's last round."""
         return run_round(
-            self._source.read().tensor,
-            kept.state(),
-            self._request,
-            site=self._site,
-            modes=self._modes,
-            simulation=self._simulation,
-        )
+            self._source.read().tensor, kept.state(), self._request,
+            site=self._site, modes=self._modes, simulation=self._simulation,
+        )  # fmt: skip
 
 
 def run_round(
@@ -110,14 +103,13 @@ def run_round(
     """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
     `state` is the site's state after its last round, or None to start from the global factors. The
-    site's name and the public seed determine the start and the visiting order, so a run without
-    noise gives the same numbers in every runtime. The names in `modes` become the names of the
-    releases.
+    site's name and the public seed determine the start and the visiting order. The names in `modes`
+    become the names of the releases.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
     if request.privacy.privacy == "none" and not request.anchors:
-        return RoundOutcome(unprotected_start(tensor, request))
+        return RoundOutcome(_unprotected_start(tensor, request))
     tensor = scaled(tensor, request.solver)
     numbers = stream(request, site)
     rng = np.random.default_rng(numbers)
@@ -128,7 +120,7 @@ def run_round(
     seconds = time.perf_counter() - began
     noise = Noise.from_settings(request.privacy, stream=numbers, simulation=simulation)
     return RoundOutcome(
-        make_release(local.factors[1:], request, noise, modes),
+        _release(local.factors[1:], request, noise, modes),
         SiteState(request.round, local.factors, local.eta),
         measure(tensor, local, request.round, seconds, last=request.round == request.rounds),
     )
@@ -139,10 +131,8 @@ def starting_state(
 ) -> SiteState:
     """Return the factors at the start of a round, with the site's own or the global features.
 
-    In the paper, a site continues from its own feature factors, and the elastic weight keeps these
-    factors near the global factors. With long code lists, the site's factors then overfit the
-    site's data. With a relative weight, every round therefore begins from the global feature
-    factors.
+    In the paper, a site continues from its own feature factors, which overfit its data if the code
+    lists are long. With a relative weight, every round begins from the global feature factors.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -175,7 +165,7 @@ def initial_state(
     return SiteState(0, factors, request.solver.eta)
 
 
-def unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
+def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
     """Release co-occurrences for a start, or code counts first if the code lists are long."""
     if request.selection:
         return unprotected_cooccurrences(tensor.select_features(request.selection))
@@ -193,17 +183,10 @@ def _unprotected(statistic: BoundedSum) -> Release:
     return release_unprotected_sum(statistic.total * statistic.grid)
 
 
-def make_release(
+def _release(
     features: Factors, request: RoundRequest, noise: Noise, modes: Sequence[str]
 ) -> Release:
-    """Release feature factors in the requested mode."""
     if request.privacy.privacy == "none":
         return release_unprotected(features)
-    return perturb(
-        features,
-        request.solver,
-        paper_rho(request.privacy, request.rounds, len(features)),
-        noise,
-        round_number=request.round,
-        modes=modes,
-    )
+    rho = paper_rho(request.privacy, request.rounds, len(features))
+    return perturb(features, request.solver, rho, noise, round_number=request.round, modes=modes)

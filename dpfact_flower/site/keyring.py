@@ -1,7 +1,7 @@
 """A hospital's keys for secure sums: its own long-term key, and the public keys of all sites.
 
-Hospitals exchange the public keys without the server. Anybody who could replace one of these keys
-could impersonate a site.
+Hospitals exchange the public keys without the server. Whoever replaces a key can impersonate a
+site.
 """
 
 from __future__ import annotations
@@ -65,10 +65,7 @@ def read_key_file(path: Path) -> Ed25519PrivateKey:
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Read names and public keys, one ``NAME KEY`` per line; a `#` begins a comment.
-
-    No other user may write to the file, because a replaced key allows a user to impersonate a site.
-    """
+    """Read names and public keys, one ``NAME KEY`` per line; a `#` begins a comment."""
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}
     lines = _read(path).decode(errors="replace").split("\n")  # no other character ends a line

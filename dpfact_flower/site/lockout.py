@@ -1,13 +1,12 @@
 """Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
 
-Repeated failures: a round can fail after the patients were read, for example because memory ran
-out, the disk was full or the process was killed. Such a round is not charged. But the failure and
-its time can depend on the patients, and a server could provoke failures again and again. So each
-attempt is counted before it begins.
+A round can fail after the patients were read, and is then not charged. But the failure and its time
+can depend on the patients, and a server could provoke failures again and again. So each attempt is
+counted before it begins.
 
-A rolled-back ledger: a folder that was restored from an old backup lacks later charges. Every
-request gives the last round of the job that the site has answered, so the site can notice this. The
-server could be wrong, so a person has to decide.
+A folder that was restored from an old backup lacks later charges. Every request gives the last
+round of the job that the site has answered, so the site can notice this. The server could be wrong,
+so a person has to decide.
 """
 
 from __future__ import annotations
@@ -51,10 +50,7 @@ def check_attempts(folder: Path) -> None:
 
 @contextmanager
 def counting_attempt(folder: Path) -> Iterator[None]:
-    """Count an attempt before it begins, and reset the count after a success.
-
-    The caller must hold the lock of the site's folder.
-    """
+    """Count an attempt before it begins, and reset the count after a success."""
     path = folder / ATTEMPTS
     with replacing(path, durable=False) as file:  # the size is the count, even after a kill
         file.write(b"+" * (failed_attempts(folder) + 1))
@@ -81,8 +77,8 @@ def check_not_rolled_back(
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as its last" if last else "no round of it"
+        text = _TEXT.format(answered=answered, job=request.job, latest=latest)
         with replacing(folder / _NOTE) as file:
-            text = _TEXT.format(answered=answered, job=request.job, latest=latest)
             file.write(text.encode())
     for fault in rolled_back_faults(folder):
         raise StateError(fault)

@@ -1,9 +1,8 @@
 """A hospital's figures for its own monitoring, which never leave the hospital.
 
-Refusals are counted by the error code that left the site. The counts have no effect on the site.
-Their file has one entry for each code, so no server can fill the disk with it. Two kinds of
-refusals appear only in the log: refusals by a site without a ledger, and refusals with the code
-"state", which means that the folder itself is at fault.
+Refusals are counted by the error code that left the site, so no server can fill the disk with them.
+Refusals by a site without a ledger, and those with the code "state" (the folder itself is at
+fault), appear only in the log.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.machine.parsed import from_json, parse_as
 from dpfact_flower.machine.prometheus import Gauge, gauge
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -73,18 +72,12 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
 def refusals(folder: Path) -> dict[str, int]:
     """Return the refusals so far, by code; empty if the file is missing or damaged."""
     with suppress(OSError, ValueError):
-        counts = from_json((folder / _REFUSALS).read_bytes())
-        if isinstance(counts, dict) and all(type(count) is int for count in counts.values()):
-            return counts
+        return parse_as(dict[str, int], from_json((folder / _REFUSALS).read_bytes()))
     return {}
 
 
 def count_refusal(folder: Path, code: str) -> None:
-    """Count a refusal in a site's folder, if it has a ledger.
-
-    If two processes count at the same time, one refusal may be lost. Such a loss is rare, because
-    an executor answers one message at a time.
-    """
+    """Count a refusal in a site's folder, if it has a ledger."""
     if code == StateError.code or not (folder / LEDGER).exists():
         return
     with suppress(OSError, StateError):

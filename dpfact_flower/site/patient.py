@@ -1,8 +1,8 @@
 """Patient mode at a site: each round releases one statistic.
 
 A release depends on the patients' cells, public settings and earlier releases. No state without
-noise passes from one round to the next. The last round asks for no release. The site keeps the
-global factors, and later fits its own model to these factors (`dpfact_flower.site.refit`).
+noise passes from one round to the next. After the last round, which asks for no release, the site
+fits its own model to the global factors (`dpfact_flower.site.refit`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_b
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
-from dpfact_flower.site.round import (
-    JobState,
-    RoundOutcome,
-    check_modes,
-    stream,
-)
+from dpfact_flower.site.round import JobState, RoundOutcome, check_modes, stream
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -34,10 +29,7 @@ Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class PatientRound:
-    """A round of patient mode as `RoundWork`: one statistic of the plan.
-
-    Only `run` and `bounded` read patients.
-    """
+    """A round of patient mode as `RoundWork`. Only `run` and `bounded` read patients."""
 
     cost_scope = "the rest of this run"
 
@@ -45,19 +37,15 @@ class PatientRound:
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> None:
         if request.privacy.privacy != "patient":
-            raise MessageError(
-                f"request: the rule 'patient' has no mode {request.privacy.privacy!r}"
-            )
+            raise MessageError(f"request: 'patient' has no mode {request.privacy.privacy!r}")
         sizes = [len(vocabulary) for vocabulary in source.vocabularies]
         self._plan = plan_of(request, sizes)
-        planned = self._plan.release_of(request.round)
-        check_carries(request, planned)
+        self.planned: PlannedRelease | None = self._plan.release_of(request.round)
+        self.is_final = self.planned is None
+        check_carries(request, self.planned)
         check_modes(request, sizes)
-        self.is_final = planned is None
-        self.planned: PlannedRelease | None = planned
-        self.charged_rounds = len(
-            {r.round for r in self._plan.releases if r.round >= request.round}
-        )
+        rounds = {planned.round for planned in self._plan.releases}
+        self.charged_rounds = sum(number >= request.round for number in rounds)
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request, self._site = source, request, site
         self._noise = Noise.from_settings(
@@ -74,7 +62,7 @@ class PatientRound:
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Compute the round's planned release. The last round releases nothing."""
-        planned = self._plan.release_of(self._request.round)
+        planned = self.planned
         if planned is None:
             return RoundOutcome(release_nothing())
         name, bounded = planned.name(self._modes), self.bounded(planned, kept)
@@ -114,10 +102,7 @@ class PatientRound:
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
-    """Return the run's schedule and costs, which the site computes from the request's settings.
-
-    `feature_shape` is the number of codes in each mode of the site, before any selection.
-    """
+    """Return the run's schedule and costs, which the site computes from the request's settings."""
     try:
         request.privacy.check_solver(request.solver)
     except SettingsError as error:
@@ -143,9 +128,8 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     expected = request.privacy.codes_kept if "selection" in carries else ()
     selected = tuple(len(positions) for positions in request.selection)
     if selected != expected:
-        raise MessageError(
-            f"{where} needs a selection of {expected or 'no'} codes, got {shown(selected)}"
-        )
+        needs = f"{where} needs a selection of {expected or 'no'} codes"
+        raise MessageError(f"{needs}, got {shown(selected)}")
     shape = None
     if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
@@ -155,26 +139,23 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
     weighted = request.privacy.weighting != "none" and "weights" in carries
-    lengths = tuple(len(weights) for weights in request.weights)
-    if lengths != (expected if weighted else ()):
-        raise MessageError(
-            f"{where} needs weights of {expected if weighted else 'no'} codes, got {shown(lengths)}"
-        )
+    wanted, lengths = expected if weighted else (), tuple(map(len, request.weights))
+    if lengths != wanted:
+        raise MessageError(f"{where} needs weights of {wanted or 'no'} codes, got {shown(lengths)}")
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return the l2,1 weight on a patient's factor for each phenotype, from released values alone.
 
     The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` where n_r is the norm of
-    column r. The phenotype's usage in the released start estimates n_r. A phenotype with average
-    usage gets the ridge `relative_l21`. A phenotype whose usage is within the noise is switched
-    off.
+    column r, estimated by the phenotype's usage in the released start. A phenotype with average
+    usage gets the ridge `relative_l21`. One whose usage is within the noise is switched off.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
         return np.zeros(request.solver.rank)
     usage, spread = used
-    norms = np.sqrt(np.maximum(usage, 0))
-    average = float(np.sqrt(np.mean(np.maximum(usage, 0))))
+    usage_only = np.maximum(usage, 0)
+    norms, average = np.sqrt(usage_only), float(np.sqrt(np.mean(usage_only)))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)

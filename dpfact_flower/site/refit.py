@@ -1,8 +1,7 @@
 """A site's own model after a run of patient mode, which never leaves the site.
 
-The duration and the success of the fit depend on the patients. So no reply waits for the fit: the
-site keeps the last request (`SiteStore.keep_ending`), and the hospital fits its model later
-(``dpfact site refit``).
+The duration and the success of the fit depend on the patients, so no reply waits for it. The site
+keeps the last request, and the hospital fits its model later (``dpfact site refit``).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.round import local_settings, localised, measure, scaled, solved, stream
-from dpfact_flower.site.store import ENDING, RoundMeasures, SiteState, SiteStore, has_state
+from dpfact_flower.site.store import ENDING, REPEAT_END, RoundMeasures, SiteState, SiteStore
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
@@ -30,10 +29,7 @@ _PERSONAL_PASSES = 10
 def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
-    """Fit all of a site's factors around the final global factors of a run of patient mode.
-
-    The model is written to the job's folder. The model and the measures are for the site alone.
-    """
+    """Fit a site's own model around the final global factors, and write it to the job's folder."""
     name = settings.site or data.name
     root = Path(settings.state_dir).expanduser()
     tag = data_tag(root / name, data.fingerprint)
@@ -57,25 +53,21 @@ def last_request(store: SiteStore) -> RoundRequest:
     try:
         return RoundRequest.from_wire(*ending)
     except MessageError as error:
-        raise StateError(
-            f"{store.folder / ENDING}: damaged ({error}); delete it, and let the centre repeat "
-            "the last round"
-        ) from None
+        raise StateError(f"{store.folder / ENDING}: damaged ({error}); {REPEAT_END}") from None
 
 
 def unfitted(folder: Path) -> list[str]:
     """Return the names of the finished runs in a site's folder that have no refitted model."""
-    return sorted(
-        path.parent.name for path in folder.glob(f"*/{ENDING}") if not has_state(path.parent)
-    )
+    ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
+    return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
 
 
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit A, B, C at full precision around the global factors.
+    """Fit A, B, C at full precision around the global factors in the last request of the run.
 
-    `tensor` has only the selected codes, and `request` is the last request of the run.
+    `tensor` has only the selected codes.
     """
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))

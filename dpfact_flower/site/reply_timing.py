@@ -17,30 +17,16 @@ import time
 
 from dpfact_flower.errors import LateError, RoundFailedError
 
-_SENDING_SHARE = 1 / 20
-_SENDING_MOST = 30.0
-"""Time that is reserved for sending the reply: a share of the message's time to live, and at most
-this many seconds."""
+_SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
+"""Time for sending the reply: a share of the message's time to live, and at most seconds."""
 
 
 class ReplyDelay:
-    """A delay of one reply until the reply is due.
+    """A delay of one reply until `seconds` after its request; 0 means no delay.
 
-    Parameters
-    ----------
-    seconds : float
-        Seconds from the request to its reply; 0 means no delay.
-    came_in : float, optional
-        Arrival time of the request by `time.monotonic`; by default now.
-    time_left : float
-        Seconds from `came_in` until the reply must leave (see `seconds_left`); by default no limit.
-
-    Attributes
-    ----------
-    late : bool
-        Whether the reply was not ready in time. The value is set by `wait`.
-    ready : float
-        Seconds from the request until the reply was ready. This value must not leave the site.
+    The request came in at `came_in` (by `time.monotonic`), and the reply must leave `time_left`
+    seconds later. `wait` sets `late` if the reply was not ready in time, and `ready` to the seconds
+    until it was, which must not leave the site.
     """
 
     def __init__(
@@ -71,8 +57,7 @@ class ReplyDelay:
             delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
             raise LateError(
                 f"a reply{delayed} would leave {leaves - self._deadline:.1f} s too late for its "
-                "round: nothing is charged. If this happens often, the centre's round-timeout is "
-                "too short for this site"
+                "round: nothing is charged. The centre's round-timeout may be too short"
             )
 
     def restart(self) -> None:
@@ -93,15 +78,8 @@ class ReplyDelay:
 def seconds_left(created_at: float, time_to_live: float) -> float:
     """Return the seconds from now until the reply to a newly arrived message must leave.
 
-    The result is negative if the deadline has passed. The result never exceeds the time to live,
-    even if this clock is behind the sender's.
-
-    Parameters
-    ----------
-    created_at : float
-        Creation time of the message by its sender's clock, in seconds since 1970.
-    time_to_live : float
-        Seconds for which the message and its reply are valid.
+    `created_at` is in seconds since 1970 by the sender's clock, which may be ahead of this one. The
+    result is negative after the deadline.
     """
     return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
 
@@ -114,6 +92,6 @@ def sending_from(time_to_live: float) -> float:
 def overrun() -> RoundFailedError:
     """Return the error that replaces every late reply."""
     return RoundFailedError(
-        "the reply was not ready when it was due: reply-after is too short for this machine and "
-        "data. A charged release is kept, and sent if the server requests it again"
+        "the reply was not ready when it was due: reply-after is too short. A charged release is "
+        "kept, and sent if the server requests it again"
     )

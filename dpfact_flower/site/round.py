@@ -1,8 +1,4 @@
-"""The parts of a round at a site that all modes share.
-
-This module neither reads a disk nor uses Flower. Without noise, the result depends only on the
-arguments.
-"""
+"""The parts of a round at a site that all modes share, without a disk and without Flower."""
 
 from __future__ import annotations
 
@@ -51,18 +47,14 @@ class JobState(Protocol):
 
 
 class RoundWork(Protocol):
-    """A privacy mode's part of a round at a site.
-
-    The constructor refuses a request that does not fit the site, and reads no patient.
-    """
+    """A privacy mode's part of a round. Its maker refuses a request that does not fit the site."""
 
     cost_scope: str
     """The part of the run that `cost` covers, as text for messages."""
     charged_rounds: int
     """Number of rounds with noise that remain in the run, including this round."""
     is_final: bool
-    """Whether the round is a run's last round, without a release. In such a round, the site keeps
-    the public request and reads no patient."""
+    """Whether the round ends a run: the site keeps the public request and reads no patient."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """Return the releases that must fit the budget, computed from public facts."""
@@ -113,9 +105,8 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Features have norm 1, so the curvature is the average column's squared length.
-        solver = replace(
-            solver, mu=solver.relative_l21 * math.sqrt(curvature(start)), relative_l21=0.0
-        )
+        mu = solver.relative_l21 * math.sqrt(curvature(start))
+        solver = replace(solver, mu=mu, relative_l21=0.0)
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
         solver = replace(solver, mu=0.0)
     return solver
@@ -126,9 +117,8 @@ def measure(
 ) -> RoundMeasures:
     """Measure the site's own factors; the result is never sent.
 
-    The error of the non-zero cells is taken from the solver if the solver has computed it.
-    Otherwise this error is measured in the first two rounds, in every tenth round and in the `last`
-    round.
+    If the solver has not computed the error of the non-zero cells, it is measured in some rounds
+    and in the `last` one.
     """
     is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error

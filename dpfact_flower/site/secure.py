@@ -1,8 +1,8 @@
 """A site's half of secure sums: stages of requests, and the files of a job.
 
-The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`, and the policy is in
-`admission`. The job's folder holds the job's key, and the latest round's noisy vector and answer.
-Each of these is on the disk before a reply that depends on it leaves.
+The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
+job's key, and the latest round's noisy vector and answer, each on the disk before a reply that
+depends on it leaves.
 """
 
 from __future__ import annotations
@@ -35,21 +35,12 @@ _PENDING = ".secure-job"  # no job can have this name
 _NEW_JOB = "ask the centre for a new job"
 
 
-# --- A request's stage ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SecureRound:
     """A stage of a secure sum that this site may answer (see `secure_round`).
 
-    Attributes
-    ----------
-    job : JobSecrets
-        This site's key for the job, newly made if the site had no such key.
-    question : Question or None
-        The sum; None in the stage of keys.
-    state : RoundState or None
-        This site's earlier answer in the same round.
+    `job` has this site's key for the job. `question` is None in the stage of keys. `state` is this
+    site's earlier answer in the same round.
     """
 
     keyring: Keyring
@@ -65,9 +56,7 @@ class SecureRound:
     def vector(self) -> NDArray[np.int64]:
         """The charged noisy vector of this round."""
         if self.state is None:
-            raise StateError(
-                f"{self.files.folder}: this site's vector for the sum is missing; {_NEW_JOB}"
-            )
+            raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
         return self.state.noisy
 
     def keys(self) -> Release:
@@ -114,8 +103,7 @@ def secure_round(
 ) -> SecureRound:
     """Check a stage against this site's keys and earlier answers, without reading a patient.
 
-    `folder` is the job's folder. The kept state of the round counts only if `answered` is set,
-    because the ledger then has an answer to this request.
+    The kept state in the job's `folder` counts only if the ledger has an answer to this request.
     """
     stage, sharing = request.secure, planned.sharing
     assert stage is not None
@@ -129,18 +117,13 @@ def secure_round(
     )  # fmt: skip
     if stage.stage == "keys":
         return SecureRound(keyring, files, job, None, state, {}, noise)
-    members = tuple(
-        keys.Member(*member) for member in stage.members if member.site in set(stage.asked)
-    )
+    asked, opening = set(stage.asked), stage.stage == "open"
+    members = tuple(keys.Member(*member) for member in stage.members if member.site in asked)
     question = planned.question(request.digest, request.privacy.patients, stage.attempt, members)
-    if stage.stage == "open" and (state is None or question != state.question):
+    if opening and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
     rules.check_question(job, state, question, keyring.peers)
-    opening = stage.stage == "open"
     return SecureRound(keyring, files, job, question, state, stage.sealed, noise, opening)
-
-
-# --- What is kept ---------------------------------------------------------------------------------
 
 
 def forget(folder: Path) -> None:

@@ -17,9 +17,8 @@ _CLOCK_SECONDS = 3.0
 def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults of the connection to a SuperLink, each with its remedy.
 
-    The check requests a public page over TLS, and reads only the certificate and the time in the
-    reply's header. Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
-    `--root-certificates`.
+    Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
+    `--root-certificates`. Of a public page over TLS, only the certificate and the time are read.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -38,21 +37,14 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     except ssl.SSLCertVerificationError as error:
         return [
             f"{address} is not the centre for {certificates}: {error.verify_message}. Ask the "
-            "centre for its ca.crt and the name in its certificate; somebody may intercept the "
-            "connection"
+            "centre for its ca.crt and its name; somebody may intercept the connection"
         ]
     except (OSError, http.client.HTTPException) as error:
-        return [
-            f"{address} does not answer ({error}): check the address and the firewall, and ask "
-            "whether the centre is running"
-        ]
+        return [f"{address} does not answer ({error}): check the address, firewall and centre"]
     finally:
         connection.close()
-    ends = [
-        str(certificate["notAfter"])
-        for certificate in (peer, *trusted.get_ca_certs())
-        if "notAfter" in certificate
-    ]
+    certificates_seen = (peer, *trusted.get_ca_certs())
+    ends = [str(each["notAfter"]) for each in certificates_seen if "notAfter" in each]
     return [*_clock_faults(sent), *_expiry_faults(address, ends)]
 
 

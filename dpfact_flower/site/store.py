@@ -1,10 +1,9 @@
 """The files, other than the ledger, that a site keeps between the rounds of a job.
 
-Each round has one file, with the site's patient factors and feature factors without noise. A
-round's file is written before the ledger's row, and the previous file is deleted after the row. The
-ledger's last row decides which file counts, so after a crash the site is either before or after the
-round. Nothing in these files is sent, with one exception: in mode "none", the answer to a repeated
-request has the feature factors again.
+Each round has one file, with the site's factors without noise. A round's file is written before the
+ledger's row, and the previous file is deleted after the row. The ledger's last row decides which
+file counts, so after a crash the site is either before or after the round. Only the answer to a
+repeated request of mode "none" is made from such a file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.error import SquaredError
 
-ENDING = "ending.npz"
+ENDING, REPEAT_END = "ending.npz", "delete it, and let the centre repeat the last round"
 _SELECTION = "selection.sha256"
 _CLOSED = "DATA-HAS-CHANGED.txt"
 _CLOSED_TEXT = """The site's data has changed since this run began, so the run stops here.
@@ -47,7 +46,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 class SiteState:
     """A site's own factors after a round, without noise and never sent. Patient factors come first.
 
-    `eta` is the current step size.
+    `eta` is the step size.
     """
 
     round: int
@@ -57,10 +56,7 @@ class SiteState:
 
 @dataclass(frozen=True)
 class RoundMeasures:
-    """A site's own measures of a round (`history.jsonl`), which are never sent.
-
-    The measures are sums, so measures of several sites can be added where this is permitted.
-    """
+    """A site's own measures of a round (`history.jsonl`), which are never sent."""
 
     round: int
     objective: tuple[float, ...]
@@ -74,17 +70,8 @@ class RoundMeasures:
 class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
-    Parameters
-    ----------
-    root : path
-        The site's `state-dir`.
-    site, job : str
-        Valid names, which become names of folders.
-    fingerprint : str
-        Fingerprint of the site's data. State from other data is refused. Public files need no
-        fingerprint.
-    durable : bool
-        Whether writes wait for the disk; False is for simulations only.
+    State from data with another `fingerprint` is refused. Public files need no fingerprint.
+    Without `durable`, for simulations, writes do not wait for the disk.
     """
 
     def __init__(
@@ -111,7 +98,7 @@ class SiteStore:
                 file.write(_NOTICE_TEXT)
 
     def save(self, state: SiteState) -> None:
-        """Write a round's factors to the disk, and keep the factors of earlier rounds."""
+        """Write a round's factors, and keep the factors of earlier rounds."""
         head = {"round": state.round, "eta": state.eta}
         self._write(self._path(state.round), head, state.factors)
 
@@ -119,12 +106,11 @@ class SiteStore:
         """Load the factors of a round, or return None if they are not kept.
 
         The ledger decides which round counts. Without a number, the latest file is loaded, for
-        inspection only. A `StateError` names a file that is damaged or was made from other data.
+        inspection only.
         """
+        path = self._path(round_number or 0)
         if round_number is None:
-            path = max(self.folder.glob(f"{_STATE}*.npz"), default=self._path(0))
-        else:
-            path = self._path(round_number)
+            path = max(self.folder.glob(f"{_STATE}*.npz"), default=path)
         if not path.exists():
             return None
         way_out = "restore the folder from a copy, or start a new job"
@@ -148,8 +134,7 @@ class SiteStore:
         path = self.folder / ENDING
         if not path.exists():
             return None
-        way_out = "delete it, and let the centre repeat the last round"
-        (config,), arrays = self._read(path, ("config",), way_out)
+        (config,), arrays = self._read(path, ("config",), REPEAT_END)
         return arrays, config
 
     def _path(self, round_number: int) -> Path:
@@ -194,8 +179,7 @@ class SiteStore:
     def close(self) -> None:
         """Mark the job as closed because its data has changed. Ignore errors of the disk.
 
-        The duration of the comparison depends on the data's size, so the data is compared only
-        once.
+        To compare the data takes longer for more data, so it is done only once.
         """
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
@@ -217,21 +201,14 @@ class SiteStore:
         lines = path.read_bytes().splitlines() if path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
-                measures = _measures(from_json(line))
+                fields = from_json(line)
+                lists = {key: tuple(fields[key]) for key in ("objective", "column_norms")}
+                error = SquaredError(**fields["error"])
+                measures = RoundMeasures(**{**fields, **lists, "error": error})
                 rounds[int(measures.round)] = measures
             except (KeyError, TypeError, ValueError):
                 raise StateError(f"{path}: line {number} is damaged") from None
         return [rounds[number] for number in sorted(rounds)]
-
-
-def _measures(line: dict[str, Any]) -> RoundMeasures:
-    lists = {key: tuple(line[key]) for key in ("objective", "column_norms")}
-    return RoundMeasures(**{**line, **lists, "error": SquaredError(**line["error"])})
-
-
-def has_state(folder: Path) -> bool:
-    """Return whether a job's folder holds the factors of a round."""
-    return any(folder.glob(f"{_STATE}*.npz"))
 
 
 def has_jobs(folder: Path) -> bool:

@@ -22,6 +22,7 @@ from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import check, server_check
 from dpfact_flower.site.check import check_site
 from dpfact_flower.site.disk_reservation import largest_run
@@ -276,7 +277,7 @@ def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
     folder, _ = place
     config = folder / "site" / "north.toml"
     text = config.read_text()
-    enough = 2**28 + largest_run((9, 12), 50)
+    enough = 2**28 + largest_run([range(9), range(12)], SiteSettings(max_rank=50))
     monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=enough))
     assert "lower max-rank" in faults(folder)[ROOM][0]
     config.write_text(f"{text}max-rank = 50\n")

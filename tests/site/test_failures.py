@@ -59,7 +59,7 @@ PRIVACY = PrivacySettings(
 SIZES = (9, 12)
 SECRET = "no space left for 'Jane Doe'"
 
-ROOM = largest_run(SIZES, SiteSettings().max_rank)
+ROOM = largest_run([range(size) for size in SIZES], SiteSettings())
 """Bytes that are held before patients are read."""
 
 
@@ -292,27 +292,31 @@ def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
 
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
     """Or a server that asks for ever larger ones finds out what the disk has left."""
+    plain, joins = SiteSettings(max_rank=200), SiteSettings(max_rank=200, secure_key="/key")
     for sizes in ((9, 12), (202, 316), (2000, 3000)):
-        most, sharing = largest_run(sizes, 200), largest_run(sizes, 200, sharing=True)
-        for rank, rounds, codes in itertools.product((1, 20, 200), (0, 1, 40, 100), ("", "2x2")):
+        codes = [range(size) for size in sizes]
+        most, sharing = largest_run(codes, plain), largest_run(codes, joins)
+        for rank, rounds, kept in itertools.product((1, 20, 200), (0, 1, 40, 100), ("", "2x2")):
             asked = PrivacySettings(
                 epsilon=4.0, start_share=0.5 if rounds else 1.0, refine_rounds=rounds, bound=0.1,
-                codes=codes,
+                codes=kept,
             )  # fmt: skip
             events = plan_patient(asked, sizes=sizes, rank=rank).events(["a", "b"], seeded=False)
             for rest in (events, events[-1:]):
-                assert bytes_to_reserve(rest, sizes, 200) == most
+                assert bytes_to_reserve(rest, codes, plain) == most
             for slots in (1, MOST_SLOTS):
                 summed = replace(asked, secure_sums=True, secure_sites=1000, secure_slots=slots)
                 plan = plan_patient(summed, sizes=sizes, rank=rank)
                 shares = plan.events(["a", "b"], seeded=False)
-                assert bytes_to_reserve(shares, sizes, 200, sharing=True) == sharing
+                assert bytes_to_reserve(shares, codes, joins) == sharing
 
 
 def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     event = ReleaseEvent("x", 1.0, 7.0, 10**8, "patient", "add-remove", PATIENT_CLAIM)
+    codes, settings = [range(size) for size in SIZES], SiteSettings(max_rank=200)
     sizes = {
-        bytes_to_reserve([replace(event, count=n)], SIZES, 200) for n in range(10**6, 10**8, 10**6)
+        bytes_to_reserve([replace(event, count=n)], codes, settings)
+        for n in range(10**6, 10**8, 10**6)
     }
     assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
     assert bytes_needed(10**8) <= max(sizes)
@@ -386,7 +390,7 @@ def test_whatever_fails_once_patients_were_read_is_one_code_and_no_charge(
 
 BETWEEN = {
     "the data's tag": (answer, "data_tag"),
-    "checking that the data is the job's": (answer, "check_same_data"),
+    "checking that the data is the job's": (admission.Admitted, "check_same_data"),
     "the store": (admission.Hospital, "store"),
     "the ledger's key": (answer, "ReleaseKey"),
 }
