@@ -147,7 +147,7 @@ def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
     site_rules.register("counts", Liar)
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
-    says = "sum unmasked" if own == SIGMA / 2 else "more than it announced"
+    says = "a share of a secure sum unmasked" if own == SIGMA / 2 else "more than it announced"
     assert f"releases {says}" in caplog.text
     assert not rows(tmp_path)
 
