@@ -57,7 +57,7 @@ class ReplyDelay:
             delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
             raise LateError(
                 f"a reply{delayed} would leave {leaves - self._deadline:.1f} s too late for its "
-                "round: nothing is charged. The centre's round-timeout may be too short"
+                "round: nothing is charged. If this happens often, the round-timeout is too short"
             )
 
     def restart(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,64 +15,17 @@ from dpfact_flower.machine import compiled
 
 PACKAGE = Path(__file__).parents[2] / "dpfact_flower"
 
-CODE = """
-import numpy as np
-from dpfact_flower.tensor import stack
-values = stack.model_values(np.zeros((1, 2), np.int32), [np.full((1, 2), 3.0)] * 2)
-hits = sum(stack._values_any.stats.cache_hits.values())
-print(stack.__file__, values[0], hits, sep="|")
-"""
 
+def test_where_nothing_can_be_cached_kernels_are_compiled_in_every_process(monkeypatch):
+    njit = compiled.njit
 
-@pytest.fixture
-def installed(tmp_path):
-    """A copy of the package that its user may not write to, and a home that may be theirs."""
-    folder = tmp_path / "installed"
-    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    home = tmp_path / "home"
-    home.mkdir()
-    yield folder, home
-    for path in (folder, *folder.rglob("*")):
-        path.chmod(0o755)
+    def uncached(*, cache=False, **options):
+        if cache:
+            raise RuntimeError("no locator available")
+        return njit(**options)
 
-
-def plain_rights() -> list[str]:
-    """What to put before a command so that permissions hold for it: root may write anywhere."""
-    if os.geteuid() != 0:
-        return []
-    if shutil.which("setpriv") is None:
-        pytest.skip("root may write anywhere, and setpriv is not there to take that away")
-    return ["setpriv", "--bounding-set=-dac_override"]
-
-
-def run(folder: Path, home: Path) -> tuple[float, int]:
-    """Import the copy in a process; gives what its kernel computed, and its hits of the cache."""
-    environment = {name: value for name, value in os.environ.items() if "NUMBA" not in name}
-    environment |= {"HOME": str(home), "PYTHONPATH": str(folder)}
-    environment.pop("XDG_CACHE_HOME", None)
-    done = subprocess.run(
-        [*plain_rights(), sys.executable, "-c", CODE],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    where, value, hits = done.stdout.strip().split("|")
-    assert Path(where).is_relative_to(folder)
-    return float(value), int(hits)
-
-
-@pytest.mark.nightly
-@pytest.mark.process
-@pytest.mark.skipif(os.name != "posix", reason="file permissions are POSIX")
-@pytest.mark.parametrize("writable", [True, False], ids=["user's cache", "no cache at all"])
-def test_a_package_that_may_not_be_written_to_works(installed, writable):
-    folder, home = installed
-    home.chmod(0o755 if writable else 0o555)
-    assert run(folder, home) == (18.0, 0)
-    assert run(folder, home) == (18.0, int(writable))
-    assert not list(folder.rglob("*.nbi"))
-    assert bool(list(home.rglob("*.nbi"))) is writable
+    monkeypatch.setattr(compiled, "njit", uncached)
+    assert compiled.compiled()(lambda x: 2.0 * x)(9.0) == 18.0
 
 
 WIDTHS = """

@@ -103,14 +103,6 @@ def rows_of(tmp_path):
         return ledger.rows()
 
 
-def test_a_round_gives_feature_factors_the_sites_name_and_a_constant_for_the_patients(client, data):
-    arrays, examples, config = fit(client, make_request(data))
-    assert [a.shape for a in arrays] == [(9, 4), (12, 4)]
-    assert {a.dtype for a in arrays} == {np.dtype(np.float32)}
-    assert examples == 1
-    assert config == {"site": "site-1"}
-
-
 def test_without_noise_nothing_is_charged_but_the_release_is_on_record(client, data, tmp_path):
     fit(client, make_request(data))
     (row,) = rows_of(tmp_path)
@@ -412,13 +404,6 @@ def test_a_site_without_nonzeros_says_so(data, tmp_path, caplog):
     nothing = SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape)
     client = make_client(replace(data, tensor=nothing), tmp_path)
     assert "no non-zeros" in refusal(client, make_request(data), caplog)
-
-
-def test_evaluate_and_get_parameters_are_refused(client):
-    with pytest.raises(RoundRefusedError):
-        client.evaluate([], {})
-    with pytest.raises(RoundRefusedError):
-        client.get_parameters({})
 
 
 @pytest.mark.parametrize("key", ["state_dir", "allow_privacy"])

@@ -464,14 +464,6 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
     )
 
 
-def test_patient_mode_must_be_allowed(data, tmp_path, caplog):
-    client = make_client(data, tmp_path, allow_privacy="paper")
-    code, log = refusal(client, make_server(data).request(1), caplog)
-    assert code == "privacy-refused"
-    assert "allow-privacy is 'paper'" in log
-    assert not (tmp_path / "state").exists()
-
-
 def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
     server = make_server(data, replace(PLANNED, noise_seed=7))
     code, log = refusal(make_client(data, tmp_path), server.request(1), caplog)
@@ -549,9 +541,6 @@ def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplo
     ]
     assert spent[0] == spent[1]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-# --- crashes
 
 
 # --- what leaves, what is logged

@@ -46,7 +46,6 @@ from dpfact_flower.site.disk_reservation import (
     bytes_needed,
     bytes_to_reserve,
     largest_run,
-    reserve,
 )
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.tensor import SparseTensor
@@ -279,15 +278,6 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
     assert grown < bytes_needed(values) - 2**17  # the other half of what is added is the journal's
-
-
-def test_who_lacks_room_is_told_how_much_is_needed(tmp_path):
-    with (
-        files_up_to(5000),
-        pytest.raises(StateError, match="a round needs 30 MiB of free disk space"),
-        reserve(tmp_path, 30 * 2**20),
-    ):
-        pass
 
 
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():

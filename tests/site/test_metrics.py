@@ -40,13 +40,6 @@ def test_whatever_is_refused_is_counted_by_the_code_that_leaves(data, tmp_path):
     }  # what a preflight says is not counted
 
 
-def test_a_simulated_site_counts_nothing(data, tmp_path):
-    client = make_client(data, tmp_path, simulation=True, allow_privacy="none")
-    with pytest.raises(RoundRefusedError):
-        client.fit(*make_server(data).request(1).to_wire())
-    assert refusals(tmp_path / "state" / "site-1") == {}
-
-
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"late": "x"}', b"\xff" * 9, b"[" * 9000])
 def test_a_damaged_count_begins_again(tmp_path, content):
     (tmp_path / LEDGER).touch()

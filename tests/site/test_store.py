@@ -78,13 +78,6 @@ def test_the_round_that_is_asked_for_is_read_whatever_lies_beside_it(tmp_path, d
         assert_equal(reader.load(), make_state(100_000))  # rounds are numbers, not text
 
 
-def test_a_round_saved_again_replaces_what_it_left(store):
-    """A round that crashed before its charge is computed anew."""
-    store.save(SiteState(2, make_state(1).factors, 0.5))
-    store.save(make_state(2))
-    assert_equal(store.load(2), make_state(2))
-
-
 def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store):
     """Half a file of patient factors must not outlive the round, not even the last one."""
     for number in (1, 2, 3):
@@ -184,23 +177,6 @@ def test_a_crash_leaves_the_round_before(store, monkeypatch, call, before):
         assert_equal(store.load(1), make_state(1))
     store.save(make_state(2))
     assert_equal(store.load(2), make_state(2))
-
-
-def test_half_a_file_never_takes_the_place_of_the_old(store, monkeypatch):
-    """Not even of the same round's, where it is computed anew after a crash."""
-    store.save(make_state(1))
-
-    def write_half(file, *_: object, **__: object) -> None:
-        file.write(b"PK half")
-        raise KeyboardInterrupt
-
-    for number in (1, 2):
-        with monkeypatch.context() as broken:
-            broken.setattr(np, "savez", write_half)
-            with pytest.raises(KeyboardInterrupt):
-                store.save(SiteState(number, make_state(7).factors, 0.5))
-        assert names(store.folder) == {name_of(1), NOTICE}
-        assert_equal(store.load(1), make_state(1))
 
 
 # --- damage
