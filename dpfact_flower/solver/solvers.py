@@ -139,15 +139,11 @@ def solve(
 def _checked(
     name: str, matrices: Sequence[NDArray[np.float32]], sizes: tuple[int, ...], rank: int
 ) -> Factors:
-    if len(matrices) != len(sizes):
-        raise DataError(f"{name}: need {len(sizes)} matrices, got {len(matrices)}")
-    checked = []
-    for n, (matrix, size) in enumerate(zip(matrices, sizes, strict=True)):
-        if np.shape(matrix) != (size, rank):
-            raise DataError(f"{name}[{n}]: need shape {(size, rank)}, got {np.shape(matrix)}")
-        with np.errstate(over="ignore"):
-            values = np.asarray(matrix, np.float32)
-        if not np.isfinite(values).all():
-            raise DataError(f"{name}[{n}]: not all values are finite (float32)")
-        checked.append(values)
-    return tuple(checked)
+    needed, shapes = [(size, rank) for size in sizes], [np.shape(matrix) for matrix in matrices]
+    if shapes != needed:
+        raise DataError(f"{name}: need shapes {needed}, got {shapes}")
+    with np.errstate(over="ignore"):
+        checked = tuple(np.asarray(matrix, np.float32) for matrix in matrices)
+    if not all(np.isfinite(matrix).all() for matrix in checked):
+        raise DataError(f"{name}: not all values are finite (float32)")
+    return checked

@@ -15,8 +15,7 @@ from dpfact_flower import cli
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import DataError
-from simulation.paper import convergence, datasets, epsilon, measures, page, published
-from simulation.paper import data as data_sets
+from simulation.paper import convergence, datasets, measures, page, published
 from simulation.paper.__main__ import EXPERIMENTS, main, run, wanted
 from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, QUICK, THOROUGH, Plan, reductions
@@ -357,14 +356,6 @@ def test_reported_data_are_not_those_that_settings_were_searched_on():
     assert [len(own) for own in planted] == [s.tensor.n_patients for s in reported.sites]
     scores = measures.death_scores(planted, reported, 2)["overall"]
     assert min(scores) > 0.75  # memberships are of these patients, not of others
-
-
-def test_plans_ask_for_what_is_known():
-    for plan in (QUICK, FULL, THOROUGH):
-        for name in plan.names:
-            assert datasets.dataset(name).title.count("cohort") == 0
-    assert epsilon.jobs(QUICK)
-    assert len(data_sets.jobs(QUICK)) == len(QUICK.sets(QUICK.names))
 
 
 @pytest.mark.parametrize(

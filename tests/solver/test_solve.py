@@ -46,16 +46,13 @@ def swapped(matrices, position, matrix):
 def test_what_does_not_fit_the_tensor_is_refused_by_name(problem, name):
     case = problem()
     good = getattr(case, name)
-    with pytest.raises(DataError, match=rf"{name}: need {len(good)} matrices, got {len(good) - 1}"):
-        run(case, **{name: good[:-1]})
-    with pytest.raises(DataError, match=rf"{name}\[1\]: need shape .*, got \(1, 3\)"):
-        run(case, **{name: swapped(good, 1, good[1][:1])})
-    with pytest.raises(DataError, match=rf"{name}\[1\]: need shape .*, got \(\d, 2\)"):
-        run(case, **{name: swapped(good, 1, good[1][:, :2])})
-    for wrong in (np.nan, np.inf, 1e300):
+    for wrong in (good[:-1], swapped(good, 1, good[1][:1]), swapped(good, 1, good[1][:, :2])):
+        with pytest.raises(DataError, match=rf"{name}: need shapes .*, got"):
+            run(case, **{name: wrong})
+    for value in (np.nan, np.inf, 1e300):
         spoiled = good[1].astype(np.float64)
-        spoiled[0, 0] = wrong
-        with pytest.raises(DataError, match=rf"{name}\[1\]: not all values are finite"):
+        spoiled[0, 0] = value
+        with pytest.raises(DataError, match=rf"{name}: not all values are finite"):
             run(case, **{name: swapped(good, 1, spoiled)})
 
 
