@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.audit import (
-    AuditTarget,
-    audit_likelihood,
-    audit_noise,
-    audit_sensitivity,
-)
+from dpfact_flower.audit import AuditTarget, audit_likelihood, audit_noise, audit_sensitivity
 from dpfact_flower.audit.run import guarded
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 

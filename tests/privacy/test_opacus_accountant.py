@@ -7,11 +7,7 @@ import numpy as np
 import pytest
 import torch
 from opacus import PrivacyEngine
-from opacus.accountants import (
-    PRVAccountant,
-    RDPAccountant,
-    create_accountant,
-)
+from opacus.accountants import PRVAccountant, RDPAccountant, create_accountant
 from opacus.accountants.analysis import rdp as analysis
 from opacus.accountants.utils import get_noise_multiplier
 

@@ -394,15 +394,12 @@ def test_a_start_is_asked_for_in_its_round_and_in_mode_none_alone(mode, asked, n
     )
 
 
-OUTSIDE_PATIENT_MODE = {
-    "nothing": [],
-    "a selection beside the factors": [*make_factors(), *make_selection()],
-    "a selection alone": list(make_selection()),
-    "integers among the factors": [make_factors()[0], np.full((4, RANK), SECRET, np.int32)],
-}
-
-
-@pytest.mark.parametrize("arrays", OUTSIDE_PATIENT_MODE.values(), ids=OUTSIDE_PATIENT_MODE)
+@pytest.mark.parametrize(
+    "arrays",
+    [[], [*make_factors(), *make_selection()], list(make_selection()),
+     [make_factors()[0], np.full((4, RANK), SECRET, np.int32)]],
+    ids=["nothing", "factors and a selection", "a selection", "integers among the factors"],
+)  # fmt: skip
 @pytest.mark.parametrize("mode", ["none", "paper"])
 def test_without_patient_mode_a_request_is_one_factor_a_mode(arrays, mode):
     config = make_request(privacy=PrivacySettings(privacy=mode), round=3).to_wire()[1]
@@ -456,15 +453,9 @@ def test_weights_that_make_no_sense_are_refused(says, weights):
     assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 
-BAD_SHAPES = {
-    "no arrays": [],
-    "array missing": SHAPES[:1],
-    "array too many": [*SHAPES, (2, RANK)],
-    "a row more": [(5, RANK), (5, RANK)],
-}
-
-
-@pytest.mark.parametrize("shapes", BAD_SHAPES.values(), ids=BAD_SHAPES)
+@pytest.mark.parametrize(
+    "shapes", [[], SHAPES[:1], [*SHAPES, (2, RANK)], [(5, RANK), (5, RANK)]], ids=str
+)
 def test_a_reply_of_other_shapes_is_refused(shapes):
     arrays = list(make_factors(shapes=shapes))
     message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
@@ -486,16 +477,12 @@ def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
         assert all(array.dtype == np.float32 for array in reply.to_wire()[0])
 
 
-BYTES = {
-    "empty": np.zeros(0, np.uint8),
-    "a matrix": np.zeros((3000, 1), np.uint8),
-    "other integers": np.zeros(500, np.int8),
-    "text": np.array(["x" * 500]),
-    "objects": np.array([None] * 5, object),
-}
-
-
-@pytest.mark.parametrize("array", BYTES.values(), ids=BYTES)
+@pytest.mark.parametrize(
+    "array",
+    [np.zeros(0, np.uint8), np.zeros((3000, 1), np.uint8), np.zeros(500, np.int8),
+     np.array(["x" * 500]), np.array([None] * 5, object)],
+    ids=["empty", "a matrix", "other integers", "text", "objects"],
+)  # fmt: skip
 def test_bytes_that_are_no_packed_vector_are_refused(array):
     message = refused(SiteReply.from_wire, [array], {"site": "north"}, [(3000,)])
     assert message.startswith("reply of site 'north'")

@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpfact_flower.privacy import (
-    PATIENT_CLAIM,
-    ReleaseEvent,
-    account,
-)
+from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, account
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
     GAUSSIAN_DP,

@@ -53,15 +53,9 @@ def test_honest_sites_have_the_noise_of_the_plan_together():
 
 @pytest.mark.parametrize(
     ("sites", "epsilon", "alone"),
-    [
-        (3, 4.0, 6.0),
-        (6, 4.0, 9.1),
-        (20, 4.0, 22.0),
-        (6, 1.0, 2.155),
-        (20, 1.0, 4.747),
-        (3, 8.0, 12.3),
-    ],
-)
+    [(3, 4.0, 6.0), (6, 4.0, 9.1), (20, 4.0, 22.0), (6, 1.0, 2.155), (20, 1.0, 4.747),
+     (3, 8.0, 12.3)],
+)  # fmt: skip
 def test_alone_costs_as_much_as_a_site_s_own_noise(sites, epsilon, alone):
     guarantee = planned(replace(SECURE, epsilon=epsilon), sites).guarantee()
     assert guarantee.headline.epsilon <= epsilon
