@@ -41,7 +41,9 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
         before = model.F.shape[1]
         new = greedy_init(sites, model, threshold, min(_STEP, rank - before), rng)
         model = Model(np.hstack([model.F, new.F]), np.hstack([model.d, new.d]))
-        model = _alive(fit(sites, model, threshold=threshold, iterations=_SWEEPS))
+        F, d = fit(sites, model, threshold=threshold, iterations=_SWEEPS)
+        alive = (F.sum(axis=0) > 0) & (d.sum(axis=0) > 0)
+        model = Model(np.ascontiguousarray(F[:, alive]), np.ascontiguousarray(d[:, alive]))
         if model.F.shape[1] == rank:
             return model
         if model.F.shape[1] <= before:
@@ -106,11 +108,6 @@ def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
     for t, usage in enumerate(d):
         products[t] -= (F * usage) @ inner - (squares @ usage)[:, None] * X
     return products
-
-
-def _alive(model: Model) -> Model:
-    alive = (model.F.sum(axis=0) > 0) & (model.d.sum(axis=0) > 0)
-    return Model(np.ascontiguousarray(model.F[:, alive]), np.ascontiguousarray(model.d[:, alive]))
 
 
 def _beside(F: Floats) -> Floats:

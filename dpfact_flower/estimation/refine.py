@@ -113,7 +113,8 @@ def pooled(
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
     products, grams = zip(*(unpack(release, size, rank) for release in releases), strict=True)
-    others = _gram_of_others(factors, mode)
+    wide = [np.asarray(f, np.float64) for n, f in enumerate(factors) if n != mode]
+    others = np.asarray(np.prod([_product(columns.T, columns) for columns in wide], axis=0))
 
     usage = plausible_usage(np.array([np.diag(gram) for gram in grams]), sigma)
     weights = site_weights(usage, size * sigma**2)
@@ -172,11 +173,6 @@ def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Fl
     psd = (psd + psd.T) / 2
     np.fill_diagonal(psd, np.maximum(np.diag(psd), _LEAST))
     return np.asarray(psd)
-
-
-def _gram_of_others(factors: Factors, mode: int) -> Floats:
-    others = [np.asarray(f, np.float64) for n, f in enumerate(factors) if n != mode]
-    return np.asarray(np.prod([_product(columns.T, columns) for columns in others], axis=0))
 
 
 def _product(left: Floats, right: Floats) -> Floats:

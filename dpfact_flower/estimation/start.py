@@ -198,7 +198,6 @@ def _see(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator,
     seen: NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """Fill `seen` with the data that candidates are fitted to."""
     for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
         seen[:, t] = unpack([own + _SPLIT * z], len(seen))[:, 0]
 
@@ -212,7 +211,6 @@ def _with_fresh(
 
 
 def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
-    """Return functions that make the candidates' first factors and usages."""
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -132,22 +133,24 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
 
     A category such as 428 has a group only if all codes below the category share that group.
     """
-    yield from _of_two_groups(
-        BODY_SYSTEMS, vocabularies, lambda own: body_systems(own.name, own.codes)
-    )
-    try:
+    groups: dict[str, list[Iterable[str]]] = {
+        BODY_SYSTEMS: [body_systems(own.name, own.codes) for own in vocabularies]
+    }
+    with suppress(MissingDependencyError):
         grouping = ccs(unanimous=True)
-    except MissingDependencyError:
-        return
+        groups[CCS] = [_ccs_groups(own, grouping) for own in vocabularies]
+    for name, of_modes in groups.items():
+        found = Classification(name, tuple(map(tuple, of_modes)))
+        if any(len(names) > 1 for names, _ in found.tested):
+            yield found
 
-    def ccs_of(vocabulary: Vocabulary) -> Iterator[str]:
-        own = systems(vocabulary.name, vocabulary.codes)
-        for system, code in zip(own, vocabulary.codes, strict=True):
-            is_diagnosis = system in ("icd9cm", "icd10cm")
-            found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
-            yield found[0][0] if found else ""
 
-    yield from _of_two_groups(CCS, vocabularies, ccs_of)
+def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> Iterator[str]:
+    known = zip(systems(vocabulary.name, vocabulary.codes), vocabulary.codes, strict=True)
+    for system, code in known:
+        is_diagnosis = system in ("icd9cm", "icd10cm")
+        found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
+        yield found[0][0] if found else ""
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
@@ -233,17 +236,7 @@ def _measured(
     )
 
 
-def _of_two_groups(
-    name: str, vocabularies: Sequence[Vocabulary], groups_of: Callable[[Vocabulary], Iterable[str]]
-) -> Iterator[Classification]:
-    """Yield the classification if some mode has two groups of two codes or more."""
-    found = Classification(name, tuple(tuple(groups_of(own)) for own in vocabularies))
-    if any(len(groups) > 1 for groups, _ in found.tested):
-        yield found
-
-
 def _name(group: str) -> str:
-    """Return the name of a CCS group, or the body system itself."""
     system, colon, _ = group.partition(":")
     return (name_of(system, group) or group) if colon else group
 

@@ -129,7 +129,6 @@ def _read(folders: Sequence[Path]) -> list[_Run]:
 
 
 def _content(runs: Sequence[_Run]) -> dict[str, Any]:
-    """Return the values that the template shows."""
     first, *others = runs
     alike = [run for run in others if run.modes == first.modes and not run.uninformative]
     found = () if first.uninformative else replications(first.folder, [run.folder for run in alike])

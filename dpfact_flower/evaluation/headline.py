@@ -18,7 +18,14 @@ _WAYS_OUT = {
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
     """Return the label and text of each line. Lines without a value are left out."""
-    s, sent = summary, summary.exchange
+    s, sent, errors = summary, summary.exchange, summary.errors
+    time, failures = duration(sent.seconds), ""
+    if errors:
+        time += f" of rounds, {duration(errors.solver_seconds)} of them solver"
+    missing = s.measured.sites_without_a_round if s.measured else ()
+    if sent.failures or missing:
+        never = f"; no round of {', '.join(missing)}" if missing else ""
+        failures = f"{sent.failures} failed replies{never}"
     lines = {
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
@@ -26,8 +33,8 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
         "certainty": _certainty(summary),
         "sent": f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (so many rounds of the "
         f"paper's scheme {size(sent.bytes_paper)}, of TRIP {size(sent.bytes_trip)})",
-        "time": _time(summary),
-        "failures": _failures(summary),
+        "time": time,
+        "failures": failures,
     }
     return [(label, text) for label, text in lines.items() if text]
 
@@ -95,17 +102,3 @@ def _certainty(summary: Summary) -> str:
         return ""
     likely = sum(certainty((), chance) == LIKELY for chance in chances)
     return f"{likely} of {len(chances)} phenotypes are likely real, by this run's own noise"
-
-
-def _time(summary: Summary) -> str:
-    text, errors = duration(summary.exchange.seconds), summary.errors
-    if errors is None:
-        return text
-    return f"{text} of rounds, {duration(errors.solver_seconds)} of them solver"
-
-
-def _failures(summary: Summary) -> str:
-    failures = summary.exchange.failures
-    missing = summary.measured.sites_without_a_round if summary.measured else ()
-    never = f"; no round of {', '.join(missing)}" if missing else ""
-    return f"{failures} failed replies{never}" if failures or never else ""

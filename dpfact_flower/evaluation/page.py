@@ -111,11 +111,6 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 
 
-def _odds_place(coefficient: float, reach: float) -> int:
-    """Return the place of log odds on a scale of width 160, from odds of 1/reach to reach."""
-    return round(80 + 80 * coefficient / math.log(reach))
-
-
 def _odds_tell(association: Association) -> bool:
     """Return whether the odds' interval is within 0.1 to 10. Few patients give wider intervals."""
     return association.interval is not None and max(map(abs, association.interval)) <= _FARTHEST
@@ -131,7 +126,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "odds": formatting.odds,
     "outcome": formatting.outcome,
     "ranges": formatting.ranges,
-    "odds_place": _odds_place,
+    # a place on a scale of width 160, from odds of 1/reach to reach
+    "odds_place": lambda value, reach: round(80 + 80 * value / math.log(reach)),
     "odds_tell": _odds_tell,
     "system_class": lambda system: f"s{SYSTEMS.index(system)}",
 }

@@ -250,7 +250,6 @@ def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> 
 
 
 def _logistic(design: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> list[Association]:
-    """Return maximum likelihood estimates with Wald tests."""
     patients, columns = design.shape
     design = np.column_stack([np.ones(patients), design])
     if np.linalg.matrix_rank(design) <= columns:

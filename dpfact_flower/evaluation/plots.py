@@ -195,7 +195,6 @@ def _round_axis(axes: Axes) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    """Draw the legend above the axes, on one line."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize="small")
 
 

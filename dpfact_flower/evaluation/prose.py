@@ -109,7 +109,6 @@ def phrase(description: str, code: str) -> str:
 
 
 def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
-    """Return one phenotype's title without the `common` codes."""
     parts: list[str] = []
     for mode in sorted(rows, key=lambda mode: TREATMENTS.search(mode) is not None):
         kept = [row for row in leading(rows[mode]) if (mode, row.code) not in common]

@@ -86,7 +86,6 @@ def write_report(folder: Path) -> Path:
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    """Return the values that the template shows."""
     summary, config, model = read_summary(folder), read_config(folder), GlobalModel.read(folder)
     records, found = read_history(folder), read_phenotypes(folder)
     shared = found if isinstance(found, SharedPhenotypes) else None

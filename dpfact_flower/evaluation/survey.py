@@ -116,7 +116,6 @@ def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers
 
 
 def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
-    """Yield the position in the key and the answer of each answered item."""
     places = {str(number): number - 1 for number in range(1, items + 1)}
     for line, row in filled_lines(sheet, COLUMNS):
         where, answer = f"{sheet}, line {line}", row["answer"].lower()
