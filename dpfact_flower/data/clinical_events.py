@@ -4,9 +4,8 @@ A reader supplies one relation of text for each feature mode, with one row per e
 
     patient, encounter, time (minutes, BIGINT), code
 
-`add_events` stores each event once, as numbers. Identifiers and codes become 64-bit hashes, which
-are faster to make than a numbering and much smaller than the text. The tables ``people`` and
-``codes`` hold the text of each hash. Two texts with the same hash are an error. Encounters need to
+`add_events` stores each event once. Identifiers and codes become 64-bit hashes, whose text is in
+the tables ``people`` and ``codes``. Two texts with the same hash are an error. Encounters need to
 differ only within a patient, so their text is not kept.
 
 `count` records the numbers of rows read, kept and left out, for the cohort's `read_report`.

@@ -40,15 +40,13 @@ if TYPE_CHECKING:
 RollUp = str | Path
 """``icd3``, ``chapter``, ``ccs``, ``first<N>``, or a mapping file."""
 Grouping = Callable[[str, str], list[tuple[str, str]]]
-"""Function from a version (9, 10 or empty) and a code without prefix to the code's groups, each
-with its name or an empty text.
-"""
+"""Function from a version (9, 10 or empty) and a bare code to pairs of group and name."""
 
 _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
 _FIRST = re.compile(r"first([1-9])")
 _CATEGORY = 3
-"""Length of the shortest meaningful code in both versions of ICD."""
+"""Length of the shortest code of ICD."""
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:

@@ -1,8 +1,7 @@
 """The codes of one feature mode, in the order of the tensor's indices in that mode.
 
-All sites of a run must number their codes in the same way, so a vocabulary is public. The server
-sends the vocabulary's `digest`, and a site with another digest refuses to take part. If you want a
-privacy guarantee, take the vocabulary from a public list (`load_codes`).
+The server sends the vocabulary's `digest`, and a site with another digest refuses to take part. A
+privacy guarantee needs a vocabulary from a public list (`load_codes`).
 """
 
 from __future__ import annotations

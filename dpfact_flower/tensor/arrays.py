@@ -13,8 +13,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 Factors = tuple[NDArray[np.float32], ...]
-"""Factor matrices of a CP model, one of shape (I_n, R) per mode. The patients' factor, if present,
-comes first."""
+"""Factor matrices of a CP model, one of shape (I_n, R) per mode, a patients' factor first."""
 
 Selection = tuple[NDArray[np.int32], ...]
 """Selected codes: ascending positions in the vocabulary, one array per feature mode."""
@@ -22,15 +21,13 @@ Selection = tuple[NDArray[np.int32], ...]
 Weights = tuple[NDArray[np.float32], ...]
 """Factors by which the cells of each code are multiplied, one array per feature mode."""
 LEAST_WEIGHT = 2.0**-20
-"""Smallest weight. All weights from real counts are larger, and subnormal numbers are far
-smaller."""
+"""Smallest weight. All weights from real counts are larger."""
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the unique numbers in ascending order, by sorting.
 
-    `numpy.unique` uses a hash table from NumPy 2.3 on. For millions of numbers that combine a
-    patient and a code, the hash table takes 50 times as long as the sort.
+    For millions of numbers, the hash table of `numpy.unique` takes 50 times as long.
     """
     ordered: NDArray[np.int64] = np.sort(numbers)
     different: NDArray[np.bool_] = np.diff(ordered, prepend=ordered[:1] - 1) != 0

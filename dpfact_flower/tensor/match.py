@@ -23,9 +23,8 @@ from dpfact_flower.tensor.cp import (
 class Match:
     """A one-to-one matching of the components of two models, with min(R) pairs.
 
-    Pair p consists of component ``estimate[p]`` of the first model and component ``truth[p]`` of
-    the second. The pairs are ordered by `truth`. `cosines` holds the product, over the modes, of
-    the cosines of the matched columns.
+    Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second,
+    ordered by `truth`. `cosines` is the product, over the modes, of the matched columns' cosines.
     """
 
     estimate: NDArray[np.intp]

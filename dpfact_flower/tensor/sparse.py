@@ -28,9 +28,8 @@ class SparseTensor:
     """A validated sparse tensor of counts, of two modes or more.
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
-    `indices` has one row for each non-zero cell. The rows are C-contiguous, unique and in
-    lexicographic order, patients first. `values` are positive and finite. Counts above 2**24 lose
-    their last digits.
+    `indices` has one row for each non-zero cell: unique, in lexicographic order, patients first.
+    `values` are positive and finite. Counts above 2**24 lose their last digits.
     """
 
     indices: NDArray[np.int32]
@@ -142,10 +141,9 @@ class SparseTensor:
         )
 
     def weighted(self, weights: Weights) -> SparseTensor:
-        """Multiply each cell by the weights of its codes. Without weights, return this tensor.
+        """Multiply each cell by the weights of its codes, all above 0, if there are weights.
 
-        All weights are above 0. Products are clipped to the range of positive float32 numbers, so
-        the set of non-zero cells does not change.
+        Products are clipped to positive float32 numbers, so the non-zero cells stay the same.
         """
         if not weights:
             return self
@@ -159,11 +157,7 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def scaled_to_unit_patients(self) -> SparseTensor:
-        """Divide each patient's slice by its Frobenius norm. An empty slice stays empty.
-
-        Large values dominate least squares, and a long stay has far larger counts than a short
-        stay. After scaling, every patient has the same influence.
-        """
+        """Divide each patient's slice by its norm, so that every patient has the same influence."""
         norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
         for part in self.parts():
             squares = np.square(self.values[part], dtype=np.float64)

@@ -1,9 +1,7 @@
 """Factor matrices as one array, the *stack*, and the model's values at given cells.
 
-The *stack* is a two-dimensional array with the rows of all modes, one mode after the other. An
-entry is then a list of N row numbers, and kernels work for any number of modes. Rows are padded
-with zero columns to whole vector registers. A zero column stays zero under every update in this
-package.
+The *stack* has the rows of all modes, one mode after the other, padded with zero columns to whole
+vector registers. A zero column stays zero under every update in this package.
 
 The fast-math flags keep the meaning of NaN and infinity, because these values reveal divergence.
 """

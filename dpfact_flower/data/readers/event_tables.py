@@ -53,16 +53,13 @@ _TEXT = "printable text other than NaN or NULL in every row"
 _CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
 _TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
 _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# Most times have one of these lengths and need no regular expression, because DuckDB's cast is
-# enough to check them.
+# Times of these lengths are checked well enough by DuckDB's cast alone.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970, added to keep dividends positive, because integer division
-truncates towards zero."""
+"""Minutes from the year 1 to 1970, because integer division truncates towards zero."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Offset that marks minutes in UTC, and the number for an invalid time. Extra columns would need
-more memory."""
+"""Offset that marks minutes in UTC, and the number for an invalid time; columns cost memory."""
 _SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
@@ -436,10 +433,8 @@ def _load_label(
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
     if missing and not table.missing:
         option = "" if isinstance(place, Rows) else " (--label with missing=0 takes them for 0)"
-        raise DataError(
-            f"{place}: column {patient} must hold every patient; {missing} patient(s) are "
-            f"missing{option}"
-        )
+        lacking = f"must hold every patient; {missing} patient(s) are missing{option}"
+        raise DataError(f"{place}: column {patient} {lacking}")
     count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(
         f"""ALTER TABLE patients ADD COLUMN {own} BOOLEAN DEFAULT {table.missing == "1"};

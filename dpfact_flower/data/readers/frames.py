@@ -1,8 +1,7 @@
 """Read events from frames of pandas, polars, Arrow or DuckDB, with the checks of `event_tables`.
 
-A frame has a row per event and the columns ``patient``, ``code``, and ``time`` or ``encounter``.
-The columns ``description`` and ``site`` are optional. Give one frame for each feature mode, or one
-frame with a column ``mode`` that names the feature mode of each event.
+A frame has the columns of an event table, and optionally ``site``. Give one frame for each feature
+mode, or one with a column ``mode``.
 """
 
 from __future__ import annotations

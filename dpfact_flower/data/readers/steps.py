@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 READMITTED = "readmitted"
-"""Label of a patient who was readmitted within `_DAYS` days of discharge."""
 _DAYS = 30
 
 
@@ -110,8 +109,7 @@ def label_readmissions(connection: Connection, stays: str, patients: str) -> tup
     """Add the label ``readmitted`` (within 30 days of discharge) to a table of patients.
 
     `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Overlapping
-    stays count as one stay. So does a transfer, where one stay begins when another ends. If no stay
-    has both times, no label is added, and the report says so.
+    stays, and stays that follow at once, count as one. If none has both times, no label is added.
     """
     dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():
