@@ -48,9 +48,13 @@ class Fibres:
     @classmethod
     def of(cls, tensor: SparseTensor) -> Fibres:
         """Find the fibres of a tensor, and divide its patients into blocks and chunks."""
-        room = np.empty(tensor.nnz + 1, np.int64)  # untouched pages take no memory
-        patients = np.empty(tensor.n_patients + 1, np.int64)
-        starts = room[: 1 + _find(tensor.indices, room, patients)]  # a copy would double the memory
+        new = np.zeros(tensor.nnz + 1, np.bool_)
+        new[[0, -1]] = True
+        for column in tensor.indices.T[:-1]:
+            new[1:-1] |= column[1:] != column[:-1]
+        starts = np.flatnonzero(new)
+        owners = tensor.indices[starts[:-1], 0]
+        patients = np.searchsorted(owners, np.arange(tensor.n_patients + 1))
         room = np.empty(tensor.n_patients + 1, np.int64)
         blocks = room[: 1 + _divide(patients, room)].copy()
         chunk = starts[patients[blocks[:-1]]] // _CHUNK
@@ -81,35 +85,6 @@ class Fibres:
 def fibres_of(tensor: SparseTensor) -> Fibres:
     """Return the fibres of a tensor from a cache, or find them with `Fibres.of`."""
     return Fibres.of(tensor)
-
-
-@compiled()
-def _find(indices: Array, starts: Array, patients: Array) -> int:
-    """Fill `starts` and `patients`. Return the number of fibres."""
-    entries, modes = indices.shape
-    found = 0
-    if modes == 3:
-        for s in range(entries):
-            starts[found] = s  # no branch, which the processor would mispredict at every fibre
-            new = (indices[s, 0] != indices[s - 1, 0]) | (indices[s, 1] != indices[s - 1, 1])
-            found += new | (s == 0)
-    else:
-        for s in range(entries):
-            n = modes - 2
-            while n >= 0 and indices[s, n] == indices[s - 1, n]:
-                n -= 1
-            if n >= 0 or s == 0:
-                starts[found] = s
-                found += 1
-    starts[found] = entries
-    patient = -1
-    for fibre in range(found):
-        while patient < indices[starts[fibre], 0]:
-            patient += 1
-            patients[patient] = fibre
-    for rest in range(patient + 1, len(patients)):
-        patients[rest] = found
-    return found
 
 
 @compiled()

@@ -29,10 +29,11 @@ def zero_visits(tensor: SparseTensor, settings: SolverSettings) -> int:
 
 def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
     """Return the number of entries in each row of each mode."""
-    offsets = row_offsets(tensor.shape)
-    counts = np.zeros(offsets[-1], np.int64)
-    _count(tensor.indices, offsets, counts)
-    return np.split(counts, offsets[1:-1])
+    counts = [np.zeros(size, np.int64) for size in tensor.shape]
+    for part in tensor.parts():  # `bincount` copies its argument
+        for n, column in enumerate(tensor.indices[part].T):
+            counts[n] += np.bincount(column, minlength=tensor.shape[n])
+    return counts
 
 
 def visits(
@@ -73,13 +74,6 @@ def visits(
         if cells:
             cells.weigh(rows, counts)
         yield rows, counts
-
-
-@compiled(**FAST)
-def _count(indices: Array, offsets: Array, counts: Array) -> None:
-    for s in range(len(indices)):
-        for n in range(indices.shape[1]):
-            counts[offsets[n] + indices[s, n]] += 1
 
 
 @compiled(**FAST)
