@@ -86,7 +86,10 @@ def surrogate_patients(
     Patients have cells of value 1 for all combinations of their codes, or none if a mode has none.
     """
     offsets = np.cumsum([0, *sizes])
-    frequency, given = _conditionals(pairs, offsets, unrelated(counts))
+    # The chance that a code is drawn only by its frequency, so that none excludes another. Patients
+    # with many codes have several conditions, but naive Bayes relates all codes.
+    chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
+    frequency, given = _conditionals(pairs, offsets, chance)
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
     found = []
     for first in range(0, number, _CHUNK):
@@ -126,15 +129,6 @@ def code_counts(
         counts = np.array([row[other].mean() for row, other in zip(codes, others, strict=True)])
         counts = np.minimum(counts, _MOST_CODES)
     return [float(count) for count in counts]
-
-
-def unrelated(counts: Sequence[float]) -> float:
-    """Return the chance that a code is drawn only by its frequency, so that none excludes another.
-
-    Patients with many codes have several conditions, but naive Bayes relates all codes. The chance
-    is 0 for patients with one code of each mode.
-    """
-    return _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
 
 
 def _conditionals(

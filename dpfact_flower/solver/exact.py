@@ -10,7 +10,6 @@ zero, computed with these feature factors, has a norm above mu.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -39,7 +38,6 @@ phenotypes."""
 _REFIT_SWEEPS = 30
 """Column sweeps over A for fixed feature factors, enough for convergence."""
 
-_TILE = 1 << 7  # rows transposed at a time; more would conflict in the cache
 _RTOL = 1e-6
 """Fraction of the largest eigenvalue of a Gram matrix. Smaller eigenvalues are treated as 0,
 because float32 sums are no more precise."""
@@ -60,9 +58,11 @@ def exact(problem: LocalProblem) -> LocalResult:
                     f"exact: the objective is not finite after {iteration + 1} iterations; "
                     "the factors are too large for float32"
                 )
-    return LocalResult(
-        site.factors(), tuple(trace), problem.step_size, 0, tuple(site.grams), site.error(after)
-    )
+    factors = tuple(site.factor(n).copy() for n in range(site.modes))
+    grams, norm_squared = tuple(site.grams), site.fibres.norm_squared
+    everywhere = 2 * loss(norm_squared, after, grams)  # non-zeros would need another pass
+    error = SquaredError.on(problem.tensor, everywhere, None, norm_squared)
+    return LocalResult(factors, tuple(trace), problem.step_size, 0, grams, error)
 
 
 class _Site:
@@ -82,21 +82,12 @@ class _Site:
         """Return the factor of a mode as a view."""
         return self.fibres.rows(self.stack, mode)[:, : self.settings.rank]
 
-    def factors(self) -> Factors:
-        """Return copies of all factors."""
-        return tuple(self.factor(n).copy() for n in range(self.modes))
-
     def objective(self, inner: float) -> float:
         """Return the value of eq. (norm), given <X, M>."""
         value = loss(self.fibres.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull
-
-    def error(self, inner: float) -> SquaredError:
-        """Return the error over all cells, given <X, M>; non-zeros would need another pass."""
-        everywhere = 2 * loss(self.fibres.norm_squared, inner, self.grams)
-        return SquaredError.on(self.fibres.tensor, everywhere, None, self.fibres.norm_squared)
 
     def iterate(self) -> tuple[float, float]:
         """Update every factor once. Return <X, M> before and after the updates."""
@@ -153,11 +144,11 @@ def update_patients(
     `product` is the MTTKRP of mode 0, and `q` the Hadamard product of the feature factors' Gram
     matrices. `floor` is 0 for non-negative factors and minus infinity otherwise.
     """
-    columns = _transposed(A, np.float32)
-    target, weights = _transposed(product, np.float32), q.astype(np.float32)
+    columns = np.array(A.T, np.float32, order="C")
+    target, weights = np.array(product.T, np.float32, order="C"), q.astype(np.float32)
     for _ in range(sweeps):
         descend(columns, target, weights, mu, floor)
-    return _transposed(columns, np.float32)
+    return np.array(columns.T, np.float32, order="C")
 
 
 def fitted_patients(
@@ -194,15 +185,8 @@ def update_features(
         if np.isfinite(system).all():
             F += (target - F @ system) @ scipy.linalg.pinvh(system, rtol=_RTOL)
         return F.astype(np.float32)
-    columns, target = _transposed(factor, np.float64), _transposed(target, np.float64)
+    columns = np.array(factor.T, np.float64, order="C")
+    target = np.array(target.T, order="C")
     for _ in range(_SWEEPS):
         descend(columns, target, system, 0.0, floor)
-    return _transposed(columns, np.float32)
-
-
-def _transposed(matrix: Array, dtype: type[np.floating[Any]]) -> Array:
-    """Return the transpose as a C-contiguous copy."""
-    transposed = np.empty(matrix.shape[::-1], dtype)
-    for start in range(0, len(matrix), _TILE):
-        transposed[:, start : start + _TILE] = matrix[start : start + _TILE].T
-    return transposed
+    return np.array(columns.T, np.float32, order="C")

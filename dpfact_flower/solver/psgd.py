@@ -27,10 +27,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.solver.kernels.order import entries_by_row, visits, zero_visits
@@ -47,8 +45,6 @@ from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_value
 _GROWTH = 1.05
 _MAX_HALVINGS = 40
 _PART = 1 << 16  # cells whose losses are summed at a time
-
-_Float = TypeVar("_Float", bound=np.floating[Any])
 
 
 @dataclass(frozen=True)
@@ -150,8 +146,7 @@ class _Site:
             sgd.visit(stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
         if settings.mu > 0:
-            A = stack[: tensor.n_patients]
-            shrink_columns(A, eta * settings.mu, out=A)
+            shrink_columns(stack[: tensor.n_patients], eta * settings.mu)
 
     def value(self, stack: Array) -> Value:
         """Compute all values that the step control compares."""
@@ -216,17 +211,14 @@ def _sampled_loss(
     return total + slope * float(np.prod(masses, axis=0).sum())
 
 
-def shrink_columns(
-    A: NDArray[_Float], threshold: float, out: NDArray[_Float] | None = None
-) -> NDArray[_Float]:
-    """Reduce the norm of every column by `threshold`. Columns with a smaller norm become zero.
+def shrink_columns(A: Array, threshold: float) -> None:
+    """Reduce the norm of every column by `threshold`, in place. Shorter columns become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2). After a gradient step
     of size eta on eq. (norm), the threshold is eta * mu, not mu as in the paper's eq. (prox). For
     non-negative factors, project before shrinking: the two steps together are the operator of the
-    sum of both terms. `out` may be A.
+    sum of both terms.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)
-    shrunk: NDArray[_Float] = np.multiply(A, shares.astype(A.dtype), out=out)
-    return shrunk
+    A *= shares.astype(A.dtype)

@@ -29,17 +29,11 @@ def test_project_then_shrink_is_the_minimiser_of_its_definition(threshold, lower
     A = np.random.default_rng(0).normal(size=(6, 4))
     expected = np.stack([minimiser(column, threshold, lower) for column in A.T], axis=1)
     projected = A if lower is None else np.maximum(A, lower)
-    np.testing.assert_allclose(shrink_columns(projected, threshold), expected, atol=1e-5)
+    shrink_columns(projected, threshold)
+    np.testing.assert_allclose(projected, expected, atol=1e-5)
 
 
 def test_columns_no_longer_than_the_threshold_become_zero():
-    A = np.array([[3.0, 0.3, 0.0], [4.0, 0.4, 0.0]], np.float32)
-    shrunk = shrink_columns(A, 1.0)
-    np.testing.assert_allclose(shrunk, [[2.4, 0, 0], [3.2, 0, 0]], rtol=1e-6)
-    assert shrunk.dtype == np.float32
-    assert A[0, 1] == np.float32(0.3), "the argument is left alone"
-
-
-def test_norms_that_float32_cannot_square_are_right():
-    A = np.full((2, 1), 1e25, np.float32)
-    np.testing.assert_allclose(shrink_columns(A, 1.0), A)
+    A = np.array([[3.0, 0.3, 0.0, 1e25], [4.0, 0.4, 0.0, 1e25]], np.float32)  # too large to square
+    shrink_columns(A, 1.0)
+    np.testing.assert_allclose(A, [[2.4, 0, 0, 1e25], [3.2, 0, 0, 1e25]], rtol=1e-6)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
-from dpfact_flower.solver.kernels.vector.fibres import Registers
+from dpfact_flower.solver.kernels.vector.fibres import Pointer, Registers, Vector
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
     at_least,
@@ -45,8 +45,6 @@ _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
 Slices = tuple[int, ...]
-Pointer = Any
-Vector = Any
 Float = Any  # numba's float32
 
 
