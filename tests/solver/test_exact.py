@@ -12,7 +12,7 @@ from scipy.optimize import minimize, nnls
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import exact, update_features, update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
-from tests.problems import assert_near, model_size, mttkrp_by_entries
+from tests.problems import assert_near, dense_objective, make_problem, model_size, mttkrp_by_entries
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -43,8 +43,8 @@ def ridge_rows(case, mode, gamma):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
-def test_free_feature_update_is_dense_least_squares(problem, shape, gamma):
-    case = problem(shape, signed=True)
+def test_free_feature_update_is_dense_least_squares(shape, gamma):
+    case = make_problem(shape, signed=True)
     for mode in range(1, len(shape)):
         data, design = ridge_rows(case, mode, gamma)
         expected = np.linalg.lstsq(design, data.T, rcond=None)[0].T
@@ -58,8 +58,8 @@ def test_free_feature_update_is_dense_least_squares(problem, shape, gamma):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
-def test_repeated_column_updates_reach_nonnegative_least_squares(problem, shape, gamma):
-    case = problem(shape)
+def test_repeated_column_updates_reach_nonnegative_least_squares(shape, gamma):
+    case = make_problem(shape)
     for mode in range(len(shape)):
         data, design = ridge_rows(case, mode, gamma) if mode else unfolded(case, 0)
         expected = np.stack([nnls(design, row)[0] for row in data])
@@ -76,8 +76,8 @@ def test_repeated_column_updates_reach_nonnegative_least_squares(problem, shape,
 
 @pytest.mark.parametrize("nonnegative", [True, False])
 @pytest.mark.parametrize("mu", [0.0, 0.7, 3.0])
-def test_repeated_patient_updates_reach_the_group_lasso(problem, nonnegative, mu):
-    case = problem((8, 4, 5))
+def test_repeated_patient_updates_reach_the_group_lasso(nonnegative, mu):
+    case = make_problem((8, 4, 5))
     data, design = unfolded(case, 0)
     q, cross = design.T @ design, data @ design
 
@@ -116,14 +116,14 @@ def rounding(case, *models) -> float:
     mu=st.sampled_from([0.0, 1.0, 20.0]),
     nonnegative=st.booleans(),
 )
-def test_the_objective_never_rises(problem, objective, seed, shape, gamma, mu, nonnegative):
+def test_the_objective_never_rises(seed, shape, gamma, mu, nonnegative):
     """That of the factors, summed over the dense tensor; the reported one has float32's digits."""
-    case = problem(shape, seed=seed, highest=300, signed=not nonnegative)
-    before, start = objective(case, case.factors, gamma=gamma, mu=mu), case.factors
+    case = make_problem(shape, seed=seed, highest=300, signed=not nonnegative)
+    before, start = dense_objective(case, case.factors, gamma=gamma, mu=mu), case.factors
     for tau in (1, 2, 3, 5, 8, 13, 21, 30):
         options = exact_settings(tau=tau, gamma=gamma, mu=mu, nonnegative=nonnegative)
         result = exact(case.ask(options))
-        now = objective(case, result.factors, gamma=gamma, mu=mu)
+        now = dense_objective(case, result.factors, gamma=gamma, mu=mu)
         assert now <= before + rounding(case, start, result.factors)
         assert_is_the_objective(case, result.objective[-1], result.factors, now)
         before, start = now, result.factors
@@ -138,8 +138,8 @@ def assert_is_the_objective(case, found, factors, expected):
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 @pytest.mark.parametrize("dead", [0, 1])
-def test_dead_columns_make_no_nan(problem, nonnegative, gamma, mu, dead):
-    case = problem()
+def test_dead_columns_make_no_nan(nonnegative, gamma, mu, dead):
+    case = make_problem()
     for column in range(2):  # one dead column, then none but dead ones
         case.factors[dead][:, column:] = 0
         options = exact_settings(tau=5, gamma=gamma, mu=mu, nonnegative=nonnegative)
@@ -149,10 +149,8 @@ def test_dead_columns_make_no_nan(problem, nonnegative, gamma, mu, dead):
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
-def test_a_mu_beyond_every_gradient_switches_all_off_and_features_follow_their_anchors(
-    problem, nonnegative
-):
-    case = problem()
+def test_a_mu_beyond_every_gradient_switches_all_off_and_features_follow_their_anchors(nonnegative):
+    case = make_problem()
     options = exact_settings(mu=1e5, gamma=2.0, nonnegative=nonnegative)
     result = exact(case.ask(options))
     assert not result.factors[0].any()
@@ -162,8 +160,8 @@ def test_a_mu_beyond_every_gradient_switches_all_off_and_features_follow_their_a
 
 
 @pytest.mark.parametrize(("share", "back"), [(0.99, True), (1.01, False)])
-def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(problem, share, back):
-    case = problem(rank=1)
+def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(share, back):
+    case = make_problem(rank=1)
     case.factors[0][:] = 0
     pull = np.linalg.norm(np.maximum(mttkrp(case.tensor, case.factors, 0), 0))
     options = exact_settings(rank=1, mu=float(share * pull))
@@ -171,14 +169,14 @@ def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(problem, s
     assert bool(result.factors[0].any()) is back
 
 
-def test_equal_phenotypes_make_a_singular_system_but_no_rise(problem, objective):
-    case = problem(signed=True)
+def test_equal_phenotypes_make_a_singular_system_but_no_rise():
+    case = make_problem(signed=True)
     for factor in case.factors:
         factor[:, 1] = factor[:, 0]
-    before, start = objective(case, case.factors), case.factors
+    before, start = dense_objective(case, case.factors), case.factors
     for tau in range(1, 11):
         options = exact_settings(tau=tau, nonnegative=False)
         result = exact(case.ask(options))
-        now = objective(case, result.factors)
+        now = dense_objective(case, result.factors)
         assert now <= before + rounding(case, start, result.factors)
         before, start = now, result.factors

@@ -8,12 +8,10 @@ import pytest
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
 from dpfact_flower.solver.kernels.order import visits, zero_visits
-from dpfact_flower.solver.kernels.vector import sgd
-from dpfact_flower.solver.kernels.vector.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.psgd import _sampled_loss, psgd
-from dpfact_flower.tensor.stack import row_offsets, stack_factors
-from tests.problems import assert_moved, visit_one_by_one
+from dpfact_flower.tensor.stack import stack_factors
+from tests.problems import dense_model, make_problem
 
 NAMES = ("squared", "poisson", "bernoulli")
 LIKELIHOODS = NAMES[1:]
@@ -39,9 +37,9 @@ def test_gradients_are_those_of_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_the_best_model_that_is_alike_at_all_cells(problem, name):
+def test_nothing_is_the_best_model_that_is_alike_at_all_cells(name):
     loss = losses.find(name)
-    tensor = loss.prepared(problem().tensor)
+    tensor = loss.prepared(make_problem().tensor)
     level = loss.nothing(tensor.values.sum() / tensor.cells)
     found = loss.of_nothing(tensor)
     assert found == pytest.approx(of_all_cells(loss, tensor, np.full(tensor.shape, level)))
@@ -52,30 +50,8 @@ def test_nothing_is_the_best_model_that_is_alike_at_all_cells(problem, name):
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "terms", [{}, {"gamma": 3.0, "patients": 4.0}, {"clip": 0.3}, {"clip": 0.3, "patients": 4.0}]
-)
-def test_visits_equal_the_plain_loop(problem, name, shape, terms):
-    case, loss = problem(shape, rank=21), losses.find(name)
-    rng = np.random.default_rng(1)
-    cells = np.stack([rng.integers(0, n, 20) for n in shape], axis=1)
-    counts = rng.choice([-2.5, -0.5, 0, 1, 2, 3], 20).astype(np.float32)
-    stack, anchors = stack_factors(case.factors), stack_factors(case.anchors)
-    rows = (cells + row_offsets(shape)[:-1]).astype(np.int32)
-    step = Step(eta=0.01, loss=loss, **terms)
-    sgd.visit(stack, anchors, rows, counts, step)
-    expected = visit_one_by_one(
-        case.factors, case.anchors, cells, counts, eta=0.01, floor=0.0, loss=loss,
-        **{"gamma": 0.0, "clip": 0.0, **terms},
-    )  # fmt: skip
-    found = np.split(stack[:, :21], row_offsets(shape)[1:-1])
-    assert_moved(found, case.factors, expected)
-
-
-@pytest.mark.parametrize("name", LIKELIHOODS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_loss_of_all_cells_is_estimated_without_bias(problem, model, name, shape):
-    case, loss = problem(shape, density=0.2), losses.find(name)
+def test_the_loss_of_all_cells_is_estimated_without_bias(name, shape):
+    case, loss = make_problem(shape, density=0.2), losses.find(name)
     tensor = loss.prepared(case.tensor)
     zeros = zero_visits(tensor, asked(name))
     stack, found = stack_factors(case.factors), []
@@ -83,20 +59,20 @@ def test_the_loss_of_all_cells_is_estimated_without_bias(problem, model, name, s
         rng = np.random.default_rng(seed)
         drawn = [*visits(tensor, zeros, rng, stack[:, :3].copy())]
         found.append(_sampled_loss(loss, drawn, stack, case.factors, zeros=True))
-    expected = of_all_cells(loss, tensor, model(case.factors))
+    expected = of_all_cells(loss, tensor, dense_model(case.factors))
     error = np.std(found) / np.sqrt(len(found)) + 1e-5 * expected
     assert abs(np.mean(found) - expected) < 4 * error
     if name == "poisson":  # what is linear in the model needs no sample
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     entries = [*visits(tensor, 0, np.random.default_rng(0))]
-    alone = loss.value(tensor.to_dense(), model(case.factors))[tensor.to_dense() > 0].sum()
+    alone = loss.value(tensor.to_dense(), dense_model(case.factors))[tensor.to_dense() > 0].sum()
     assert _sampled_loss(loss, entries, stack, case.factors, zeros=False) == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
-def test_passes_descend_their_own_loss(problem, name, zeros):
-    loss, case = losses.find(name), problem((30, 6, 7), highest=2)
+def test_passes_descend_their_own_loss(name, zeros):
+    loss, case = losses.find(name), make_problem((30, 6, 7), highest=2)
     tensor = loss.prepared(case.tensor)
     settings = asked(name, tau=20, zeros=zeros, mu=0.1, gamma=-1.0)
     result = solve(tensor, case.factors, case.anchors, settings, np.random.default_rng(0))
@@ -106,8 +82,8 @@ def test_passes_descend_their_own_loss(problem, name, zeros):
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_a_model_that_is_zero_at_counts_is_found_again(problem, name):
-    loss, case = losses.find(name), problem((30, 6, 7), highest=2)
+def test_a_model_that_is_zero_at_counts_is_found_again(name):
+    loss, case = losses.find(name), make_problem((30, 6, 7), highest=2)
     for factor in case.factors:
         factor[::2] = 0
     tensor = loss.prepared(case.tensor)
@@ -118,12 +94,12 @@ def test_a_model_that_is_zero_at_counts_is_found_again(problem, name):
 
 @pytest.mark.process  # importing pyttb asks for the platform in a process
 @pytest.mark.parametrize("name", LIKELIHOODS)
-def test_it_comes_near_pyttbs_gcp_opt(problem, model, name):
+def test_it_comes_near_pyttbs_gcp_opt(name):
     pyttb = pytest.importorskip("pyttb")
     handles = pytest.importorskip("pyttb.gcp.handles").Objectives
     optimizer = pytest.importorskip("pyttb.gcp.optimizers").LBFGSB(maxiter=300)
     objective = {"poisson": handles.POISSON, "bernoulli": handles.BERNOULLI_ODDS}[name]
-    loss, case = losses.find(name), problem((30, 6, 7), highest=2)
+    loss, case = losses.find(name), make_problem((30, 6, 7), highest=2)
     tensor = loss.prepared(case.tensor)
     dense = tensor.to_dense().astype(np.float64)
     init = pyttb.ktensor([np.asfortranarray(factor, np.float64) for factor in case.factors])
@@ -133,12 +109,12 @@ def test_it_comes_near_pyttbs_gcp_opt(problem, model, name):
     theirs = of_all_cells(loss, tensor, peer.full().data)
     assert theirs == pytest.approx(info["final_f"])
     result = psgd(case.ask(asked(name, tau=100), tensor=tensor))
-    ours, nothing = of_all_cells(loss, tensor, model(result.factors)), loss.of_nothing(tensor)
+    ours, nothing = of_all_cells(loss, tensor, dense_model(result.factors)), loss.of_nothing(tensor)
     assert nothing - ours > 0.75 * (nothing - theirs), "less than a stochastic gradient can"
 
 
-def test_presence_is_all_that_bernoulli_looks_at(problem):
-    tensor = losses.find("bernoulli").prepared(problem().tensor)
+def test_presence_is_all_that_bernoulli_looks_at():
+    tensor = losses.find("bernoulli").prepared(make_problem().tensor)
     assert (tensor.values == 1).all()
     assert losses.find("poisson").prepared(tensor) is tensor
 
@@ -151,8 +127,8 @@ def test_machine_code_is_told_apart_by_the_gradient():
     assert first.tag != second.tag
 
 
-def test_a_clip_bounds_rows_as_paper_mode_claims(problem):
-    case = problem(highest=2)
+def test_a_clip_bounds_rows_as_paper_mode_claims():
+    case = make_problem(highest=2)
     settings = asked("poisson", clip=0.05, eta=0.01, zeros="none")
     moved = psgd(case.ask(settings))
     for before, after in zip(case.factors, moved.factors, strict=True):

@@ -17,7 +17,7 @@ from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.stack import slices, stack_factors
-from tests.problems import assert_near, column_by_column, mttkrp_by_entries
+from tests.problems import assert_near, column_by_column, dense_model, mttkrp_by_entries
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
 RANKS = [3, 11, 20, 70, 130]  # one register or less, more, and more than a slice has
@@ -191,10 +191,10 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
 
 @pytest.mark.parametrize("rank", [3, 130])
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_squared_errors_are_those_of_the_dense_model(model, shape, rank):
+def test_squared_errors_are_those_of_the_dense_model(shape, rank):
     tensor, factors = random_tensor(shape, 60), random_factors(shape, rank)
     ours = squared_error(tensor, tuple(factors))
-    data, fitted = tensor.to_dense(), model(factors)
+    data, fitted = tensor.to_dense(), dense_model(factors)
     squares = (data - fitted) ** 2
     assert ours.nonzeros == pytest.approx(squares[data > 0].sum(), rel=1e-5)
     assert ours.all_cells == pytest.approx(squares.sum(), rel=1e-5)

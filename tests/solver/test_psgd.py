@@ -19,7 +19,7 @@ from dpfact_flower.solver.objective import LocalProblem
 from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
-from tests.problems import assert_moved, shrunk
+from tests.problems import assert_moved, dense_model, make_problem, shrunk, visit_one_by_one
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -35,12 +35,12 @@ def drawn_by(case, factors, options, rng) -> list[tuple[np.ndarray, np.ndarray]]
     return list(visits(case.tensor, zero_visits(case.tensor, options), rng, model))
 
 
-def one_pass_by_hand(case, factors, options, eta, rng, reference_visits):
+def one_pass_by_hand(case, factors, options, eta, rng):
     """The reference for a whole pass, in the order that `rng` gives."""
     drawn = drawn_by(case, factors, options, rng)
     cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(case.tensor.shape)[:-1]
     counts = np.concatenate([counts for _, counts in drawn])
-    moved = reference_visits(
+    moved = visit_one_by_one(
         factors, case.anchors, cells, counts,
         eta=eta, gamma=options.gamma, clip=options.clip,
         floor=0.0 if options.nonnegative else -math.inf,
@@ -51,12 +51,12 @@ def one_pass_by_hand(case, factors, options, eta, rng, reference_visits):
     return moved
 
 
-def assert_is_one_pass_by_hand(case, options, seed, result, reference_visits):
+def assert_is_one_pass_by_hand(case, options, seed, result):
     rng, eta = np.random.default_rng(seed), options.eta
     for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
         drawn_by(case, case.factors, options, rng)
         eta /= 2
-    expected = one_pass_by_hand(case, case.factors, options, eta, rng, reference_visits)
+    expected = one_pass_by_hand(case, case.factors, options, eta, rng)
     assert_moved(result.factors, case.factors, expected)
     assert result.eta == pytest.approx(min(eta * 1.05, options.eta))
 
@@ -66,20 +66,20 @@ def assert_is_one_pass_by_hand(case, options, seed, result, reference_visits):
 @pytest.mark.parametrize(
     "terms", [{}, {"gamma": 4.0, "mu": 2.0}, {"gamma": 4.0, "clip": 0.5, "nonnegative": False}]
 )
-def test_a_pass_equals_algorithm_1_by_hand(problem, reference_visits, shape, zeros, terms):
-    case = problem(shape, signed=not terms.get("nonnegative", True))
+def test_a_pass_equals_algorithm_1_by_hand(shape, zeros, terms):
+    case = make_problem(shape, signed=not terms.get("nonnegative", True))
     options = psgd_settings(zeros=zeros, zero_ratio=0.7, **terms)
     result = psgd(case.ask(options, 4))
-    assert_is_one_pass_by_hand(case, options, 4, result, reference_visits)
+    assert_is_one_pass_by_hand(case, options, 4, result)
 
 
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
-def test_an_undone_pass_leaves_no_trace(problem, reference_visits, zeros):
-    case = problem(highest=40, scale=2.0)
+def test_an_undone_pass_leaves_no_trace(zeros):
+    case = make_problem(highest=40, scale=2.0)
     options = psgd_settings(eta=0.5, zeros=zeros)
     result = psgd(case.ask(options, 8))
     assert result.rollbacks > 0
-    assert_is_one_pass_by_hand(case, options, 8, result, reference_visits)
+    assert_is_one_pass_by_hand(case, options, 8, result)
 
 
 def gradient_estimate(case, zeros, rng, model):
@@ -96,15 +96,15 @@ def gradient_estimate(case, zeros, rng, model):
 
 
 @pytest.mark.parametrize("drawn_from", ["nothing", "itself", "another", "one cell"])
-def test_the_stratified_gradient_is_unbiased(problem, model, drawn_from):
-    case = problem((6, 4, 5), density=0.4)
-    error = model(case.factors) - case.tensor.to_dense()
+def test_the_stratified_gradient_is_unbiased(drawn_from):
+    case = make_problem((6, 4, 5), density=0.4)
+    error = dense_model(case.factors) - case.tensor.to_dense()
     truth = np.einsum("ijk,ir,kr->jr", error, case.factors[0], case.factors[2])
     rng = np.random.default_rng(3)
     stacks = {
         "nothing": None,
         "itself": stack_factors(case.factors),
-        "another": stack_factors(problem((6, 4, 5), seed=5, signed=True).factors),
+        "another": stack_factors(make_problem((6, 4, 5), seed=5, signed=True).factors),
         "one cell": np.zeros((15, 2), np.float32),
     }
     stacks["one cell"][[2, 7, 12], 1] = 1e-3
@@ -154,14 +154,12 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros):
     zeros=st.sampled_from(["none", "stratified"]),
     nonnegative=st.booleans(),
 )
-def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(
-    problem, seed, size, zeros, nonnegative
-):
+def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(seed, size, zeros, nonnegative):
     rng = np.random.default_rng(seed)
     counts = np.minimum(rng.negative_binomial(0.05, 0.01, 60) + 1, 328)
     cells = np.stack([rng.integers(0, n, 60) for n in (12, 5, 6)], axis=1)
     tensor = SparseTensor.from_coo(cells, counts, (12, 5, 6))
-    factors = problem((12, 5, 6), seed=seed, scale=size).factors
+    factors = make_problem((12, 5, 6), seed=seed, scale=size).factors
     options = psgd_settings(eta=1.0, tau=4, zeros=zeros, nonnegative=nonnegative)
     try:
         result = psgd(LocalProblem(tensor, factors, factors[1:], options, rng))
@@ -173,9 +171,9 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
-def test_a_pass_that_leaves_float32_is_undone_whole(problem, nonnegative):
+def test_a_pass_that_leaves_float32_is_undone_whole(nonnegative):
     """Also where a row is padded: what is not finite there would spoil every pass after it."""
-    case = problem((30, 6, 7), density=0.4, highest=100)
+    case = make_problem((30, 6, 7), density=0.4, highest=100)
     options = psgd_settings(tau=2, eta=1.0, zeros="none", nonnegative=nonnegative)
     result = psgd(case.ask(options))
     assert result.rollbacks > 5
@@ -184,18 +182,18 @@ def test_a_pass_that_leaves_float32_is_undone_whole(problem, nonnegative):
 
 
 @pytest.mark.parametrize("carried", [None, 1e-3, 5.0])
-def test_the_step_size_grows_by_5_percent_and_never_beyond_the_settings(problem, carried):
-    case = problem(scale=0.3)
+def test_the_step_size_grows_by_5_percent_and_never_beyond_the_settings(carried):
+    case = make_problem(scale=0.3)
     options = psgd_settings(eta=0.004, tau=3, zeros="none")
     result = psgd(case.ask(options, eta=carried))
     assert result.rollbacks == 0
     assert result.eta == pytest.approx(0.001 * 1.05**3 if carried == 1e-3 else 0.004)
 
 
-def test_anchors_far_from_the_data_are_no_divergence(problem):
+def test_anchors_far_from_the_data_are_no_divergence():
     # Every visit pulls, so a pass trades fit for nearness at gamma * visits, and eq. (norm) rises
     # at every step size: the control must also accept what the pass does descend.
-    case = problem((40, 5, 6), scale=0.3)
+    case = make_problem((40, 5, 6), scale=0.3)
     far = tuple(np.full_like(a, 3.0) for a in case.anchors)
     options = psgd_settings(gamma=0.5, tau=5, zeros="none")
     result = psgd(case.ask(options, anchors=far))
@@ -204,10 +202,10 @@ def test_anchors_far_from_the_data_are_no_divergence(problem):
         assert np.linalg.norm(ours - anchor) < np.linalg.norm(start - anchor)
 
 
-def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none(problem):
+def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none():
     # One count dominates the squared error, but a clipped gradient hardly sees it: near a fit of
     # the rest the objective need not fall, at any step size.
-    case = problem((40, 5, 6), highest=1)
+    case = make_problem((40, 5, 6), highest=1)
     values = case.tensor.values.copy()
     values[0] = 60
     tensor = SparseTensor.from_coo(case.tensor.indices, values, case.tensor.shape)
@@ -218,8 +216,8 @@ def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none(problem):
     assert max(result.objective) <= 0.5 * tensor.norm_squared()
 
 
-def test_a_large_mu_switches_phenotypes_off_and_their_own_gradient_on_again(problem):
-    case = problem()
+def test_a_large_mu_switches_phenotypes_off_and_their_own_gradient_on_again():
+    case = make_problem()
     off = psgd(case.ask(psgd_settings(mu=1e4)))
     assert not off.factors[0].any()
     on = psgd(case.ask(psgd_settings(), factors=off.factors))
@@ -229,8 +227,8 @@ def test_a_large_mu_switches_phenotypes_off_and_their_own_gradient_on_again(prob
 
 
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
-def test_same_seed_same_bits_and_inputs_left_alone(problem, zeros):
-    case = problem((1100, 5, 6), density=0.05, signed=True)
+def test_same_seed_same_bits_and_inputs_left_alone(zeros):
+    case = make_problem((1100, 5, 6), density=0.05, signed=True)
     copies = [f.copy() for f in (*case.factors, *case.anchors)]
     options = psgd_settings(tau=2, zeros=zeros, gamma=1.0, mu=0.1)
     first, again, other = (psgd(case.ask(options, seed)) for seed in (1, 1, 2))
@@ -243,8 +241,8 @@ def test_same_seed_same_bits_and_inputs_left_alone(problem, zeros):
     assert all((f >= 0).all() for f in first.factors)
 
 
-def test_sites_at_once_in_threads_get_what_each_gets_alone(problem):
-    cases = [problem((700, 8, 9), rank=20, seed=seed) for seed in range(4)]
+def test_sites_at_once_in_threads_get_what_each_gets_alone():
+    cases = [make_problem((700, 8, 9), rank=20, seed=seed) for seed in range(4)]
     options = psgd_settings(rank=20, tau=5, gamma=1.0, mu=0.1)
 
     def solved(case):
@@ -259,10 +257,10 @@ def test_sites_at_once_in_threads_get_what_each_gets_alone(problem):
             assert a.tobytes() == b.tobytes()
 
 
-def test_memory_is_that_of_the_factors(problem, monkeypatch):
+def test_memory_is_that_of_the_factors(monkeypatch):
     """Beside what it is given: the stack, a copy to go back to or the result, and little else."""
     monkeypatch.setattr(tensor_module, "_PART", 1 << 12)
-    case = problem((20_000, 10, 10), rank=16, density=0.4)
+    case = make_problem((20_000, 10, 10), rank=16, density=0.4)
     options = psgd_settings(rank=16, tau=3, mu=0.1, zeros="none")
     psgd(case.ask(options))  # compiles
     tracemalloc.start()

@@ -11,7 +11,7 @@ from dpfact_flower.solver import exact, psgd, solve
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
-from tests.problems import assert_near
+from tests.problems import assert_near, dense_model, dense_objective, make_problem
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -23,8 +23,8 @@ def run(case, **changes):
 
 
 @pytest.mark.parametrize("solver", [exact, psgd])
-def test_solve_runs_the_solver_asked_for(problem, solver):
-    case = problem()
+def test_solve_runs_the_solver_asked_for(solver):
+    case = make_problem()
     name = solver.__name__
     settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=name)
     direct = solver(case.ask(settings, eta=0.004))
@@ -43,8 +43,8 @@ def swapped(matrices, position, matrix):
 
 
 @pytest.mark.parametrize("name", ["factors", "anchors"])
-def test_what_does_not_fit_the_tensor_is_refused_by_name(problem, name):
-    case = problem()
+def test_what_does_not_fit_the_tensor_is_refused_by_name(name):
+    case = make_problem()
     good = getattr(case, name)
     for wrong in (good[:-1], swapped(good, 1, good[1][:1]), swapped(good, 1, good[1][:, :2])):
         with pytest.raises(DataError, match=rf"{name}: need shapes .*, got"):
@@ -56,15 +56,15 @@ def test_what_does_not_fit_the_tensor_is_refused_by_name(problem, name):
             run(case, **{name: swapped(good, 1, spoiled)})
 
 
-def test_an_empty_tensor_is_refused(problem):
-    case = problem()
+def test_an_empty_tensor_is_refused():
+    case = make_problem()
     empty = SparseTensor.from_coo(np.empty((0, 3), int), [], case.tensor.shape)
     with pytest.raises(DataError, match="no non-zero cells"):
         run(case, tensor=empty)
 
 
-def test_double_precision_factors_are_taken_as_float32(problem):
-    case = problem()
+def test_double_precision_factors_are_taken_as_float32():
+    case = make_problem()
     wide = tuple(f.astype(np.float64) for f in case.factors)
     for ours, theirs in zip(run(case, factors=wide).factors, run(case).factors, strict=True):
         assert ours.tobytes() == theirs.tobytes()
@@ -91,8 +91,8 @@ def test_double_precision_factors_are_taken_as_float32(problem):
         ({"solver": "psgd", "loss": "hinge"}, "loss: there is no 'hinge'; there are squared, pois"),
     ],
 )
-def test_what_a_solver_cannot_do_is_refused_before_it_computes(problem, settings, line):
-    case = problem()
+def test_what_a_solver_cannot_do_is_refused_before_it_computes(settings, line):
+    case = make_problem()
     asked = SolverSettings(rank=3, **settings)
     for refuse in (
         lambda: solvers.find(asked.solver).check(asked),
@@ -120,14 +120,14 @@ def asked(solver, **changes) -> SolverSettings:
 @pytest.mark.parametrize(
     ("solver", "zeros"), [(exact, "stratified"), (psgd, "none"), (psgd, "stratified")]
 )
-def test_what_it_reports_is_of_its_factors(problem, objective, solver, zeros, mu, shape):
-    case, terms = problem(shape), {"gamma": 1.5, "mu": mu, "zeros": zeros}
+def test_what_it_reports_is_of_its_factors(solver, zeros, mu, shape):
+    case, terms = make_problem(shape), {"gamma": 1.5, "mu": mu, "zeros": zeros}
     result = solver(case.ask(asked(solver, tau=3, **terms)))
     assert len(result.objective) == 4
     for value, factors in zip(
         (result.objective[0], result.objective[-1]), (case.factors, result.factors), strict=True
     ):
-        assert value == pytest.approx(objective(case, factors, **terms), rel=1e-5)
+        assert value == pytest.approx(dense_objective(case, factors, **terms), rel=1e-5)
     assert result.objective[-1] < 0.95 * result.objective[0]
     for mine, factor in zip(result.grams, result.factors, strict=True):
         assert_near(mine, factor.astype(np.float64).T @ factor)
@@ -140,11 +140,11 @@ def test_what_it_reports_is_of_its_factors(problem, objective, solver, zeros, mu
 
 @pytest.mark.parametrize("nonnegative", [True, False])
 @pytest.mark.parametrize(("solver", "eta", "left"), [(exact, 0.02, 1e-5), (psgd, 0.1, 1e-3)])
-def test_it_fits_a_tensor_that_can_be_fitted(problem, model, solver, eta, left, nonnegative):
-    counts = model(problem((30, 6, 7), rank=2).factors)
+def test_it_fits_a_tensor_that_can_be_fitted(solver, eta, left, nonnegative):
+    counts = dense_model(make_problem((30, 6, 7), rank=2).factors)
     tensor = SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
     options = asked(solver, rank=2, tau=300, eta=eta, nonnegative=nonnegative)
-    result = solver(problem((30, 6, 7), rank=2, seed=9).ask(options, tensor=tensor))
+    result = solver(make_problem((30, 6, 7), rank=2, seed=9).ask(options, tensor=tensor))
     assert result.objective[-1] < left * tensor.norm_squared()
 
 
@@ -152,14 +152,14 @@ def test_it_fits_a_tensor_that_can_be_fitted(problem, model, solver, eta, left, 
 @pytest.mark.parametrize(
     ("solver", "says"), [(exact, "float32"), (psgd, r"step size from 0\.02 down to")]
 )
-def test_factors_beyond_float32_are_a_divergence_error(problem, solver, says, nonnegative):
+def test_factors_beyond_float32_are_a_divergence_error(solver, says, nonnegative):
     with pytest.raises(DivergenceError, match=says):
-        solver(problem(scale=1e30).ask(asked(solver, nonnegative=nonnegative)))
+        solver(make_problem(scale=1e30).ask(asked(solver, nonnegative=nonnegative)))
 
 
 @pytest.mark.parametrize("solver", [exact, psgd])
-def test_inputs_are_left_alone(problem, solver):
-    case = problem(signed=True)
+def test_inputs_are_left_alone(solver):
+    case = make_problem(signed=True)
     copies = [f.copy() for f in (*case.factors, *case.anchors)]
     result = solver(case.ask(asked(solver, tau=2, mu=0.1), eta=0.003))
     for f, copy in zip((*case.factors, *case.anchors), copies, strict=True):
@@ -176,16 +176,20 @@ def elastic_weight(tensor, factors, settings):
     return solvers.find(settings.solver).elastic_weight(tensor, factors, settings)
 
 
-def test_a_given_elastic_weight_is_taken_as_it_is(problem):
-    case = problem()
-    settings = SolverSettings(rank=3, gamma=2.5)
-    assert elastic_weight(case.tensor, case.factors, settings) == 2.5
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [({"gamma": 2.5}, 2.5), ({"solver": "psgd", "relative_elastic": 1e9, "eta": 0.1}, 0.5 / 0.1)],
+)
+def test_a_given_elastic_weight_is_taken_and_a_relative_one_keeps_psgd_stable(given, weight):
+    case = make_problem()
+    settings = SolverSettings(rank=3, **given)
+    assert elastic_weight(case.tensor, case.factors, settings) == weight
 
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
-def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(problem, solver):
+def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(solver):
     """Patients four times as large: the squared error is sixteen times as steep in a feature."""
-    case = problem()
+    case = make_problem()
     settings = SolverSettings(rank=3, solver=solver, relative_elastic=1e-3)
     patients, *features = case.factors
     small, large = (
@@ -196,18 +200,12 @@ def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(problem, solv
     assert twice == pytest.approx(2 * small)
 
 
-def test_psgds_relative_weight_adds_up_over_a_pass_to_three_tenths_of_the_exact_solvers(problem):
+def test_psgds_relative_weight_adds_up_over_a_pass_to_three_tenths_of_the_exact_solvers():
     """It is applied at every visit of a feature's row: at one in `nnz` for each of the rows."""
-    case = problem()
+    case = make_problem()
     whole, visited = (
         SolverSettings(rank=3, solver=name, relative_elastic=1e-3) for name in ("exact", "psgd")
     )
     visits = case.tensor.nnz / np.mean(case.tensor.feature_shape)
     each = elastic_weight(case.tensor, case.factors, visited)
     assert each * visits == pytest.approx(0.3 * elastic_weight(case.tensor, case.factors, whole))
-
-
-def test_psgds_relative_weight_stays_stable(problem):
-    case = problem()
-    settings = SolverSettings(rank=3, solver="psgd", relative_elastic=1e9, eta=0.1)
-    assert elastic_weight(case.tensor, case.factors, settings) == 0.5 / 0.1

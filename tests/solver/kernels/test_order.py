@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.solver.kernels.order import entries_by_row, visits
+from dpfact_flower.solver.kernels.order import visits
 from dpfact_flower.solver.kernels.zero_cells import _UNIFORM, random_number
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
+from tests.problems import make_problem
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -31,8 +32,8 @@ def chances(factors, *, uniform=_UNIFORM) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1300, 5, 6)])
 @pytest.mark.parametrize("modelled", [False, True])
-def test_every_entry_is_visited_once_and_zero_cells_beside(problem, shape, modelled):
-    case = problem(shape, density=0.1, signed=True)
+def test_every_entry_is_visited_once_and_zero_cells_beside(shape, modelled):
+    case = make_problem(shape, density=0.1, signed=True)
     tensor = case.tensor
     model = stack_factors(case.factors)[:, : case.rank] if modelled else None
     cells, counts = drawn(tensor, 2000, np.random.default_rng(0), model)
@@ -51,8 +52,8 @@ def test_every_entry_is_visited_once_and_zero_cells_beside(problem, shape, model
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (1300, 3, 2)])
-def test_zero_cells_come_as_often_as_the_model_says(problem, shape):
-    case = problem(shape, density=0.2, signed=True)
+def test_zero_cells_come_as_often_as_the_model_says(shape):
+    case = make_problem(shape, density=0.2, signed=True)
     factors = [f.copy() for f in case.factors]
     factors[0][1:4] = 0  # these have the uniform draws alone
     factors[-1][:, 1] = 0  # a phenotype that is switched off
@@ -64,8 +65,8 @@ def test_zero_cells_come_as_often_as_the_model_says(problem, shape):
     assert stats.chisquare(often, number * chances(factors).ravel()).pvalue > 1e-4
 
 
-def test_without_any_model_zero_cells_are_uniform(problem):
-    tensor = problem((7, 5, 6)).tensor
+def test_without_any_model_zero_cells_are_uniform():
+    tensor = make_problem((7, 5, 6)).tensor
     nothing = np.zeros((18, 3), np.float32)
     (cells, counts), (same, weights) = (
         drawn(tensor, 50_000, np.random.default_rng(1), model) for model in (None, nothing)
@@ -101,14 +102,6 @@ def test_places_are_random(modelled):
     assert min(stats.chisquare(row).pvalue for row in places) > 1e-4
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_entries_are_counted_by_row_of_each_mode(problem, shape):
-    tensor = problem(shape).tensor
-    for n, often in enumerate(entries_by_row(tensor)):
-        others = tuple(m for m in range(len(shape)) if m != n)
-        np.testing.assert_array_equal(often, np.count_nonzero(tensor.to_dense(), axis=others))
-
-
 def test_random_numbers_are_splitmix64():
     """The first numbers from seed 1234567 that the algorithm's other implementations give."""
     expected = [
@@ -117,14 +110,3 @@ def test_random_numbers_are_splitmix64():
     ]  # fmt: skip
     seed = np.uint64(1234567)
     assert [random_number(seed, k) for k in range(1, 6)] == [(z >> 11) * 2.0**-53 for z in expected]
-
-
-def test_zero_cells_of_a_nearly_full_block_are_told_from_its_entries():
-    """Every second look at the table finds a bit, so the search in the indices must decide."""
-    shape, rng = (40, 6, 7), np.random.default_rng(2)
-    full = rng.random(shape) < 0.97
-    tensor = SparseTensor.from_coo(np.argwhere(full), np.ones(full.sum()), shape)
-    cells, counts = drawn(tensor, 5000, rng)
-    zeros, often = np.unique(cells[counts < 0], axis=0, return_counts=True)
-    np.testing.assert_array_equal(zeros, np.argwhere(~full))
-    assert stats.chisquare(often).pvalue > 1e-4

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.kernels.vector.sgd import Step
+from dpfact_flower.solver.losses import bernoulli, poisson, squared
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
-from tests.problems import assert_moved
+from tests.problems import assert_moved, dense_model, make_problem, visit_one_by_one
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -18,19 +19,21 @@ SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gamma", [0.0, 3.0])
 @pytest.mark.parametrize("clip", [0.0, 0.3])
-@pytest.mark.parametrize("floor", [0.0, -np.inf])
+@pytest.mark.parametrize(
+    ("loss", "floor"), [(squared, 0.0), (squared, -np.inf), (poisson, 0.0), (bernoulli, 0.0)]
+)
 @pytest.mark.parametrize("rank", [5, 21])  # one vector a row, and three of which one is padded
-def test_visits_equal_the_plain_loop(problem, reference_visits, shape, gamma, clip, floor, rank):
-    case = problem(shape, rank=rank, signed=floor < 0)
+def test_visits_equal_the_plain_loop(shape, gamma, clip, loss, floor, rank):
+    case = make_problem(shape, rank=rank, signed=floor < 0)
     rng = np.random.default_rng(1)
     cells = np.stack([rng.integers(0, n, 30) for n in shape], axis=1)
     counts = rng.choice([-2.5, -0.5, 0, 1, 2, 3], 30).astype(np.float32)  # half are zero cells
-    numbers = {"eta": 0.05, "gamma": gamma, "clip": clip, "floor": floor}
-    expected = reference_visits(case.factors, case.anchors, cells, counts, **numbers)
+    step = Step(eta=0.01, gamma=gamma, clip=clip, floor=floor, patients=1 + gamma, loss=loss)
+    expected = visit_one_by_one(case.factors, case.anchors, cells, counts, **vars(step))
     offsets = row_offsets(shape)
     rows = (cells + offsets[:-1]).astype(np.int32)
     stack = stack_factors(case.factors)
-    sgd.visit(stack, stack_factors(case.anchors), rows, counts, Step(**numbers))
+    sgd.visit(stack, stack_factors(case.anchors), rows, counts, step)
     assert_moved(np.split(stack[:, :rank], offsets[1:-1]), case.factors, expected)
     assert not stack[:, rank:].any(), "the padding must stay zero"
 
@@ -56,8 +59,8 @@ def test_no_row_moves_further_than_the_clip_allows(seed, modes, clip, count, siz
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_projection_does_not_hide_a_nan(problem, shape):
-    case = problem(shape)
+def test_projection_does_not_hide_a_nan(shape):
+    case = make_problem(shape)
     stack = stack_factors(case.factors)
     stack[0, 1] = np.nan
     rows = row_offsets(shape)[:-1].astype(np.int32)[None]
@@ -70,9 +73,9 @@ def test_projection_does_not_hide_a_nan(problem, shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rank", [3, 21])
-def test_the_fit_is_that_of_the_dense_model(problem, model, shape, rank):
-    case = problem(shape, rank=rank, signed=True)
-    data, dense = case.tensor.to_dense(), model(case.factors)
+def test_the_fit_is_that_of_the_dense_model(shape, rank):
+    case = make_problem(shape, rank=rank, signed=True)
+    data, dense = case.tensor.to_dense(), dense_model(case.factors)
     squares, inner, mass = sgd.squares(
         stack_factors(case.factors), case.tensor.indices, case.tensor.values, row_offsets(shape)
     )
