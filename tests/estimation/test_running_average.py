@@ -21,15 +21,6 @@ def test_the_second_is_averaged_and_its_noise_is_that_of_the_average():
     assert average.sigma == pytest.approx(math.sqrt(0.75**2 + 3.0**2), rel=1e-15)
 
 
-def test_the_noise_of_an_average_is_what_it_says():
-    memory, rng = RunningAverage(0.5), np.random.default_rng(1)
-    for _ in range(4):
-        average = memory.averaged(0, "a", rng.normal(0, 2, (1, 20_000)), 2.0)
-    # The deviation of n values is uncertain by 1 / sqrt(2 n) of itself; five of these.
-    assert average.values.std() == pytest.approx(average.sigma, rel=5 / math.sqrt(40_000))
-    assert average.sigma < 0.6 * 2.0
-
-
 def test_what_was_remembered_is_restored():
     memory, again = RunningAverage(0.5), RunningAverage(0.5)
     memory.averaged(1, ["north", "south"], FIRST, 3.0)

@@ -242,12 +242,6 @@ def test_the_papers_formula_by_hand():
     assert factor_match_score(a.factors, b.factors) == pytest.approx(0.6)
 
 
-def test_feature_factors_alone_ignore_scale():
-    model = make((6, 5, 4))
-    scaled = tuple(f * 3 for f in model.features)
-    assert factor_match_score(scaled, model.features) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [(2, 4), (4, 2)])
 def test_missing_and_spurious_components_count_nothing(ours, theirs):
     model = make((9, 8, 7), rank=4)

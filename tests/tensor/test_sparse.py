@@ -143,10 +143,6 @@ def test_a_tensor_without_entries(index):
     assert (tensor.nnz, tensor.norm_squared()) == (0, 0)
 
 
-def test_zeros_alone_leave_nothing():
-    assert SparseTensor.from_coo([[0, 0], [1, 1]], [0, -0.0], (2, 2)).nnz == 0
-
-
 def test_the_largest_float32_is_still_a_value():
     largest = float(np.finfo(np.float32).max)
     assert SparseTensor.from_coo([[0, 0]], [largest], (1, 1)).values[0] == np.float32(largest)
@@ -262,13 +258,6 @@ def test_select_features_is_dense_indexing(data):
     assert_promised(chosen)
     everybody = range(tensor.n_patients)
     np.testing.assert_array_equal(chosen.to_dense(), tensor.to_dense()[np.ix_(everybody, *kept)])
-
-
-def test_cells_of_features_that_are_left_out_go_with_them():
-    """None may slip to the first feature that stays, nor to the last."""
-    tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 2], [2, 3]], [1, 2, 4, 8], (3, 4))
-    chosen = tensor.select_features([[1, 2]])
-    np.testing.assert_array_equal(chosen.to_dense(), [[2, 0], [0, 4], [0, 0]])
 
 
 BAD_FEATURES = {
