@@ -18,10 +18,7 @@ Z_LIMIT = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One number that an audit measured, or NaN if the audit could not be completed.
-
-    `allowed` is the lowest and the highest correct value, both included.
-    """
+    """One measured number, NaN if its audit broke off, and the lowest and highest correct value."""
 
     name: str
     measured: float
@@ -49,7 +46,3 @@ class Finding:
 def count_of(name: str, number: int, detail: str = "") -> Finding:
     """Return a finding that counts a forbidden event."""
     return Finding(name, float(number), (0.0, 0.0), detail)
-
-
-def silent(share: float) -> None:
-    """Ignore progress."""

@@ -15,25 +15,20 @@ Gaussian noise this is exact. The audit checks that each canary reaches the boun
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.audit.finding import Z_LIMIT, Finding, ShareDone, silent
+from dpfact_flower.audit.finding import Z_LIMIT, Finding, ShareDone
 from dpfact_flower.audit.hostile import Patient, alone, as_release, joined, random_patients, site_of
-from dpfact_flower.audit.target import (
-    SIGMA,
-    AuditTarget,
-    SimulatedSite,
-    Transcript,
-    noise_of,
-    scratch_folder,
-)
+from dpfact_flower.audit.target import SIGMA, AuditTarget, SimulatedSite, Transcript, noise_of
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
@@ -67,7 +62,7 @@ class _Game:
 
 
 def audit_likelihood(
-    target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000, done: ShareDone = silent
+    target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000, done: ShareDone
 ) -> tuple[Finding, ...]:
     """Distinguish two neighbouring sites by their replies with the most powerful test.
 
@@ -78,7 +73,8 @@ def audit_likelihood(
     releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))
     claimed, reached, added_up = np.zeros(len(releases)), math.inf, 0.0
-    with scratch_folder() as name:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk would take longer
+    with TemporaryDirectory(prefix="dpfact-audit-", dir=memory) as name:
         folder = Path(name)
         for run in range(runs):
             for world, site in enumerate((game.without, game.with_group)):

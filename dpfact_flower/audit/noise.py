@@ -16,14 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal, stats
 
-from dpfact_flower.audit.finding import ALPHA, Finding, ShareDone, count_of, silent
+from dpfact_flower.audit.finding import ALPHA, Finding, ShareDone, count_of
 from dpfact_flower.audit.hostile import as_release
-from dpfact_flower.audit.target import (
-    AuditTarget,
-    SimulatedSite,
-    noise_of,
-    random_selection,
-)
+from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, random_selection
 from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
 from dpfact_flower.tensor import Factors, Floats
 
@@ -53,7 +48,7 @@ def audit_noise(
     *,
     values: int = 40_000,
     seeded: bool = False,
-    done: ShareDone = silent,
+    done: ShareDone,
 ) -> tuple[Finding, ...]:
     """Measure the noise of every release of the plan, over at least `values` values per release.
 

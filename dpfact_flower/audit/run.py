@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +69,13 @@ def audit(
     if state_dir is not None:
         folder = state_dir / chosen.name
         work["state"] = lambda done: audit_state(folder)
-    with _new_ledgers_expected():
+    # Each audited run has a new ledger, of which a site's staff would otherwise be warned.
+    logger = logging.getLogger(NEW_LEDGERS)
+    before, logger.disabled = logger.disabled, True
+    try:
         return tuple(found for name in work for found in guarded(name, work[name], watch))
+    finally:
+        logger.disabled = before
 
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
@@ -87,20 +91,6 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
         count_of("state: rights of others", len(open_to_others), "; ".join(open_to_others[:3])),
         count_of("state: ledger", len(problems), "; ".join(problems[:3])),
     )
-
-
-@contextmanager
-def _new_ledgers_expected() -> Iterator[None]:
-    """Silence warnings about new ledgers, at which a site's staff must stop.
-
-    Each audited run has its own ledger.
-    """
-    logger = logging.getLogger(NEW_LEDGERS)
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def guarded(

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpfact_flower.audit.finding import Finding, ShareDone, count_of, silent
+from dpfact_flower.audit.finding import Finding, ShareDone, count_of
 from dpfact_flower.audit.hostile import (
     CANARIES,
     alone,
@@ -40,7 +40,7 @@ _CANARIES_A_TRIAL = 2
 
 
 def audit_sensitivity(
-    target: AuditTarget, rng: np.random.Generator, *, trials: int = 24, done: ShareDone = silent
+    target: AuditTarget, rng: np.random.Generator, *, trials: int = 24, done: ShareDone
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release of the plan with random and hostile input.
 

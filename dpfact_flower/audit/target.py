@@ -6,11 +6,9 @@ runs `PatientRound`, a real site's code, on one data set.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,9 +195,3 @@ def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection
         np.sort(rng.permutation(size)[:kept]).astype(np.int32)
         for size, kept in zip(target.site.tensor.feature_shape, target.sizes, strict=True)
     )
-
-
-def scratch_folder() -> TemporaryDirectory[str]:
-    """Return a folder, in memory if possible: thousands of runs need not wait for a disk."""
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    return TemporaryDirectory(prefix="dpfact-audit-", dir=place)

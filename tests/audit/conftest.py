@@ -36,9 +36,9 @@ def counting_target(cohort) -> AuditTarget:
 def run():
     """Run one of the audits, as `audit` does: what breaks off is a finding."""
 
-    def run(name, target):
+    def run(name, target, **more):
         audit, given = QUICK[name]
         rng = np.random.default_rng(7)
-        return guarded(name, lambda done: audit(target, rng, done=done, **given), None)
+        return guarded(name, lambda done: audit(target, rng, done=done, **given | more), None)
 
     return run

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.audit import AuditTarget, audit, audit_noise, audit_state
+from dpfact_flower.audit import AuditTarget, audit, audit_state
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import StateError
@@ -39,8 +39,8 @@ def test_the_code_passes(name, kind, run, request):
     assert all(finding.passed for finding in findings), "\n".join(map(str, findings))
 
 
-def test_settings_that_seed_the_noise_fail(target):
-    findings = audit_noise(target, np.random.default_rng(0), values=1500, seeded=True)
+def test_settings_that_seed_the_noise_fail(target, run):
+    findings = run("noise", target, values=1500, seeded=True)
     failed = [finding for finding in findings if not finding.passed]
     assert [finding.name for finding in failed] == ["noise source"]
     assert "noise-seed" in failed[0].detail
