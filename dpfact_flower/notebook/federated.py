@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.machine.files import private_scratch
@@ -61,8 +60,6 @@ def federate(
         Whether to measure the result (fit, prediction of outcomes, usage by site).
     verbose : bool
         Whether to show Flower's log.
-    watch : callable
-        Called with the progress.
     **settings
         Any of a run's settings, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
 
@@ -87,6 +84,8 @@ def federate(
             given |= {key: str(place) for key, place in places.items() if place is not None}
             return Run.read(runtime.federate(given, watch=watch))
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
+        if not any(site.tensor.nnz for site in cohort.sites):
+            raise DataError("sites: none has a value above 0, so there is nothing to learn from")
         with private_scratch() as folder:
             given |= {
                 "data": "",
@@ -99,31 +98,19 @@ def federate(
                 raise SettingsError(
                     "max_epsilon: needs state_dir, the folder in which spending is recorded"
                 )
-            run = Run.read(_federated(cohort, checked, own, measure, bool(out), watch))
+            try:
+                place = runtime.federate_cohort(
+                    cohort, checked, own=own, measured=measure, report=bool(out), watch=watch
+                )
+            except QuorumError as error:
+                _, refused, reason = str(error).partition(f"{PrivacyRefusedError.code}: ")
+                if own is None or not refused:
+                    raise
+                raise PrivacyRefusedError(
+                    f"{reason}; see dpfact ledger show {own.state_dir} --site NAME"
+                ) from None
+            run = Run.read(place)
     return run if out else replace(run, folder=None)
-
-
-def _federated(
-    cohort: Cohort,
-    config: RunConfig,
-    own: SiteSettings | None,
-    measured: bool,
-    report: bool,
-    watch: ProgressCallback,
-) -> Path:
-    if not any(site.tensor.nnz for site in cohort.sites):
-        raise DataError("sites: none has a value above 0, so there is nothing to learn from")
-    try:
-        return runtime.federate_cohort(
-            cohort, config, own=own, measured=measured, report=report, watch=watch
-        )
-    except QuorumError as error:
-        _, refused, reason = str(error).partition(f"{PrivacyRefusedError.code}: ")
-        if own is None or not refused:
-            raise
-        raise PrivacyRefusedError(
-            f"{reason}; see dpfact ledger show {own.state_dir} --site NAME"
-        ) from None
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:

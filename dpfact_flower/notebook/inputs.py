@@ -51,7 +51,13 @@ def as_cohort(
         return given
     named = _named(given)
     if all(frames.holds_events(site) for site in named.values()):
-        return _of_events(named, vocabularies, window_days, keep_empty)
+        options: dict[str, Any] = {
+            "vocabularies": vocabularies, "window_days": window_days, "keep_empty": keep_empty,
+        }  # fmt: skip
+        if len(named) > 1:
+            return frames.read_sites(named, NAME, **options)
+        ((name, frame),) = named.items()
+        return frames.read(frame, name, **options)
     sites = [_site(name, site, vocabularies) for name, site in named.items()]
     return Cohort(NAME, tuple(sites))
 
@@ -91,20 +97,17 @@ def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
 
 
 def _named(given: Any) -> dict[str, Any]:
-    """Return the sites by name."""
+    named: dict[str, Any] = {}
     if isinstance(given, Mapping):
         named = {str(name): site for name, site in given.items()}
     elif is_site(given):
         named = {given.name if isinstance(given, SiteData) else "site-1": given}
     elif holds_sites(given):
-        named = {}
         for number, site in enumerate(given, start=1):
             name = site.name if isinstance(site, SiteData) else f"site-{number}"
             if name in named:
                 raise DataError(f"sites: two are called {name}; give each a name of its own")
             named[name] = site
-    else:
-        named = {}
     if not named or not all(map(is_site, named.values())):
         raise DataError(
             "sites: need a Cohort, a site, a list of sites or a mapping of names to sites; a site "
@@ -137,18 +140,3 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
     tensor = as_tensor(given)
     return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
-
-
-def _of_events(
-    named: Mapping[str, Any],
-    vocabularies: Sequence[Vocabulary] | None,
-    window_days: int | None,
-    keep_empty: bool,
-) -> Cohort:
-    options: dict[str, Any] = {
-        "vocabularies": vocabularies, "window_days": window_days, "keep_empty": keep_empty,
-    }  # fmt: skip
-    if len(named) == 1:
-        ((name, frame),) = named.items()
-        return frames.read(frame, name, **options)
-    return frames.read_sites(named, NAME, **options)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pandas import DataFrame
 
-_FIGURE = (7.0, 3.6)
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
@@ -207,7 +205,7 @@ class Run:
         if ax is None:
             from matplotlib import pyplot  # noqa: PLC0415
 
-            _, ax = pyplot.subplots(figsize=_FIGURE, layout="constrained")
+            _, ax = pyplot.subplots(figsize=(7.0, 3.6), layout="constrained")
         getattr(plots, what)(ax, *values)
         return ax
 
