@@ -170,9 +170,7 @@ data_app = typer.Typer(
 
 @data_app.command("synthetic")
 def data_synthetic(
-    out: opt.Out,
-    preset: Annotated[str, Argument()] = "demo",
-    force: opt.Force = False,
+    out: opt.Out, preset: Annotated[str, Argument()] = "demo", force: opt.Force = False
 ) -> None:
     """Make an EHR with planted phenotypes, some shared by all sites, some at one site only.
 

@@ -102,9 +102,7 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
 
 @ledger_app.command()
 def backup(
-    folder: Folder,
-    to: Annotated[Path, Option(help="A new folder for the copy.")],
-    site: Site = "",
+    folder: Folder, to: Annotated[Path, Option(help="A new folder for the copy.")], site: Site = ""
 ) -> None:
     """Copy a whole ledger, check the copy, and print its head. The site may be running.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +40,12 @@ def plan(
     from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
-    chosen = _privacy(settings, epsilon=epsilon, delta=delta, patients=patients)
+    facts = {"epsilon": epsilon, "delta": delta, "patients": patients}
+    given = {"privacy": "patient", **assigned(settings, facts)}
+    refuse_unknown(given, PrivacySettings)
+    if given["privacy"] != "patient":
+        raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")
+    chosen = PrivacySettings.from_config({**given, **facts})
     rank = SolverSettings(rank=rank).rank  # refuses a rank that a run would refuse
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
@@ -116,14 +120,6 @@ def budget(
     say(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
     for figure in made.guarantee().figures:
         say(f"  {figure}")
-
-
-def _privacy(settings: Sequence[str] | None, **facts: float) -> PrivacySettings:
-    given = {"privacy": "patient", **assigned(settings, facts)}
-    refuse_unknown(given, PrivacySettings)
-    if given["privacy"] != "patient":
-        raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")
-    return PrivacySettings.from_config({**given, **facts})
 
 
 def _releases(made: PatientPlan, modes: list[str]) -> Table:

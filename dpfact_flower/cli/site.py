@@ -201,8 +201,7 @@ def site_refit(
 
 @keys_app.command()
 def make(
-    key: Path,
-    site: Annotated[str, Option(help="This site's name, as the centre knows it.")],
+    key: Path, site: Annotated[str, Option(help="This site's name, as the centre knows it.")]
 ) -> None:
     """Make a long-term key in the file KEY, and print the line that the other sites need.
 
@@ -227,8 +226,7 @@ def make(
 
 @keys_app.command()
 def show(
-    file: Path,
-    site: Annotated[str, Option(help="This site's name, if FILE is its key.")] = "",
+    file: Path, site: Annotated[str, Option(help="This site's name, if FILE is its key.")] = ""
 ) -> None:
     """Show the public line of a key, or the names and fingerprints of a peers file."""
     from dpfact_flower.privacy.secure_sum.keys import fingerprint

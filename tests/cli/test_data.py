@@ -15,9 +15,6 @@ from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
-from tests.data.readers.test_omop import cdm
-
-__all__ = ["cdm"]
 
 
 def data(*arguments: str) -> str:

@@ -26,10 +26,7 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.release import release_nothing
 
 SECRET = 9876543.0
-KINDS = {
-    "entry": ("replace", PAPER_CLAIM),
-    "patient": ("add-remove", PATIENT_CLAIM),
-}
+KINDS = {"entry": ("replace", PAPER_CLAIM), "patient": ("add-remove", PATIENT_CLAIM)}
 
 
 def invoke(*arguments: object) -> Any:
