@@ -100,10 +100,8 @@ def _named(given: Any) -> dict[str, Any]:
     named: dict[str, Any] = {}
     if isinstance(given, Mapping):
         named = {str(name): site for name, site in given.items()}
-    elif is_site(given):
-        named = {given.name if isinstance(given, SiteData) else "site-1": given}
-    elif holds_sites(given):
-        for number, site in enumerate(given, start=1):
+    elif is_site(given) or holds_sites(given):
+        for number, site in enumerate([given] if is_site(given) else given, start=1):
             name = site.name if isinstance(site, SiteData) else f"site-{number}"
             if name in named:
                 raise DataError(f"sites: two are called {name}; give each a name of its own")

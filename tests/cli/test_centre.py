@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime import connection
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
+from tests.commands import dpfact
 
 FINGERPRINT = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"
 FLWR = """#!/bin/sh
@@ -23,26 +22,18 @@ cat {folder}/answer
 """
 
 
-def run(*words, answer: str | None = None) -> str:
-    done = CliRunner().invoke(cli.app, [*map(str, words)], input=answer)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def init(tmp_path, *more, name="north", ca="ca.crt", folder="site") -> str:
     """Set up a hospital."""
     words = ["--centre", "centre.example", "--ca", tmp_path / "centre" / ca, "--max-epsilon", 4]
     words += ["--data", tmp_path / "north.npz", "--folder", tmp_path / folder]
-    return run("site", "init", name, *words, *more)
+    return dpfact("site", "init", name, *words, *more)
 
 
 @pytest.fixture
 def centre(cohort, tmp_path):
     """A centre's folder, and beside it the data of a hospital, north."""
     replace(cohort.sites[0], name="north").save(tmp_path / "north.npz")
-    run("centre", "init", "centre.example", "--folder", tmp_path / "centre")
+    dpfact("centre", "init", "centre.example", "--folder", tmp_path / "centre")
     return tmp_path / "centre"
 
 
@@ -72,7 +63,7 @@ def test_a_hospital_gets_safe_settings_and_files_for_their_users_alone(centre, t
 
 @pytest.mark.process
 def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, monkeypatch):
-    again = run("centre", "init", "centre.example", "--folder", tmp_path / "other")
+    again = dpfact("centre", "init", "centre.example", "--folder", tmp_path / "other")
     (own,) = re.findall(FINGERPRINT, again)
     theirs, authority = re.findall(FINGERPRINT, init(tmp_path, ca="../other/ca.crt"))
     assert authority == own
@@ -83,16 +74,16 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
     admit = ["centre", "admit", tmp_path / "site" / "north.pub", "--folder", centre]
     for other in (own, theirs[:-4]):
         with pytest.raises(SettingsError, match="nothing was registered"):
-            run(*admit, "--fingerprint", other)
-    assert CliRunner().invoke(cli.app, [*map(str, admit)], input="n\n").exit_code == 1
+            dpfact(*admit, "--fingerprint", other)
+    dpfact(*admit, answer="n\n", code=1)
     assert not (tmp_path / "asked").exists()
-    assert theirs in run(*admit, answer="y\n")
-    assert "as node 77" in run(*admit, "--fingerprint", theirs)
+    assert theirs in dpfact(*admit, answer="y\n")
+    assert "as node 77" in dpfact(*admit, "--fingerprint", theirs)
     words = f"supernode register {admit[2]} centre --name north --format json"
     assert (tmp_path / "asked").read_text() == f"{centre / 'flwr'} {words}\n" * 2
     (tmp_path / "answer").write_text('{"error-message": "Public key already in use."}')
     with pytest.raises(SettingsError, match=r"north was not registered: .*in use"):
-        run(*admit, answer="y\n")
+        dpfact(*admit, answer="y\n")
 
 
 def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone(centre):
@@ -103,7 +94,7 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
             with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
                 handshake(centre, name)
         before = (centre / "server.pem").read_bytes()
-        run("centre", "init", "centre.example", "--folder", centre, "--renew")
+        dpfact("centre", "init", "centre.example", "--folder", centre, "--renew")
         assert (centre / "server.pem").read_bytes() != before
     for secret in ("ca.key", "server.key"):
         assert (centre / secret).stat().st_mode & 0o077 == 0
@@ -133,7 +124,7 @@ def test_nothing_is_replaced(centre, tmp_path):
     with pytest.raises(SettingsError, match="keys and ledger are never replaced"):
         init(tmp_path)
     with pytest.raises(SettingsError, match="never replaced"):
-        run("centre", "init", "centre.example", "--folder", centre)
+        dpfact("centre", "init", "centre.example", "--folder", centre)
     assert (tmp_path / "site" / "node" / "north").read_bytes() == key
 
 

@@ -4,9 +4,7 @@ import json
 import shlex
 
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower.cli.main import app
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
@@ -15,12 +13,11 @@ from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
+from tests.commands import dpfact
 
 
 def data(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["data", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return dpfact("data", *arguments)
 
 
 def data_events(*arguments: str) -> str:

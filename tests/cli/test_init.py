@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from flwr.cli.build import build_fab_from_files
 from packaging.requirements import Requirement
-from typer.testing import CliRunner
 
-from dpfact_flower import __version__, cli
+from dpfact_flower import __version__
 from dpfact_flower.cli.init import FILES
 from dpfact_flower.cli.options import APP_FOLDER, app_config
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import read_summary
 from dpfact_flower.runtime.superlink import local_superlink
+from tests.commands import dpfact
 from tests.hub import downloaded, published
 
 ROOT = Path(__file__).parents[2]
@@ -30,11 +30,7 @@ UPLOADED = {
 
 
 def init(*arguments) -> str:
-    result = CliRunner().invoke(cli.app, ["init", *map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
+    return dpfact("init", *arguments)
 
 
 @pytest.fixture

@@ -1,21 +1,16 @@
 """`dpfact keys`: what a hospital makes once, and what the others pin."""
 
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower.cli.main import app
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.privacy.secure_sum.keys import fingerprint, read_public_key
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.keyring import keyring_of, read_peers
+from tests.commands import dpfact
 
 
 def run(*arguments):
-    found = CliRunner().invoke(app, ["keys", *map(str, arguments)], env={"COLUMNS": "40"})
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert found.exit_code == 0, found.output
-    return found.output.splitlines()
+    return dpfact("keys", *arguments, width=40).splitlines()
 
 
 def test_keys_of_two_hospitals_fit_each_other(tmp_path):

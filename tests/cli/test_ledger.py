@@ -5,14 +5,11 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower.cli import ledger as cli_ledger
-from dpfact_flower.errors import DPFactError, SettingsError, StateError
+from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.privacy import (
     PAPER_CLAIM,
     PATIENT_CLAIM,
@@ -24,24 +21,14 @@ from dpfact_flower.privacy import (
 )
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.release import release_nothing
+from tests.commands import dpfact
 
 SECRET = 9876543.0
 KINDS = {"entry": ("replace", PAPER_CLAIM), "patient": ("add-remove", PATIENT_CLAIM)}
 
 
-def invoke(*arguments: object) -> Any:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(
-        cli_ledger.ledger_app, [str(argument) for argument in arguments]
-    )
-    if isinstance(result.exception, DPFactError):
-        raise result.exception
-    return result
-
-
-def ledger_text(*arguments: object, code: int = 0) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == code, result.output
-    return result.output
+def ledger_text(*arguments: object, code: int = 0, width: int = 200) -> str:
+    return dpfact("ledger", *arguments, code=code, width=width)
 
 
 def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: bool = False) -> None:
@@ -71,8 +58,7 @@ def state_dir(tmp_path) -> Path:
 
 
 def test_show_has_every_release_with_its_cost(state_dir):
-    show = ["show", str(state_dir), "--site", "north"]
-    text = CliRunner(env={"COLUMNS": "80"}).invoke(cli_ledger.ledger_app, show).output
+    text = ledger_text("show", state_dir, "--site", "north", width=80)
     assert "no bound" in text  # the last column, whole, also in a small terminal
     text = ledger_text("show", state_dir, "--site", "north", "--delta", "1e-6")
     lines = [line for line in text.splitlines() if "first" in line]
@@ -115,7 +101,7 @@ def test_replacing_a_record_is_priced_where_it_is_not_what_is_counted_already(tm
     text = ledger_text("show", tmp_path)  # the one site need not be named
     assert not [odd for odd in ("be added up", "without noise", "seeded") if odd in text]
     with pytest.raises(SettingsError, match="delta"):
-        invoke("show", tmp_path, "--delta", "2")
+        ledger_text("show", tmp_path, "--delta", "2")
     for so_far in (events[: len(events) // 2], events):
         assert f"({rounded_up(account(so_far, 1e-5).headline.replacing)})" in text
     releases = json.loads(ledger_text("show", tmp_path, "--json"))["releases"]
@@ -184,7 +170,7 @@ def test_verify_says_ok_with_rows_and_head(state_dir):
     assert f"OK: 5 rows, head {head}" in text
     assert "--noted" not in text
     with pytest.raises(SettingsError, match="need ROWS:HASH"):
-        invoke("verify", state_dir / "north", "--noted", "abc")
+        ledger_text("verify", state_dir / "north", "--noted", "abc")
     text = ledger_text("verify", state_dir / "north", "--noted", f"6:{'0' * 64}", code=1)
     assert "newest rows are missing" in text
 
@@ -206,10 +192,10 @@ def test_verify_names_problems_and_exits_1(state_dir):
 @pytest.mark.parametrize("command", ["show", "verify"])
 def test_whose_ledger_must_be_clear(state_dir, command):
     with pytest.raises(StateError, match=f"no {LEDGER} of site 'south'"):
-        invoke(command, state_dir / "north", "--site", "south")
+        ledger_text(command, state_dir / "north", "--site", "south")
     for arguments in ([], ["--site", "west"], ["--site", "."]):
         with pytest.raises(StateError, match="--site: need one of north, south"):
-            invoke(command, state_dir, *arguments)
+            ledger_text(command, state_dir, *arguments)
     with pytest.raises(StateError, match=LEDGER):
-        invoke(command, state_dir / "nowhere")
+        ledger_text(command, state_dir / "nowhere")
     assert not (state_dir / "nowhere").exists()

@@ -9,7 +9,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dpfact_flower import __version__, cli
 from dpfact_flower.cli.options import APP_FOLDER, app_config, run_config
@@ -17,16 +16,9 @@ from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.runtime.config import RunConfig, prepare_data
 from dpfact_flower.settings import AppSettings
+from tests.commands import dpfact
 
 APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
-
-
-def dpfact(*arguments: str) -> str:
-    result = CliRunner().invoke(cli.app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_help_teaches_every_command():
@@ -59,8 +51,8 @@ def test_data_run_and_report(tmp_path):
     assert "no privacy guarantee" in dpfact(*command)
     with pytest.raises(SettingsError, match=r"holds a finished run already; .* --force"):
         dpfact(*command)
-    again = CliRunner().invoke(cli.app, [*command, "--force", "-s", "rnak=3"])
-    assert "did you mean 'rank'" in str(again.exception)  # the folder is no obstacle
+    with pytest.raises(SettingsError, match="did you mean 'rank'"):  # the folder is no obstacle
+        dpfact(*command, "--force", "-s", "rnak=3")
     (out / "report.html").unlink()
     assert "report.html" in dpfact("report", str(out))
     assert (out / "report.html").exists()
@@ -207,9 +199,7 @@ def test_where_no_folder_can_be_is_refused_before_anything_is_read(out, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     for command in (["run"], ["simulate"], ["data", "synthetic"], ["data", "mimic3", "/nowhere"]):
-        result = CliRunner().invoke(cli.app, [*command, "--out", out])
-        assert result.exit_code == 2
-        assert "need a folder" in result.output
+        assert "need a folder" in dpfact(*command, "--out", out, code=2)
 
 
 @pytest.mark.process

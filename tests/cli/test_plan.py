@@ -4,23 +4,18 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower.cli.main import app
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import rounded_up
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
+from tests.commands import dpfact
 
 FACTS = ("--sizes", "202x316", "--patients", "40662", "--sites", "6", "--rank", "50")
 
 
 def plan(*arguments):
-    found = CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "160"})
-    if found.exception and not isinstance(found.exception, SystemExit):
-        raise found.exception
-    assert found.exit_code == 0, found.output
-    return found.output
+    return dpfact("plan", *arguments, width=160)
 
 
 def test_it_prints_the_plan_of_a_run():

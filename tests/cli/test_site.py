@@ -1,12 +1,12 @@
 """`dpfact site`: what a hospital does at home."""
 
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
+from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.runtime.federate import federate
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.metrics import count_refusal
+from tests.commands import dpfact
 
 RUN = {"privacy": "patient", "epsilon": 4.0, "rank": 3, "refine-rounds": 1, "noise-seed": 1}
 
@@ -37,7 +37,7 @@ def test_metrics_say_what_is_left(config, state, tmp_path):
     for code in ("late", "late", "message"):
         count_refusal(state / "site-1", code)
     command = ["site", "metrics", "--config", str(config)]
-    text = CliRunner().invoke(cli.app, command).output
+    text = dpfact(*command)
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dpfact"))
     figures = {key.partition("{")[0].removeprefix("dpfact_site_"): value
                for key, value in found.items()}  # fmt: skip
@@ -49,21 +49,21 @@ def test_metrics_say_what_is_left(config, state, tmp_path):
     counts = {key.partition('code="')[2][:-2]: int(value) for key, value in found.items()
               if "refusals_total" in key}  # fmt: skip
     assert counts == {**dict.fromkeys(PUBLIC_CODES, 0), "late": 2, "message": 1}
-    assert CliRunner().invoke(cli.app, [*command, "--out", str(out)]).exit_code == 0
+    dpfact(*command, "--out", out)
     assert out.read_text() == text
     config.write_text(config.read_text().replace("site-1", "new").replace("new.npz", "site-1.npz"))
-    text = CliRunner().invoke(cli.app, command).output
+    text = dpfact(*command)
     assert 'dpfact_site_epsilon_left{site="new"} 10\n' in text
 
 
 def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(config, state):
     def refit(*more):
-        return CliRunner().invoke(cli.app, ["site", "refit", "--config", str(config), *more])
+        return dpfact("site", "refit", "--config", config, *more)
 
-    done = refit()
-    assert done.exit_code == 0, done.output
-    assert "explains" in done.output
+    assert "explains" in refit()
     (job,) = [path.parent.name for path in (state / "site-1").glob("*/state-*.npz")]
-    assert "no finished run in patient mode is left to fit" in str(refit().exception)
-    assert job in refit("--job", job).output
-    assert "has not ended here" in str(refit("--job", "other").exception)
+    with pytest.raises(StateError, match="no finished run in patient mode is left to fit"):
+        refit()
+    assert job in refit("--job", job)
+    with pytest.raises(DPFactError, match="has not ended here"):
+        refit("--job", "other")

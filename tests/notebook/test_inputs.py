@@ -71,11 +71,12 @@ def test_frames_of_polars_and_arrow_are_read_as_those_of_pandas(other):
     ]
 
 
-@pytest.mark.parametrize("other", [as_polars, as_arrow, duckdb.from_df])
-def test_frames_of_polars_arrow_and_duckdb_are_sites(other):
+@pytest.mark.parametrize("other", [lambda frame: frame, as_polars, as_arrow, duckdb.from_df])
+def test_frames_are_sites_in_which_one_identifier_may_be_two_people(other):
     cohort = as_cohort({"a": other(HERE), "b": other(HERE[HERE["patient"] == "bob"])})
     assert cohort.patients == ("ann", "bob", "bob")
     assert cells(cohort.sites[1]) == {("bob", "P1", "D2")}
+    assert cohort.sites[0].vocabularies == cohort.sites[1].vocabularies
     counts = pd.DataFrame({"D1": [1, 0, 2], "D2": [0, 3, 1]})
     (site,) = as_cohort(other(counts)).sites
     assert site.vocabularies[0].codes == ("D1", "D2")
@@ -166,13 +167,6 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     two = EVENTS.assign(site=["north", "south", "north", "south", "south"])
     with pytest.raises(DataError, match="sites: column site must be one and the same"):
         read_events(two)
-
-
-def test_two_hospitals_may_use_one_identifier_for_two_people():
-    frames = {"a": HERE, "b": HERE[HERE["patient"] == "bob"]}
-    cohort = as_cohort(frames)
-    assert cohort.patients == ("ann", "bob", "bob")
-    assert cohort.sites[0].vocabularies == cohort.sites[1].vocabularies
 
 
 def test_a_public_list_says_which_codes_count():

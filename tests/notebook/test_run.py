@@ -9,19 +9,10 @@ import numpy as np
 import pytest
 
 mpl.use("agg")
-from flwr.clientapp import ClientApp
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from dpfact_flower import (
-    DPFact,
-    DPFactClient,
-    InProcessGrid,
-    PrivacySettings,
-    Run,
-    SiteSettings,
-    federate,
-)
+from dpfact_flower import DPFact, DPFactClient, PrivacySettings, Run, SiteSettings, federate
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 
@@ -107,10 +98,8 @@ def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path
 
 
 def test_public_objects_show_what_they_are(cohort, run, tmp_path):
-    app = ClientApp()
     settings = SiteSettings(state_dir=str(tmp_path), allow_privacy="none")
     texts = {
-        "InProcessGrid(2 nodes)": InProcessGrid(app, [{}, {}]),
         "DPFactClient('site-1')": DPFactClient(cohort.sites[0], settings, simulation=True),
         "DPFact(3x4 codes, 12 phenotypes, privacy 'none', 0 of 40 rounds)": DPFact(
             (3, 4), privacy=PrivacySettings(privacy="none")

@@ -3,7 +3,6 @@
 import pytest
 from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
-from typer.testing import CliRunner
 
 from dpfact_flower import (
     DPFact,
@@ -14,16 +13,10 @@ from dpfact_flower import (
     Vocabulary,
     write_run,
 )
-from dpfact_flower.cli.main import app as command
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime.federate import federate
-
-
-def dpfact(*arguments):
-    result = CliRunner().invoke(command, [*map(str, arguments)])
-    assert result.exit_code == 0, result.output
-    return result.output
+from tests.commands import dpfact
 
 
 def grid_of(cohort, cohort_folder, folder):
