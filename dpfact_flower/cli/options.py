@@ -36,7 +36,6 @@ APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTA
 """Folder of the Flower App: the installed package's copy or, without it, the repository's."""
 
 console = Console()
-"""Standard output, for every command."""
 
 
 def _folder(given: str | Path) -> Path:
@@ -73,7 +72,6 @@ Seed = Annotated[int | None, Option(help="Seed of the choices (default: none).",
 Config = Annotated[Path, Option(help="The site's settings, NAME.toml of dpfact site init.")]
 Home = Annotated[Path, Option(help="Where all of it lies, for good. The default needs root.")]
 HOME = Path("/srv/dpfact")
-"""Default folder of a deployment."""
 Port = Annotated[
     int, Option(help="Of the SuperLink or SuperNode on this machine.", min=1, max=65535)
 ]

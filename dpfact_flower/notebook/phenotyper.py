@@ -188,7 +188,6 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return tags
 
     def _run_settings(self) -> dict[str, Any]:
-        """Return the settings of the run."""
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = check_random_state(seed).randint(2**31 - 1)

@@ -68,10 +68,7 @@ class Run:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
-        """Write the files that `read`, `dpfact report`, `export` and `compare` need.
-
-        The folder must be empty. Return the same run, with that folder.
-        """
+        """Write what `read`, `dpfact report`, `export` and `compare` need into an empty folder."""
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -150,10 +147,7 @@ class Run:
         return replace(self, model=replace(self.model, names=kept))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report, one page of HTML that needs no network.
-
-        `path` is by default ``report.html`` in the run's folder.
-        """
+        """Write the report, one page of HTML, by default ``report.html`` in the run's folder."""
         if path is None:
             if self.folder is None:
                 raise SettingsError("report: give a path; the run has no folder")

@@ -36,7 +36,7 @@ class RunConfig(NamedTuple):
 
     @classmethod
     def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
-        """Check a run config. Missing keys take their default values."""
+        """Check a run config, in which any key may be missing."""
         refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
         checked = cls(
             AppSettings.from_config(config),

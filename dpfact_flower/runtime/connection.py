@@ -74,10 +74,7 @@ def _toml(value: Scalar) -> str:
 
 @dataclass(frozen=True)
 class Connection:
-    """A SuperLink, identified by its name in Flower's ``config.toml``.
-
-    `warn` shows a text to the user.
-    """
+    """A SuperLink, identified by its name in Flower's ``config.toml``."""
 
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)

@@ -40,8 +40,7 @@ def execute(
     """Answer a SuperNode's messages until this process is stopped.
 
     The first SIGTERM ends the process after the current message, and a second one at once. `config`
-    is read again for every message. `secret` is the SuperNode's `--superexec-auth-secret-file`.
-    `node_user` is the name or number of the SuperNode's user, by default this process's own.
+    is read again for every message. `node_user` is a name or number, by default this process's own.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()

@@ -26,10 +26,7 @@ from dpfact_flower.site.disclosure import disclosure_logger, log_privately
 
 
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
-    """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder.
-
-    The config has hyphenated keys, at least `data` and `out`; see ``dpfact settings``.
-    """
+    """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder."""
     checked = RunConfig.read(config)
     total = len(prepare_data(checked.app))
     if total == 0:

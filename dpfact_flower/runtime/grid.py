@@ -19,10 +19,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid that runs a ClientApp for several nodes, one node per thread at a time.
-
-    A node config has the content of a SuperNode's `--node-config`.
-    """
+    """A Grid that runs a ClientApp for nodes with these configs, one node per thread at a time."""
 
     def __init__(
         self,

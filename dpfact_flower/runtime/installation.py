@@ -31,8 +31,7 @@ trap exit INT TERM
 def write_centre(folder: Path, name: str, port: int) -> None:
     """Write a centre's authority, certificate, unit, proxy and connection.
 
-    Hospitals reach the centre at the DNS name or address `name`. Behind its proxy, the SuperLink
-    has the `port` of 127.0.0.1.
+    `name` is a DNS name or address. Behind the proxy, the SuperLink has the `port` of 127.0.0.1.
     """
     _new(folder, "ca.key")
     key, certificate = new_authority()
@@ -69,8 +68,7 @@ def write_site(
 ) -> bytes:
     """Write a hospital's key, secret, settings, data and units. Return the key's public line.
 
-    The folder's own paths are added to the `settings`. `centre` is a name with a port, `authority`
-    the PEM certificate of the authority that signed the centre's. The `data` file is copied, so
+    `centre` is a name with a port, and `authority` a PEM certificate. The `data` file is copied, so
     that the copy can have its own user. The SuperNode has the `port` of 127.0.0.1.
     """
     name = str(settings["site"])

@@ -42,7 +42,7 @@ _NOISE = ("Since flwr 1.", "Manually terminating ClientAppActor")
 
 
 class LogFollower:
-    """A reader of Flower's log of a run, line by line, that shows warnings to the user."""
+    """A reader of Flower's log of a run that shows progress and warnings to the user."""
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
@@ -160,11 +160,9 @@ def local_supernode(
     *,
     security: Sequence[str] = ("--insecure",),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a site's SuperNode on this machine. Stop the SuperNode when the context ends.
+    """Run a site's SuperNode on this machine, with a node config, see `SiteSettings`.
 
-    `config` is a node config, see `SiteSettings`, and `security` holds options of
-    `flower-supernode`. This SuperNode runs any app that the SuperLink sends, as Flower's SuperNodes
-    do: a hospital's are set up as in docs/how-to/deploy.md.
+    It runs any app that the SuperLink sends. A hospital's is set up as in docs/how-to/deploy.md.
     """
     text = " ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"

@@ -41,10 +41,7 @@ _GRACE_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """The input of a process: a message of a run to a node, and the hospital's own settings.
-
-    `held` are the bytes of memory that the executor uses for the message.
-    """
+    """The input of a process. `held` are the bytes that the executor holds of the message."""
 
     message: Message
     run: int
