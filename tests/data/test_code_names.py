@@ -2,14 +2,7 @@
 
 import pytest
 
-from dpfact_flower.data.code_names import (
-    SYSTEMS,
-    abbreviates,
-    name_of,
-    named,
-    names_of,
-    systems,
-)
+from dpfact_flower.data.code_names import SYSTEMS, abbreviates, name_of, named, names_of, systems
 from dpfact_flower.data.icd import CHAPTERS, FOLDER, category
 from dpfact_flower.data.vocabulary import Vocabulary
 

@@ -8,12 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpfact_flower.data.clinical_events import add_events, create_tables, table_of
-from dpfact_flower.data.cooccurrence import (
-    MINUTES_A_DAY,
-    Window,
-    build_cohort,
-    choose_vocabularies,
-)
+from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort, choose_vocabularies
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of

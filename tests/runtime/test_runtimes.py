@@ -18,13 +18,7 @@ from dpfact_flower.runtime.superlink import local_superlink
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import read_history
 from tests.conftest import CODES
-from tests.runtime.deployment import (
-    APP,
-    CONFIG,
-    PATIENT,
-    assert_arrived,
-    assert_same,
-)
+from tests.runtime.deployment import APP, CONFIG, PATIENT, assert_arrived, assert_same
 
 PAPER = {"rounds": 3, "rank": 4, "seed": 5, "tau": 1, "privacy": "paper", "epsilon": 2.0,
          "solver": "psgd", "clip": 1.0, "eta": 1e-3, "noise-seed": 7}  # fmt: skip

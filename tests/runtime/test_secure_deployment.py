@@ -48,13 +48,7 @@ from tests.runtime.deployment import (
     server_config,
     site_config,
 )
-from tests.runtime.page import (
-    Hospital,
-    centre,
-    hospital,
-    page_users,
-    written,
-)
+from tests.runtime.page import Hospital, centre, hospital, page_users, written
 
 NOISY = {**PATIENT, "refine-rounds": 0}
 FAULTS = Path(__file__).parents[2] / "docs" / "how-to" / "faults.md"

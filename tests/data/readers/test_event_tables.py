@@ -56,10 +56,7 @@ def assert_same_sites(found, expected):
 
 def test_a_window_of_days(tables):
     cohort = events.read(tables, "north")
-    assert cells_of(cohort) == {
-        ("north", "1", "3605", "41401"): 1,
-        ("north", "2", "40", "4019"): 2,
-    }
+    assert cells_of(cohort) == {("north", "1", "3605", "41401"): 1, ("north", "2", "40", "4019"): 2}
     assert cohort.name == "north"
     procedures, diagnoses = cohort.vocabularies
     assert (procedures.name, procedures.codes) == ("procedures", ("3605", "40"))

@@ -200,10 +200,7 @@ def test_real_inpatient_samples(ehr_data):
     with (ehr_data / "mimic3_demo" / "D_ICD_PROCEDURES.csv").open() as file:
         codes = [row["icd9_code"] for row in csv.DictReader(file)]
     cohort = read(
-        "synpuf",
-        ehr_data / "synpuf" / "inpatient",
-        valid_procedures=codes,
-        keep_empty=True,
+        "synpuf", ehr_data / "synpuf" / "inpatient", valid_procedures=codes, keep_empty=True
     )
     assert [line.site for line in cohort.summary()] == [f"sample-{n}" for n in range(1, 6)]
     patients = [line.patients for line in cohort.summary()]
