@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import shlex
@@ -207,6 +208,7 @@ def read(
     with reading(options) as connection:
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
+        _count_twins(connection, sources)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
@@ -382,6 +384,15 @@ def _minutes(time: str, time_format: str) -> str:
 
 def _whole_minutes(time: str) -> str:
     return f"(epoch_us({time}) + {60_000_000 * _YEAR_1}) // 60000000 - {_YEAR_1}"
+
+
+def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
+    """Count the events of each mode that equal the events of another mode, and warn of them."""
+    for one, other in itertools.combinations(sources, 2):
+        events = count_rows(connection, table_of(one))
+        both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
+        if events == count_rows(connection, table_of(other)) == count_rows(connection, both):
+            count(connection, other, f"events, all of which are those of {one}", events, warn=True)
 
 
 def _load_patients(

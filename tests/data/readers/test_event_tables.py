@@ -278,6 +278,13 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
     } <= set(found)
 
 
+def test_two_modes_with_the_same_events_are_counted(tables):
+    what = "events, all of which are those of procedures"
+    assert what not in {found for _, found, _ in events.read(tables, "north").read_report}
+    twice = {"procedures": tables["procedures"], "diagnoses": tables["procedures"]}
+    assert ("diagnoses", what, 4) in events.read(twice, "north").read_report
+
+
 def test_semicolons_tabulators_and_headers_in_any_script(write):
     text = "Größe;Médicament;Дата\n1;41401;2024-01-31\n"
     columns = events.Columns(patient="größe", code="MÉDICAMENT", time="дата")
