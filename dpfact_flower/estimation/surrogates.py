@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dpfact_flower.estimation.pair_fit import TINY, unpack
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 16.0, 40.0
 """Largest numbers of cells of a typical patient: for the estimate, and for an estimate that is
@@ -65,11 +65,9 @@ def surrogates_of(
     return found if found.nnz else None
 
 
-def likely_pairs(
-    total: NDArray[np.floating[Any]], model: NDArray[np.floating[Any]], noise: float
-) -> NDArray[np.floating[Any]]:
+def likely_pairs(total: Array, model: Array, noise: float) -> Array:
     """Return a model's co-occurrences plus residuals above the noise; 0 on the diagonal."""
-    rest = total - model
+    rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
     np.maximum(rest, 0, out=rest)
@@ -131,9 +129,7 @@ def code_counts(
     return [float(count) for count in counts]
 
 
-def _conditionals(
-    pairs: NDArray[np.floating[Any]], offsets: NDArray[Any], chance: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
     """Return codes' frequencies in pairs with other modes, and P(row's code | column's code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))

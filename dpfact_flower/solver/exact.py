@@ -131,13 +131,7 @@ def _inner(product: Array, factor: Array) -> float:
 
 
 def update_patients(
-    A: NDArray[np.float32],
-    product: Array,
-    q: NDArray[np.float64],
-    mu: float,
-    floor: float,
-    *,
-    sweeps: int = 1,
+    A: Array, product: Array, q: Array, mu: float, floor: float, *, sweeps: int = 1
 ) -> NDArray[np.float32]:
     """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times.
 
@@ -164,12 +158,7 @@ def fitted_patients(
 
 
 def update_features(
-    factor: NDArray[np.float32],
-    product: NDArray[np.float64],
-    q: NDArray[np.float64],
-    anchor: NDArray[np.float32],
-    gamma: float,
-    floor: float,
+    factor: Array, product: Array, q: Array, anchor: Array, gamma: float, floor: float
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfact_flower.errors import DivergenceError
-from dpfact_flower.solver.kernels.order import entries_by_row, visits, zero_visits
+from dpfact_flower.solver.kernels.order import Visits, entries_by_row, visits, zero_visits
 from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.kernels.vector.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
@@ -188,12 +188,7 @@ def _length(factor: Array, often: Array) -> float:
 
 
 def _sampled_loss(
-    loss: Loss,
-    sample: Sequence[tuple[Array, Array]],
-    stack: Array,
-    factors: Factors,
-    *,
-    zeros: bool,
+    loss: Loss, sample: Sequence[Visits], stack: Array, factors: Factors, *, zeros: bool
 ) -> float:
     """Return the loss over all cells, or over the entries alone if `zeros` is false.
 

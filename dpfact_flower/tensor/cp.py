@@ -122,10 +122,6 @@ class CPModel:
             dense += reduce(np.multiply.outer, columns)
         return dense
 
-    def norm_squared(self) -> float:
-        """Return the squared Frobenius norm of the model."""
-        return norm_squared(self.factors)
-
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
         """Return exact sums of squared errors on a tensor of this shape; see `squared_error`."""
         return squared_error(tensor, self.factors)

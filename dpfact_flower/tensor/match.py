@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError
+from dpfact_flower.tensor.arrays import Floats
 from dpfact_flower.tensor.cp import (
     CPModel,
     Matrices,
@@ -17,6 +18,9 @@ from dpfact_flower.tensor.cp import (
     column_weights,
     unit_columns,
 )
+
+Factorised = CPModel | Sequence[ArrayLike]
+"""A model, or factors in the same order."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,7 @@ class Match:
     cosines: NDArray[np.float64]
 
 
-def match_columns(
-    estimate: CPModel | Sequence[ArrayLike], truth: CPModel | Sequence[ArrayLike]
-) -> Match:
+def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is largest (Hungarian method).
 
     The greedy scores of pyttb and the Tensor Toolbox give the same sum or a smaller one. A column
@@ -54,9 +56,7 @@ def match_columns(
     return Match(rows, columns, similarity[rows, columns])
 
 
-def factor_match_score(
-    estimate: CPModel | Sequence[ArrayLike], truth: CPModel | Sequence[ArrayLike]
-) -> float:
+def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     """Return the factor match score (FMS) of two models: 1 means equal, and 0 means unrelated.
 
     The formula is from the paper's section Privacy. After `match_columns`, the score is the mean
@@ -77,16 +77,12 @@ def factor_match_score(
     return float(scores.sum() / max(ours[0].shape[1], theirs[0].shape[1]))
 
 
-def column_cosines(
-    estimate: NDArray[np.float64], truth: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def column_cosines(estimate: Floats, truth: Floats) -> Floats:
     """Return the (R, R') cosines between the columns of an (I, R) and an (I, R') array."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
 
 
-def _comparable(
-    estimate: CPModel | Sequence[ArrayLike], truth: CPModel | Sequence[ArrayLike]
-) -> tuple[Matrices, Matrices]:
+def _comparable(estimate: Factorised, truth: Factorised) -> tuple[Matrices, Matrices]:
     ours, theirs = (
         model.factors if isinstance(model, CPModel) else checked_matrices(model)
         for model in (estimate, truth)
