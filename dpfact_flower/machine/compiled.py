@@ -18,10 +18,7 @@ VARIABLE = "DPFACT_REGISTER_BITS"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-FAST: dict[str, Any] = {
-    "error_model": "numpy",
-    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
-}
+FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp"}}
 """Compiler options that allow sums to be reordered but keep the meaning of NaN and infinity."""
 
 

@@ -160,7 +160,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 def _secure(
     hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
-    """Return the requested stage of a secure sum; None in a preflight or without a secure sum."""
+    """Return the requested stage of a secure sum; None in a preflight or without a sum."""
     planned, stage = _planned(work), request.secure
     if planned is None:
         if stage is not None:
@@ -363,20 +363,16 @@ def check_memory(work: RoundWork) -> None:
     the release or of the message, a server could then measure how much memory the patients take.
     """
     # No earlier message left patients in memory: a deployed process ends after each message.
-    largest = max((event.count for event in work.cost()), default=0)
-    sums = max((_bytes_for(event.count) for event in work.cost()), default=0)
-    needed, limit = memory_used() + sums, memory_limit()
+    sizes = [event.count for event in work.cost()] or [0]
+    # Each thread beyond the first has a copy of the sum.
+    sums = (n * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(n) - 1)) for n in sizes)
+    needed, limit = memory_used() + max(sums), memory_limit()
     if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):
         raise MessageError(
-            f"codes: a release of {largest:,} values needs {needed / 2**30:.1f} GiB of memory; "
+            f"codes: a release of {max(sizes):,} values needs {needed / 2**30:.1f} GiB of memory; "
             f"this process may have {limit / 2**30:.1f}, of which {_PATIENTS_SHARE:.0%} are for "
             "the patients; ask for fewer codes"
         )
-
-
-def _bytes_for(values: int) -> int:
-    """Return the memory for a release, with a copy of the sum for each thread beyond the first."""
-    return values * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(values) - 1))
 
 
 def check_only_ledger(hospital: Hospital) -> None:

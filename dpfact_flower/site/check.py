@@ -97,9 +97,9 @@ def check(title: str) -> Callable[[Check], Check]:
 
 
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
-    """Run every check, or only the first one if the settings or the key cannot be read.
+    """Run every check, or only those that work before the processes are `started`.
 
-    Unless `started` is set, run only the checks that work without the SuperNode and the executor.
+    If the settings or the key cannot be read, only this is reported.
     """
     places: list[Place] = []
 
@@ -278,10 +278,11 @@ def _port(place: Place) -> Iterator[str]:
 def _nothing_of_flowers(place: Place) -> Iterator[str]:
     for process in place.processes:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
-            what = (
-                f"process {process.pid} of {user_name(process.uid)} ({' '.join(process.words[:2])})"
+            command = " ".join(process.words[:2])
+            yield (
+                f"process {process.pid} of {user_name(process.uid)} ({command}) runs what the "
+                "SuperLink sends: end it; dpfact site answer replaces it"
             )
-            yield f"{what} runs what the SuperLink sends: end it; dpfact site answer replaces it"
 
 
 @check("the centre answers with its certificate, and the clocks agree")

@@ -23,7 +23,7 @@ from dpfact_flower.privacy import (
     release_unprotected_sum,
 )
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient.statistics import BoundedSum, code_counts, cooccurrence
+from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
 from dpfact_flower.site.round import (
     JobState,
     RoundOutcome,
@@ -166,20 +166,12 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release co-occurrences for a start, or code counts first if the code lists are long."""
+    """Release patient mode's co-occurrences WITHOUT noise, or code counts if lists are long."""
     if request.selection:
-        return unprotected_cooccurrences(tensor.select_features(request.selection))
-    if paired_codes(tensor.feature_shape):
-        return _unprotected(code_counts(tensor, sigma=_FINEST))
-    return unprotected_cooccurrences(tensor)
-
-
-def unprotected_cooccurrences(tensor: SparseTensor) -> Release:
-    """Release patient mode's co-occurrences WITHOUT noise, on the finest grid."""
-    return _unprotected(cooccurrence(tensor, sigma=_FINEST))
-
-
-def _unprotected(statistic: BoundedSum) -> Release:
+        tensor = tensor.select_features(request.selection)
+    counts_first = not request.selection and paired_codes(tensor.feature_shape)
+    statistic_of = code_counts if counts_first else cooccurrence
+    statistic = statistic_of(tensor, sigma=_FINEST)
     return release_unprotected_sum(statistic.total * statistic.grid)
 
 

@@ -22,7 +22,6 @@ from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.site.round import JobState, RoundOutcome, check_modes, stream
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -72,24 +71,18 @@ class PatientRound:
         return RoundOutcome(share(bounded, self._noise, planned.sharing, slot, name=name))
 
     def _slot(self, sharing: Sharing) -> int:
-        """Return the site's slot in a secure sum."""
         assert self._request.secure is not None
         names = [member.site for member in self._request.secure.members]
         return sharing.slot(names.index(self._site))
 
-    def _tensor(self) -> SparseTensor:
-        """Return the patients' cells of the selected codes, with the weights of the request."""
-        tensor = self._source.read().select_codes(self._request.selection).tensor
-        return tensor.weighted(self._request.weights)
-
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """Return the sum to which a planned release adds noise. The sum itself must not leave."""
+        request = self._request
+        tensor = self._source.read().select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
-            self._tensor(),
-            planned,
-            self._request.anchors,
-            lambda: ridge_of(self._request, self._usage(kept)),
-        )
+            tensor.weighted(request.weights), planned, request.anchors,
+            lambda: ridge_of(request, self._usage(kept)),
+        )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
         """Estimate each phenotype's usage at this site, or in its slot, from the released start."""

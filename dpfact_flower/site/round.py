@@ -40,7 +40,7 @@ class JobState(Protocol):
     """The data that a site kept from the earlier rounds of a job."""
 
     def state(self) -> SiteState | None:
-        """Return the site's factors after the last round, or None before the first round."""
+        """Return the site's factors after the last round, or None before the first."""
 
     def release(self, round_number: int) -> Release | None:
         """Return the site's release in a round, or None if the site did not answer."""

@@ -75,13 +75,7 @@ class SiteStore:
     """
 
     def __init__(
-        self,
-        root: str | Path,
-        site: str,
-        job: str,
-        fingerprint: str = "",
-        *,
-        durable: bool = True,
+        self, root: str | Path, site: str, job: str, fingerprint: str = "", *, durable: bool = True
     ) -> None:
         self.folder = Path(root) / site / job
         for path in (self.folder.parents[1], self.folder.parent, self.folder):
@@ -177,10 +171,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Mark the job as closed because its data has changed. Ignore errors of the disk.
-
-        To compare the data takes longer for more data, so it is done only once.
-        """
+        """Close a job whose data has changed, because comparing takes longer for more data."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
