@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import MessageError, StateError
-from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import answer
 from dpfact_flower.site.lockout import (
     ATTEMPT_LIMIT,
@@ -22,13 +19,13 @@ from dpfact_flower.site.lockout import (
     counting_attempt,
     rolled_back_faults,
 )
-from dpfact_flower.wire.protocol import ROUND_TIMEOUT, RoundRequest
+from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.test_failures import World, requests
 
 
 @pytest.fixture
 def world(cohort, tmp_path) -> World:
-    return World(cohort.sites[0], tmp_path)
+    return World(cohort.sites[0], tmp_path / "state")
 
 
 def failing(*_):
@@ -76,79 +73,45 @@ def test_a_look_counts_before_it_begins(tmp_path):
 # --- a folder that was rolled back as a whole
 
 
-@pytest.fixture
-def settings(tmp_path) -> SiteSettings:
-    return SiteSettings(state_dir=str(tmp_path / "state"), allow_privacy="patient",
-                        max_epsilon=100.0)  # fmt: skip
-
-
-@pytest.fixture
-def folder(settings) -> Path:
-    return Path(settings.state_dir) / "site-1"
-
-
-@pytest.fixture
-def ask(cohort, settings):
-    """What a site says to a request, in words; what is asked travels."""
-
-    def asked(request: RoundRequest, ask=DPFactClient.fit) -> str:
-        try:
-            ask(DPFactClient(cohort.sites[0], settings), *request.to_wire())
-        except RoundRefusedError as error:
-            return str(error).split(" ")[0]
-        return "answered"
-
-    return asked
-
-
-def rows(folder: Path) -> int:
-    with Ledger(folder, create=False) as ledger:
-        assert ledger.verify() == []
-        return len(ledger.rows())
-
-
-def preflight(client, arrays, config):
-    return client.preflight(arrays, {**config, ROUND_TIMEOUT: 600.0})
-
-
-@pytest.mark.parametrize("how", [DPFactClient.fit, preflight])
+@pytest.mark.parametrize("preflight", [False, True])
 @pytest.mark.parametrize("left", ["a round", "nothing"])
 def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
-    ask, folder, tmp_path, how, left
+    world, tmp_path, preflight, left
 ):
-    asked = requests()
-    assert ask(asked[1]) == "answered"
-    shutil.copytree(folder.parent, tmp_path / "backup")
-    assert ask(replace(asked[2], answered={"site-1": 1})) == "answered"
-    shutil.rmtree(folder.parent)
+    asked, folder = requests(), world.folder / "north"
+    world.go_to(2)
+    shutil.copytree(folder, tmp_path / "backup")
+    assert world.answer(replace(asked[2], answered={"north": 1})).rows == 2
+    shutil.rmtree(folder)
     if left == "a round":
-        shutil.copytree(tmp_path / "backup", folder.parent)
-    next_ = replace(asked[3], answered={"site-1": 2, "site-2": 2})
-    assert ask(next_, how) == "dpfact:state"
+        shutil.copytree(tmp_path / "backup", folder)
+    next_ = replace(asked[3], answered={"north": 2, "site-2": 2})
+    said = world.preflight(next_) if preflight else world.answer(next_).reply
+    assert said == "dpfact:state"
     other = replace(asked[1], job="another")
-    assert ask(other) == "dpfact:state"  # whoever asks
+    assert world.answer(other).reply == "dpfact:state"  # whoever asks
     (fault,) = rolled_back_faults(folder)
     note = Path(fault.partition(":")[0])
     assert "has answered round 2 of job" in note.read_text()
     if left == "a round":
         assert "round 1 as its last" in note.read_text()
-        assert rows(folder) == 1
+        assert world.rows() == 1
     note.unlink()
-    assert ask(next_) == "dpfact:state"  # that job does not go on
+    assert world.answer(next_).reply == "dpfact:state"  # that job does not go on
     note.unlink()
-    assert ask(other) == "answered"
+    assert world.answer(other).reply.startswith("[")
 
 
-def test_a_server_that_says_what_is_so_is_answered(ask, folder):
+def test_a_server_that_says_what_is_so_is_answered(world):
     asked = requests()
-    others = {"site-2": 9}
     for number in (1, 2, 3):
-        said = {"site-1": number - 1, **others} if number > 1 else others
-        assert ask(replace(asked[number], answered=said)) == "answered"
-    assert rolled_back_faults(folder) == []
+        said = {"site-2": 9} | ({"north": number - 1} if number > 1 else {})
+        assert world.answer(replace(asked[number], answered=said)).rows == number
+    assert rolled_back_faults(world.folder / "north") == []
     # Asked again, with another word of who has answered: the same bytes, for nothing.
-    assert ask(replace(asked[3], answered={"site-1": 2})) == "answered"
-    assert rows(folder) == 3
+    again = world.answer(replace(asked[3], answered={"north": 2}))
+    assert again.reply.startswith("[")
+    assert again.rows == 3
 
 
 def test_what_the_server_says_of_answers_is_no_part_of_what_it_asks():
