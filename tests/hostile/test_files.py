@@ -129,11 +129,8 @@ def kinds(tmp_path_factory) -> dict[str, Kind]:
     (lists / "codes.json").write_text(json.dumps(["a", "b", "c"]))
     (lists / "codes.csv").write_text('code,description\n"a","an a"\nb,\n')
     (lists / "codes.txt").write_text("# codes\na\nb\n")
-    whole, own, (state,) = (
-        folder / "cohort",
-        folder / "state" / "north",
-        store.folder.glob("state*"),
-    )
+    whole, own = folder / "cohort", folder / "state" / "north"
+    (state,) = store.folder.glob("state*")
     uses = [ledger_reader(own, use) for use in LEDGER_USES]
     in_json, in_lines, in_text = strategies.in_json, strategies.in_lines, strategies.in_text
     members = strategies.members

@@ -10,13 +10,7 @@ import pytest
 
 from dpfact_flower.errors import PrivacyRefusedError, StateError
 from dpfact_flower.machine import files
-from dpfact_flower.machine.files import (
-    disk_errors,
-    locked,
-    private_folder,
-    replacing,
-    reserved,
-)
+from dpfact_flower.machine.files import disk_errors, locked, private_folder, replacing, reserved
 
 
 def mode_of(path: Path) -> int:
@@ -51,20 +45,6 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error):
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("call", ["replace", "fsync"])
-def test_a_failing_disk_leaves_the_old_file_and_no_other(tmp_path, monkeypatch, call):
-    write(tmp_path / "x", b"old")
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OSError, match="no space"):
-        write(tmp_path / "x", b"new")
-    assert os.listdir(tmp_path) == ["x"]
-    assert (tmp_path / "x").read_bytes() == b"old"
-
-
 def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
     tmp_path, monkeypatch
 ):
@@ -84,17 +64,6 @@ def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_retur
     monkeypatch.setattr(os, "replace", note_replace)
     write(tmp_path / "x", b"new")
     assert steps == ["3 bytes", "name", "folder"]
-
-
-def test_where_nothing_need_last_the_disk_is_not_waited_for(tmp_path, monkeypatch):
-    def fail(handle: int) -> None:
-        raise AssertionError("fsync")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with replacing(tmp_path / "x", durable=False) as file:
-        file.write(b"new")
-    assert (tmp_path / "x").read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["x"]
 
 
 @pytest.mark.usefixtures("umask")

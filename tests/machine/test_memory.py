@@ -9,12 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from dpfact_flower.machine import memory
-from dpfact_flower.machine.memory import (
-    hold_beside,
-    memory_limit,
-    memory_used,
-    offer_to_be_ended,
-)
+from dpfact_flower.machine.memory import hold_beside, memory_limit, memory_used, offer_to_be_ended
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A site's door: what it answers, what it refuses, and that nothing of a patient gets out."""
 
-import json
 import logging
 import os
 from dataclasses import replace
@@ -19,7 +18,6 @@ from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 PAPER = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
@@ -42,9 +40,8 @@ def make_client(data, tmp_path, **settings) -> DPFactClient:
 
 
 def make_noisy_client(data, tmp_path, **settings) -> DPFactClient:
-    return make_client(
-        data, tmp_path, **{"allow_privacy": "paper", "max_epsilon": 50.0, **settings}
-    )
+    noisy = {"allow_privacy": "paper", "max_epsilon": 50.0}
+    return make_client(data, tmp_path, **{**noisy, **settings})
 
 
 def make_request(data, **changes) -> RoundRequest:
@@ -321,16 +318,6 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     assert len(rows_of(tmp_path)) == 1
 
 
-def test_rounds_go_on_from_the_state(client, data, tmp_path):
-    # With the paper's weight: with a relative one, features begin at the global factors.
-    own = SolverSettings(rank=4, gamma=5.0)
-    fit(client, make_request(data, solver=own))
-    fit(client, make_request(data, solver=own, round=2))
-    lines = (tmp_path / "state" / "site-1" / "job" / "history.jsonl").read_text().splitlines()
-    first, second = (json.loads(line) for line in lines)
-    assert second["objective"][0] == pytest.approx(first["objective"][-1], rel=1e-4)
-
-
 def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
     client = make_noisy_client(data, tmp_path, max_epsilon=1.0)
     privacy = PrivacySettings(privacy="paper", epsilon=1.2)
@@ -372,6 +359,8 @@ def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
         ({"allow_privacy": "none", "max_epsilon": 2.0}, "max-epsilon"),
         ({"allow_privacy": "none,paper", "max_epsilon": 2.0}, "would void max-epsilon"),
         ({"state_dir": "relative/state"}, "absolute"),
+        ({"state_dir": ""}, "state-dir: must be set"),
+        ({"allow_privacy": ""}, "allow-privacy: must be set"),
     ],
 )
 def test_choices_that_would_fail_open_are_refused(data, tmp_path, choices, says):
@@ -400,24 +389,9 @@ def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, ch
     fit(client, make_request(data))  # the site is unharmed
 
 
-def test_a_site_without_nonzeros_says_so(data, tmp_path, caplog):
-    nothing = SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape)
-    client = make_client(replace(data, tensor=nothing), tmp_path)
-    assert "no non-zeros" in refusal(client, make_request(data), caplog)
-
-
-@pytest.mark.parametrize("key", ["state_dir", "allow_privacy"])
-def test_what_a_site_must_choose_for_itself_has_no_default(data, tmp_path, key):
-    with pytest.raises(SettingsError, match=key.replace("_", "-")):
-        make_client(data, tmp_path, **{key: ""})
-
-
 def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
-    client = make_client(data, tmp_path, site_mu=1e6)
-    fit(
-        client,
-        make_request(data, solver=SolverSettings(rank=4, relative_l21=0.001, mu_from_round=1)),
-    )
+    asked = SolverSettings(rank=4, relative_l21=0.001, mu_from_round=1)
+    fit(make_client(data, tmp_path, site_mu=1e6), make_request(data, solver=asked))
     assert (state_of(tmp_path, data).factors[0] == 0).all()
 
 

@@ -58,11 +58,6 @@ def ask(client, request) -> tuple[list[np.ndarray], dict]:
     return arrays, config
 
 
-def sent_values(arrays) -> int:
-    """How many numbers are in a reply; one without any has one empty array."""
-    return sum(array.size for array in arrays)
-
-
 def read(server: Coordinator, number: int, answer) -> SiteReply:
     """A reply as the server reads it."""
     return SiteReply.from_wire(*answer, server.reply_shapes(number))
@@ -323,34 +318,30 @@ def picked(*sizes):
     return tuple(np.arange(size, dtype=np.int32) for size in sizes)
 
 
+def beyond(size):
+    return (np.arange(size, dtype=np.int32) + 5,)
+
+
 REFUSED_AT_ONCE = {
     # what, the round, the change of the request, and the code that leaves
     "a larger epsilon": (1, lambda r: changed(r, epsilon=4.2), "privacy-refused"),
     "more rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds + 1), "message"),
     "a round beyond the last": (1, lambda r: replace(r, round=r.rounds + 1), "message"),
-    "more refinement than rounds for it": (
-        1, lambda r: changed(r, refine_rounds=3), "message",
-    ),
+    "too many refinements": (1, lambda r: changed(r, refine_rounds=3), "message"),
     "noise beyond float32": (1, lambda r: changed(r, start_share=1e-80), "settings"),
     "no share planned": (1, lambda r: changed(r, start_share=0.0), "message"),
     "seeded noise": (1, lambda r: changed(r, noise_seed=7), "privacy-refused"),
     "another vocabulary": (1, lambda r: replace(r, vocabulary="0" * 64), "message"),
     "a rank beyond the limit": (1, lambda r: of_solver(r, rank=21), "message"),
     "tau beyond the limit": (1, lambda r: of_solver(r, tau=21), "message"),
-    "factors where none belong": (
-        1, lambda r: replace(r, anchors=of_factors((9, 12))), "message",
-    ),
-    "a selection in a run that counts no codes": (
-        1, lambda r: replace(r, selection=picked(6, 8)), "message",
-    ),
-    "codes to keep that were not counted": (1, lambda r: changed(r, codes="6x8"), "message"),
+    "factors where none belong": (1, lambda r: replace(r, anchors=of_factors((9, 12))), "message"),
+    "a selection uncalled for": (1, lambda r: replace(r, selection=picked(6, 8)), "message"),
+    "codes that were not counted": (1, lambda r: changed(r, codes="6x8"), "message"),
     "no factors": (2, lambda r: replace(r, anchors=()), "message"),
     "no factors at the end": (6, lambda r: replace(r, anchors=()), "message"),
     "a factor missing": (2, lambda r: replace(r, anchors=r.anchors[:1]), "data"),
     "a code too many": (2, lambda r: replace(r, anchors=of_factors((9, 13))), "data"),
-    "a selection in the middle": (
-        2, lambda r: replace(r, selection=picked(9, 12)), "message",
-    ),
+    "a selection in the middle": (2, lambda r: replace(r, selection=picked(9, 12)), "message"),
     "the settings of another run": (2, lambda r: changed(r, epsilon=3.9), "message"),
     "another seed": (2, lambda r: replace(r, seed=4), "message"),
     "another l2,1 weight": (2, lambda r: of_solver(r, relative_l21=0.5), "message"),
@@ -371,26 +362,18 @@ def test_an_old_round_with_another_content_is_stale(data, tmp_path, caplog):
 
 
 WITH_CODES = {
-    "a selection before codes are counted": (
-        1, lambda r: replace(r, selection=picked(6, 8)), "message",
-    ),
-    "factors before codes are counted": (
-        1, lambda r: replace(r, anchors=of_factors((9, 12))), "message",
-    ),
+    "a selection before counts": (1, lambda r: replace(r, selection=picked(6, 8)), "message"),
+    "factors before counts": (1, lambda r: replace(r, anchors=of_factors((9, 12))), "message"),
     "no selection at the start": (2, lambda r: replace(r, selection=()), "message"),
     "no selection later": (3, lambda r: replace(r, selection=()), "message"),
     "no selection at the end": (7, lambda r: replace(r, selection=()), "message"),
     "factors at the start": (2, lambda r: replace(r, anchors=of_factors((6, 8))), "message"),
     "a mode's selection missing": (2, lambda r: replace(r, selection=picked(6)), "message"),
     "a selection too many": (2, lambda r: replace(r, selection=picked(6, 8, 2)), "message"),
-    "codes beyond the vocabulary": (
-        2, lambda r: replace(r, selection=(picked(6)[0], picked(8)[0] + 5)), "data",
-    ),
+    "codes beyond the list": (2, lambda r: replace(r, selection=picked(6) + beyond(8)), "data"),
     "more codes than planned": (2, lambda r: replace(r, selection=picked(7, 8)), "message"),
     "fewer codes than planned": (2, lambda r: replace(r, selection=picked(6, 7)), "message"),
-    "a selection that is not the factors'": (
-        3, lambda r: replace(r, anchors=of_factors((9, 12))), "data",
-    ),
+    "a selection of other codes": (3, lambda r: replace(r, anchors=of_factors((9, 12))), "data"),
 }  # fmt: skip
 
 
@@ -445,10 +428,8 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
                 renamed.site.preflight(request)
         assert not watched.read_by_now
     assert not (tmp_path / "state" / "north" / LEDGER).exists()
-    ask(
-        make_client(without_cells(data), tmp_path / "elsewhere", site="north", data_site="site-1"),
-        request,
-    )
+    own = {"site": "north", "data_site": "site-1"}
+    ask(make_client(without_cells(data), tmp_path / "elsewhere", **own), request)
 
 
 def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):

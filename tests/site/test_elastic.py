@@ -7,12 +7,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from dpfact_flower.data.synthetic import synthetic
-from dpfact_flower.errors import (
-    DataError,
-    DivergenceError,
-    MessageError,
-    PrivacyRefusedError,
-)
+from dpfact_flower.errors import DataError, DivergenceError, MessageError, PrivacyRefusedError
 from dpfact_flower.estimation import codes
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
@@ -211,9 +206,7 @@ def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, f
 def test_divergence_names_site_round_and_step():
     """Counts that overflow at any step size: an error, never NaN."""
     rng = np.random.default_rng(0)
-    huge = SparseTensor.from_coo(
-        rng.integers(0, 5, (60, 3)), np.full(60, 1e37), (5, 5, 5)
-    )  # fmt: skip
+    huge = SparseTensor.from_coo(rng.integers(0, 5, (60, 3)), np.full(60, 1e37), (5, 5, 5))
     solver = SolverSettings(rank=3, solver="psgd", scale="counts", zeros="none", gamma=0.5)
     with pytest.raises(DivergenceError, match=r"site a, round 1: .*step size"):
         answer(huge, request((5, 5), solver))

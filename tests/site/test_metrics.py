@@ -34,10 +34,8 @@ def test_whatever_is_refused_is_counted_by_the_code_that_leaves(data, tmp_path):
         with pytest.raises(RoundRefusedError, match=f"dpfact:{code} "):
             ask(list(arrays), config)
         assert code in PUBLIC_CODES
-    assert refusals(folder) == {
-        "privacy-refused": 1,
-        "message": 1,
-    }  # what a preflight says is not counted
+    # What a preflight says is not counted.
+    assert refusals(folder) == {"privacy-refused": 1, "message": 1}
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"late": "x"}', b"\xff" * 9, b"[" * 9000])

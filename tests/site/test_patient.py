@@ -116,7 +116,8 @@ def test_no_patient_is_read_before_a_round_runs(data, number):
         with pytest.raises(AssertionError, match="looked"):
             work.run(Kept())
     else:
-        work.run(Kept())
+        outcome = work.run(Kept())
+        assert (outcome.release.arrays, outcome.state) == ((), None)
 
 
 def test_cost_says_whether_noise_is_seeded(data):
@@ -209,14 +210,10 @@ def test_labels_and_identifiers_are_not_in_it(data):
 # --- ridge
 
 
-def test_without_off_there_is_no_ridge(data):
-    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=0.0))
-    assert ridge_of(request, (np.ones(4), np.ones(4))).tolist() == [0.0] * 4
-
-
-def test_a_site_without_a_start_of_its_own_has_no_ridge(data):
-    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=0.5))
-    assert ridge_of(request, None).tolist() == [0.0] * 4
+@pytest.mark.parametrize(("off", "used"), [(0.0, (np.ones(4), np.ones(4))), (0.5, None)])
+def test_without_a_weight_or_a_start_of_its_own_a_site_has_no_ridge(data, off, used):
+    request = make_request(data, 2, solver=replace(SOLVER, relative_l21=off))
+    assert ridge_of(request, used).tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize("off", [0.1, 2.0])
@@ -336,10 +333,3 @@ def test_a_patient_mode_round_needs_the_model_it_bounds(data):
     for solver in (replace(SOLVER, scale="counts"), replace(SOLVER, nonnegative=False)):
         with pytest.raises((MessageError, ValueError), match="'patient' bounds patients"):
             make_round(data, make_request(data, 1, solver=solver))
-
-
-def test_a_site_without_cells_is_refitted_to_nothing(data):
-    empty = replace(data, tensor=SparseTensor.from_coo(np.empty((0, 3)), [], data.tensor.shape))
-    outcome = make_round(empty, make_request(empty, plan(data).rounds)).run(Kept())
-    assert outcome.release.arrays == ()
-    assert outcome.state is None

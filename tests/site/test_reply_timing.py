@@ -183,18 +183,15 @@ def test_nobody_else_learns_when_a_round_was_over(
     """The folder is locked until the reply is due, late or not."""
     released = []
 
-    class Watched:
-        def __init__(self, folder):
-            self._locked = locked(folder)
+    @contextmanager
+    def watched(folder):
+        with locked(folder):
+            try:
+                yield
+            finally:
+                released.append(clock.now)
 
-        def __enter__(self):
-            self._locked.__enter__()
-
-        def __exit__(self, *error):
-            released.append(clock.now)
-            return self._locked.__exit__(*error)
-
-    monkeypatch.setattr(admission, "locked", Watched)
+    monkeypatch.setattr(admission, "locked", watched)
     taking(monkeypatch, clock, seconds)
     ask(DPFactClient(cohort.sites[0], settings), requests()[1])
     assert released == free
@@ -225,9 +222,8 @@ def test_the_clock_runs_from_the_door(cohort_folder, tmp_path, clock, monkeypatc
     config = node(cohort_folder, tmp_path)
     assert not send(config, records.ask(*requests()[1].to_wire())).has_error()
     assert clock.now == 1010.0
-    client = client_app.client_for(
-        Context(1, 1, config, RecordDict(), {})
-    )  # as a ClientApp(client_fn=...) makes one
+    # As a ClientApp(client_fn=...) makes one.
+    client = client_app.client_for(Context(1, 1, config, RecordDict(), {}))
     assert ask(client, requests()[2]) == "answered"
     assert clock.now == 1020.0
 
@@ -299,18 +295,11 @@ def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_t
         assert ledger.verify() == []
 
 
-def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort, cohort_folder, tmp_path, monkeypatch):
+def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort_folder, settings, monkeypatch):
     """To give memory back takes as long as it is large, and the next message waits for that."""
     kept = []
     monkeypatch.setattr(
         ReplyDelay, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)
-    )
-    settings = SiteSettings(
-        site="north",
-        data_site="site-1",
-        state_dir=str(tmp_path),
-        allow_privacy="patient",
-        max_epsilon=100.0,
     )
     client = DPFactClient(site_data.open_site(cohort_folder / "site-1.npz"), settings)
     asked = requests()
