@@ -14,20 +14,8 @@ from typing import Any
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.registry import Registry
-from dpfact_flower.privacy.conversions import (
-    GAUSSIAN_DP,
-    GAUSSIAN_DP_DISCRETE,
-    PROPOSITION_2_8,
-    RDP,
-    SLACK,
-    ZCDP_TIGHT,
-    compose_serial,
-    epsilon_gaussian,
-    epsilon_gaussian_discrete,
-    epsilon_proposition_2_8,
-    epsilon_rdp,
-    epsilon_zcdp_tight,
-)
+from dpfact_flower.privacy import conversions
+from dpfact_flower.privacy.conversions import SLACK, ZCDP_TIGHT
 from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit, claim_of
 
 
@@ -137,7 +125,7 @@ def account(
     All must have the same unit and neighbouring relation. With `second_opinions`, the figures of
     those `accountants` follow whose packages are installed.
     """
-    rho = compose_serial(event.rho for event in events)
+    rho = conversions.compose_serial(event.rho for event in events)
     relations = {(event.unit, event.neighbours) for event in events}
     if len(relations) > 1:
         raise SettingsError("events: can't add up different units or neighbouring relations")
@@ -146,7 +134,11 @@ def account(
     epsilons = _epsilons(rho, delta, count, unit)
     replacing: dict[str, float] = {}
     if neighbours == "add-remove":
-        replacing = epsilons_of_replacing(rho, delta, count=count, unit=unit)
+        # Replacing is removing and adding, so by the triangle inequality a sum over patients moves
+        # by at most twice the sensitivity. This costs 4 rho in zCDP and 2 mu in Gaussian DP, as for
+        # group privacy with two patients (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su
+        # 2022). The slack of discrete noise does not depend on the data.
+        replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)
         replacing |= _opinions(_doubled(events), delta)
@@ -179,31 +171,18 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
     return epsilons
 
 
-def epsilons_of_replacing(rho: float, delta: float, *, count: int, unit: Unit) -> dict[str, float]:
-    """Return epsilon, by accountant, for replacing one patient's record by any other record.
-
-    `rho` is the cost of adding or removing a patient, `count` the number of values in all releases.
-    Replacing is removing and adding, so by the triangle inequality a sum over patients changes by
-    at most twice the sensitivity. The cost is 4 rho in zCDP and 2 mu in Gaussian DP, as for group
-    privacy with two patients (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack
-    of discrete noise does not depend on the data. Outside the range of the slack's proof there is
-    no Gaussian DP figure.
-    """
-    return _epsilons(4 * rho, delta, count, unit)
-
-
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
     """Return epsilon by accountant, the headline first."""
     mu = math.sqrt(2 * rho)
     bounds = {
-        PROPOSITION_2_8: epsilon_proposition_2_8(rho, delta),
-        ZCDP_TIGHT: epsilon_zcdp_tight(rho, delta),
-        RDP: epsilon_rdp(rho, delta),
+        conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),
+        ZCDP_TIGHT: conversions.epsilon_zcdp_tight(rho, delta),
+        conversions.RDP: conversions.epsilon_rdp(rho, delta),
     }
     if unit == "entry":
-        return bounds | {GAUSSIAN_DP: epsilon_gaussian(mu, delta)}
+        return bounds | {conversions.GAUSSIAN_DP: conversions.epsilon_gaussian(mu, delta)}
     # The noise is discrete here, so only bounds that hold for discrete noise are used.
-    discrete = epsilon_gaussian_discrete(mu, delta, count)
+    discrete = conversions.epsilon_gaussian_discrete(mu, delta, count)
     if math.isfinite(discrete):
-        return {GAUSSIAN_DP_DISCRETE: discrete} | bounds
+        return {conversions.GAUSSIAN_DP_DISCRETE: discrete} | bounds
     return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest proven epsilon comes first
