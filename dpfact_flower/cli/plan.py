@@ -105,7 +105,7 @@ def budget(
 
     The epsilon is DPFact's own claim for one entry, and is not proven.
     """
-    from dpfact_flower.privacy import PaperPlan, plan_paper, psgd_sensitivity
+    from dpfact_flower.privacy.paper import PaperPlan, plan_paper, psgd_sensitivity
 
     made = (
         PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)

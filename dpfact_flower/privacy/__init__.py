@@ -19,14 +19,6 @@ from dpfact_flower.privacy.guarantee import (
     rounded_up,
 )
 from dpfact_flower.privacy.noise_source import Noise
-from dpfact_flower.privacy.paper import (
-    PaperPlan,
-    paper_rho,
-    perturb,
-    plan_paper,
-    planned_events,
-    psgd_sensitivity,
-)
 from dpfact_flower.privacy.release import (
     Release,
     Share,
@@ -45,18 +37,12 @@ __all__ = [
     "Figure",
     "Guarantee",
     "Noise",
-    "PaperPlan",
     "Release",
     "ReleaseEvent",
     "Share",
     "account",
     "mu_for_epsilon",
-    "paper_rho",
-    "perturb",
-    "plan_paper",
-    "planned_events",
     "price_of_replacing",
-    "psgd_sensitivity",
     "release_masked",
     "release_nothing",
     "release_unprotected",

@@ -16,13 +16,11 @@ from dpfact_flower.privacy import (
     Noise,
     Release,
     ReleaseEvent,
-    paper_rho,
-    perturb,
-    planned_events,
     release_unprotected,
     release_unprotected_sum,
 )
 from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.paper import paper_rho, perturb, planned_events
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
 from dpfact_flower.site.round import (
     JobState,

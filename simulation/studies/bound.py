@@ -25,15 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.synthetic import preset, synthetic
-from dpfact_flower.privacy import (
-    PAPER_CLAIM,
-    PaperPlan,
-    ReleaseEvent,
-    account,
-    psgd_sensitivity,
-    sigma_of,
-)
+from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account, sigma_of
 from dpfact_flower.privacy.conversions import delta_gaussian, epsilon_proposition_2_8
+from dpfact_flower.privacy.paper import PaperPlan, psgd_sensitivity
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.kernels.order import visits

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpfact_flower import privacy
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import PAPER_CLAIM, PaperPlan, ReleaseEvent, account, conversions
+from dpfact_flower.privacy import PAPER_CLAIM, ReleaseEvent, account, conversions
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
     GAUSSIAN_DP,
@@ -25,6 +25,7 @@ from dpfact_flower.privacy.conversions import (
     sign_change,
 )
 from dpfact_flower.privacy.guarantee import accountants
+from dpfact_flower.privacy.paper import PaperPlan, plan_paper
 
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 CLOSE = 1e-9  # relative; the functions reach about 1e-11
@@ -172,7 +173,7 @@ def test_composition_adds():
 
 @everywhere(epsilons, deltas, st.integers(1, 1000), st.integers(1, 5))
 def test_a_plan_claims_the_epsilon_it_was_made_for(epsilon, delta, rounds, factors):
-    plan = privacy.plan_paper(epsilon, delta, rounds, factors)
+    plan = plan_paper(epsilon, delta, rounds, factors)
     claimed = plan.guarantee().headline
     assert claimed.accountant == PROPOSITION_2_8
     assert claimed.epsilon == pytest.approx(epsilon, rel=CLOSE)
@@ -351,8 +352,8 @@ def test_delta_outside_the_open_unit_interval_is_refused(bad):
 
 def test_counts_below_one_are_refused():
     for call, name in [
-        (lambda: privacy.plan_paper(1.0, 1e-5, 0), "rounds"),
-        (lambda: privacy.plan_paper(1.0, 1e-5, 2, 0), "factors"),
+        (lambda: plan_paper(1.0, 1e-5, 0), "rounds"),
+        (lambda: plan_paper(1.0, 1e-5, 2, 0), "factors"),
         (lambda: PaperPlan(1.0, 1e-5, -1), "rounds"),
     ]:
         with pytest.raises(SettingsError, match=f"^{name}: must be an integer of 1 or more"):

@@ -15,11 +15,10 @@ from dpfact_flower.privacy import (
     SEEDED_CLAIM,
     Noise,
     account,
-    perturb,
-    psgd_sensitivity,
     release_unprotected,
 )
 from dpfact_flower.privacy.noise_source import _standard_normal
+from dpfact_flower.privacy.paper import perturb, psgd_sensitivity
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 ALPHA = 1e-6

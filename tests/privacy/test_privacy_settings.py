@@ -3,7 +3,7 @@ import math
 import pytest
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import PaperPlan, paper_rho
+from dpfact_flower.privacy.paper import PaperPlan, paper_rho
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 

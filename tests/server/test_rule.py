@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy import account, paper_rho
+from dpfact_flower.privacy import account
+from dpfact_flower.privacy.paper import paper_rho
 from dpfact_flower.server.elastic import ElasticRule, elastic_average
 from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
