@@ -14,14 +14,8 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from dpfact_flower.collect import (
-    POLL_SECONDS,
-    RETURN_SECONDS,
-    Exchange,
-    InFlight,
-    format_error,
-    is_lost,
-)
+from dpfact_flower import collect
+from dpfact_flower.collect import Exchange, InFlight, format_error, is_lost
 from dpfact_flower.preflight import ask_ready
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import SiteNames, called
@@ -34,19 +28,11 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 class AsyncDispatcher:
     """The sender of requests and receiver of replies, called step by step.
 
-    Parameters
-    ----------
-    coordinator : OnArrival
-        The run, after its synchronous rounds.
-    left_out : frozenset of int
-        Nodes that never get a request.
-    read : callable
-        Reads a node's reply of the given shapes, and adds the site's name to `names`. The result is
-        a text if the reply cannot be used.
-    wait : callable
-        Waits some time for the quorum, and returns the connected nodes that are not left out. With
-        True, the function waits for the expected number of sites, and ends the run below the
-        quorum.
+    The synchronous rounds are over. `left_out` nodes never get a request. `read` reads a node's
+    reply of the given shapes, and adds the site's name to `names`. The result is a text if the
+    reply cannot be used. `wait` waits some time for the quorum, and returns the connected nodes
+    that are not left out. With True, it waits for the expected number of sites, and ends the run
+    below the quorum.
     """
 
     def __init__(
@@ -110,14 +96,14 @@ class AsyncDispatcher:
                 record.seconds,
             )  # fmt: skip
         if not self._send(connected) and not replies:
-            time.sleep(POLL_SECONDS)
+            time.sleep(collect.POLL_SECONDS)
 
     def _take(self, node: int, reply: Message, connected: Collection[int]) -> None:
         flight, coordinator = self._flights[node], self._coordinator
         coordinator.count(bytes_up=records.serialised_bytes(reply))
         if reply.has_error() and (flight.waiting or flight.may_be_sent):
             if is_lost(reply):
-                flight.deadline = min(flight.deadline, time.monotonic() + RETURN_SECONDS)
+                flight.deadline = min(flight.deadline, time.monotonic() + collect.RETURN_SECONDS)
             return
         del self._flights[node]
         outcome = self._read(reply, node, coordinator.reply_shapes(int(flight.group)), connected)

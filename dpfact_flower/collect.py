@@ -49,20 +49,11 @@ _EXTRA = 1 / 4
 class RoundPolicy(NamedTuple):
     """The treatment of missing replies in a round.
 
-    Attributes
-    ----------
-    charged : bool
-        Whether sites are charged. If so, the round waits some time for lost sites to return.
-    required : bool
-        Whether later rounds depend on this round. If so, sites that connect late get the request
-        too. At the end of the round, connected sites without a reply get the request once more,
-        with extra time.
-    left_out : frozenset of int
-        Nodes that never get a request.
-    quorum : int
-        Number of replies that are needed.
-    grace : float
-        Extra seconds for missing sites, if a shortened round ends without a quorum.
+    If sites are `charged`, the round waits some time for lost sites to return. If the round is
+    `required` by later rounds, sites that connect late get the request too. At its end, connected
+    sites without a reply get the request once more, with extra time. `left_out` nodes never get a
+    request. If a shortened round ends without `quorum` replies, missing sites have `grace` more
+    seconds.
     """
 
     charged: bool = False
@@ -166,16 +157,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
-    `sent` is called for every message after the first messages of the round.
-
-    Attributes
-    ----------
-    policy : RoundPolicy
-        Policy of the next round.
-    seconds : dict of int to float
-        For each node that answered in the last round, the time until its reply.
-    registered : dict of int to str
-        Registered names of all nodes that have ever been connected.
+    `sent` is called for every message after the first messages of the round. `policy` is that of
+    the next round. `seconds` has the time until the reply of each node that answered in the last
+    round, and `registered` the registered names of all nodes that have ever been connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:

@@ -48,8 +48,7 @@ class SecureRounds:
         if coordinator.resumed and _read(coordinator.run_dir, self._sums):
             return
         for _ in range(MOST_ASKED):
-            least = max(coordinator.run.min_sites, 1)
-            if len(self._nodes) < least:
+            if len(self._nodes) < coordinator.run.min_sites:
                 break
             if len(self._nodes) != self._begin().sharing.sites:
                 coordinator.resize(len(self._nodes))

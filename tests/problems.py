@@ -110,7 +110,7 @@ def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
                 np.asarray(f, np.float64)[i]
                 for n, (f, i) in enumerate(zip(factors, tensor.indices.T, strict=True))
                 if n != mode
-            ],
+            ]
         )
         * tensor.values[:, None]
     )

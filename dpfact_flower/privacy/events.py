@@ -28,23 +28,13 @@ NO_CLAIM = "none: no privacy guarantee"
 class ReleaseEvent:
     """One release of values with Gaussian noise.
 
-    Attributes
-    ----------
-    name : str
-        Name such as ``"round 3, diagnoses"``, never with information about a patient.
-    sensitivity : float
-        Largest L2 distance between the values of neighbouring data sets, as claimed.
-    sigma : float
-        Standard deviation (not variance) of the noise on each value.
-    unit, neighbours : str
-        Neighbouring data sets differ in one tensor entry or in all entries of one patient, whose
-        value is another, or which is in only one of them.
-    claim : str
-        Whether the sensitivity is proven. Every figure computed from the event repeats this text.
-    seeded : bool
-        Whether the noise can be recomputed from a seed. Seeded noise protects nothing.
-    own_sigma : float
-        With secure sums, the part of `sigma` that this site adds; 0 if the site adds all the noise.
+    `name`, such as ``"round 3, diagnoses"``, never has information about a patient. `sensitivity`
+    is the largest L2 distance between the values of neighbouring data sets, as claimed, and `sigma`
+    the standard deviation (not variance) of the noise on each value. Neighbouring data sets differ
+    in one `unit`, a tensor entry or all entries of one patient, whose value is another, or which is
+    in only one of them. Every figure computed from the event repeats `claim`, which says whether
+    the sensitivity is proven. `seeded` noise can be recomputed, so it protects nothing. With secure
+    sums, `own_sigma` is the part of `sigma` that this site adds; 0 if it adds all the noise.
     """
 
     name: str

@@ -96,12 +96,7 @@ def perturb(
 
 
 def planned_events(
-    solver: SolverSettings,
-    rho: float,
-    sizes: Mapping[str, int],
-    *,
-    round_number: int,
-    seeded: bool,
+    solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
     """Return the events of a future `perturb` of factors of these `sizes`, by mode."""
     at_least_one("round", round_number)

@@ -24,12 +24,8 @@ CHECKPOINT = "checkpoint.npz"
 class Checkpoint:
     """The state of a run between two rounds.
 
-    Attributes
-    ----------
-    identity : dict
-        Settings that must stay the same for the run to continue.
-    arrays : mapping of str to ndarray
-        The rule's `state`.
+    `identity` has the settings that must stay the same for the run to continue, and `arrays` the
+    rule's `state`.
     """
 
     identity: dict[str, Any]

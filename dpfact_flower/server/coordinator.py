@@ -33,23 +33,13 @@ _logger = logging.getLogger(__name__)
 class CoordinatorOptions(TypedDict, total=False):
     """Options of a `Coordinator`.
 
-    Attributes
-    ----------
-    vocabulary : str
-        Digest of the vocabularies. Sites with other vocabularies refuse the run. "" skips this
-        check.
-    run_dir : path, optional
-        Folder for `checkpoint.npz` and `history.jsonl`.
-    resume : bool
-        Continue from the checkpoint in `run_dir`, with the checkpoint's job name if `run` has no
-        job name. Without `resume`, an unfinished run in the folder is refused, and a finished run
-        is replaced.
-    durable : bool
-        Whether a checkpoint waits for the disk. Otherwise the checkpoint survives a killed process
-        but perhaps not a power loss. False is for simulations, in which no site is charged.
-    rule : class or function, optional
-        Makes the `ServerRule` from feature shape and settings. The default is the rule that `run`
-        names.
+    `vocabulary` is the digest of the vocabularies. Sites with others refuse the run. "" skips this
+    check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the run
+    continues from the checkpoint there, with its job name if `run` has none. Otherwise, an
+    unfinished run in the folder is refused, and a finished run is replaced. A `durable` checkpoint
+    waits for the disk. Otherwise it survives a killed process but perhaps not a power loss, which
+    is for simulations, in which no site is charged. `rule` makes the `ServerRule` from feature
+    shape and settings. The default is the rule that `run` names.
     """
 
     solver: SolverSettings | None
@@ -72,10 +62,7 @@ class Coordinator:
     """The value of the setting `aggregation` that this class supports."""
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
-        try:
-            self.feature_shape = [int(size) for size in feature_shape]
-        except (TypeError, ValueError):
-            self.feature_shape = []
+        self.feature_shape = [int(size) for size in feature_shape]
         if min(self.feature_shape, default=0) < 1:
             raise SettingsError(
                 "feature shape: need a number of codes for each feature mode, as (202, 316); got "

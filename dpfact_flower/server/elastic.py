@@ -9,7 +9,8 @@ import numpy as np
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.codes import kept_codes, paired_codes
 from dpfact_flower.estimation.start import start_factors, usage_of
-from dpfact_flower.privacy import ReleaseEvent, paper_rho, planned_events
+from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.paper import paper_rho, planned_events
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings

@@ -42,20 +42,11 @@ class Arrival(NamedTuple):
 class RoundRecord:
     """A round as one line of `history.jsonl`.
 
-    Attributes
-    ----------
-    sites : tuple of str
-        Sorted names of the sites with usable replies.
-    updated : bool
-        False if the quorum was missed and the global factors stayed unchanged.
-    seconds : float
-        Seconds from sending the requests until the last reply is read, without the update.
-    ended : str
-        End of the round: UTC time in ISO format.
-    quorum_seconds : float
-        Seconds from sending the requests until the quorum had answered; 0 if the quorum was missed.
-    arrivals : tuple of Arrival
-        Replies of an asynchronous round, in the order of arrival.
+    `sites` has the sorted names of the sites with usable replies. `updated` is False if the quorum
+    was missed and the global factors stayed unchanged. From sending the requests, `seconds` counts
+    until the last reply is read, and `quorum_seconds` until the quorum had answered; 0 if it was
+    missed. `ended` is UTC in ISO format. `arrivals` are the replies of an asynchronous round, in
+    order.
     """
 
     round: int

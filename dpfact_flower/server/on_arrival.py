@@ -29,10 +29,8 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
-_AHEAD = 1
-"""Largest number of rounds by which a site may be ahead of the current round."""
-_FRESH = 2.0
-"""Largest age, in rounds since the request, at which a site's last reply counts fully."""
+_AHEAD = 1  # most rounds by which a site may be ahead of the current round
+_FRESH = 2.0  # largest age, in rounds since the request, at which a site's last reply counts fully
 _STATE = "on_arrival"
 
 
@@ -40,20 +38,10 @@ _STATE = "on_arrival"
 class _Site:
     """The server's state of a site.
 
-    Attributes
-    ----------
-    round, version : int
-        Round and model version of the last request.
-    asked : RoundRequest or None
-        The open request.
-    answered : int
-        The last answered round.
-    last : tuple of ndarray of float32
-        The last reply, or the factors of the start if the site has answered only the start.
-    based : int
-        Model version on which the last reply is based.
-    failed : bool
-        Whether the last request got no usable reply.
+    `round` and `version` (of the model) belong to the last request, and `asked` is the open one.
+    `answered` is the last answered round. `last` is the last reply, based on version `based`, or
+    the start's factors if the site has answered only the start. `failed` says whether the last
+    request got no usable reply.
     """
 
     round: int = 0
@@ -65,8 +53,7 @@ class _Site:
     failed: bool = False
 
 
-_NOTED = ("round", "version", "answered", "based", "failed")
-"""Fields of a site that a checkpoint keeps in addition to the arrays."""
+_NOTED = ("round", "version", "answered", "based", "failed")  # in a checkpoint, beside the arrays
 
 
 @dataclass

@@ -46,14 +46,9 @@ def called(node: int, site: str) -> str:
 class Readiness:
     """A site's answer to the preflight, or the absence of an answer. Unknown texts are empty.
 
-    Attributes
-    ----------
-    fault : str
-        Why the site would not answer a round; empty if the site would answer.
-    seconds : float
-        Seconds from the request to the answer.
-    clock : float
-        Smallest number of seconds by which the site's clock can be ahead; negative if it is behind.
+    `fault` says why the site would not answer a round; empty if it would. `seconds` counts from the
+    request to the answer. `clock` is the smallest number of seconds by which the site's clock can
+    be ahead; negative if it is behind.
     """
 
     node: int

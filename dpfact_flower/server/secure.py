@@ -39,13 +39,9 @@ class Attempt(NamedTuple):
 class SecureSums:
     """The secure sums of a run.
 
-    Attributes
-    ----------
-    members : tuple of MemberKey
-        All sites with their keys for the job, sorted; empty until the exchange of keys is complete.
-    last : Attempt
-        The newest attempt. After a crash, the server repeats this attempt if it was opened or if no
-        dropouts are allowed. Otherwise the server begins again with all sites.
+    `members` has all sites with their keys for the job, sorted; empty until the exchange of keys is
+    complete. `last` is the newest attempt. After a crash, the server repeats this attempt if it was
+    opened or if no dropouts are allowed. Otherwise the server begins again with all sites.
     """
 
     def __init__(self, sharing: Sharing) -> None:

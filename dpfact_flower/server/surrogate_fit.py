@@ -33,10 +33,7 @@ _LEAST = 1e-6
 
 
 def fitted_to_surrogates(
-    start: Start,
-    releases: Sequence[NDArray[np.float32]],
-    sigma: float,
-    rng: np.random.Generator,
+    start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator
 ) -> Factors:
     """Return the factors that explain surrogates best, or those of `start` without surrogates.
 

@@ -49,27 +49,16 @@ _T = TypeVar("_T", str, int, float)
 class RoundRequest:
     """The server's request to a site for one round.
 
-    Attributes
-    ----------
-    seed : int
-        Public seed of the site's start and visiting order, never of its noise.
-    vocabulary : str
-        Digests of the feature vocabularies, one per mode, joined by commas; "" if not known.
-    anchors : tuple of ndarray of float32
-        Global feature factors, each of shape (I_n, R); empty before the start. In mode "none", a
-        request without factors is for the site's co-occurrences or, with long code lists, first for
-        its counts of codes.
-    selection : tuple of ndarray of int32
-        Positions of the selected codes, one array per feature mode; empty if all codes are used.
-    weights : tuple of ndarray of float32
-        Multiplier for the cells of each selected code; empty for equal weights.
-    usages : ndarray of float64, shape (slots, 2, R), or None
-        With secure sums, each phenotype's usage in each slot, and the standard deviation of its
-        noise.
-    answered : mapping
-        For each site, the last earlier round whose answer the server has.
-    secure : SecureStage or None
-        Stage of a secure sum. Neither this nor `answered` is part of `digest` and `terms`.
+    `seed` is public: of the site's start and visiting order, never of its noise. `vocabulary` has
+    the digests of the feature vocabularies, one per mode, joined by commas; "" if not known.
+    `anchors` (float32) are the global feature factors, each of shape (I_n, R); empty before the
+    start. In mode "none", a request without factors is for the site's co-occurrences or, with long
+    code lists, first for its counts of codes. `selection` (int32) has the positions of the selected
+    codes of each feature mode, and `weights` (float32) multipliers for their cells; empty for all
+    codes and for equal weights. With secure sums, `usages`, of shape (slots, 2, R), has each
+    phenotype's usage in each slot and the standard deviation of its noise. `answered` has each
+    site's last earlier round whose answer the server has. Neither this nor `secure`, the stage of a
+    secure sum, is part of `digest` and `terms`.
     """
 
     job: str

@@ -20,11 +20,7 @@ from dpfact_flower.privacy.conversions import (
 )
 from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, register
 
-HISTORIES = [
-    [(7.0, 1.0, 30)],
-    [(60.0, 1.0, 20), (30.0, 1.0, 20)],
-    [(1.3, 1.0, 1), (2.5, 1.0, 4)],
-]
+HISTORIES = [[(7.0, 1.0, 30)], [(60.0, 1.0, 20), (30.0, 1.0, 20)], [(1.3, 1.0, 1), (2.5, 1.0, 4)]]
 
 
 def after(history, kind=ZCDPAccountant):

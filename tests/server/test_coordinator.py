@@ -79,7 +79,7 @@ def test_a_job_is_named_if_nobody_named_it():
     assert one.request(1).job == one.run.job
 
 
-@pytest.mark.parametrize("shape", [(), [], (5, 0), (5, -1), np.array([], int), 5, "x"], ids=str)
+@pytest.mark.parametrize("shape", [(), (5, 0), (5, -1), np.array([], int)], ids=str)
 def test_a_feature_shape_must_have_sizes(shape):
     with pytest.raises(SettingsError, match="feature shape: need a number of codes for each"):
         make(shape=shape)

@@ -11,11 +11,7 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError
 from dpfact_flower.estimation.codes import code_weights, unweighted
-from dpfact_flower.evaluation.run_folder import (
-    SUMMARY,
-    read_json,
-    read_model,
-)
+from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.federate import federate

@@ -30,20 +30,10 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 class PlannedRelease:
     """One release of a plan.
 
-    Attributes
-    ----------
-    mode : int or None
-        Feature mode that a refinement updates, from 0.
-    sensitivity : float
-        Largest norm of one patient's part.
-    sigma : float
-        Standard deviation of the noise on each value, in real units.
-    count : int
-        Number of values. With secure sums, the number of values of each slot.
-    rho : float
-        Cost in zCDP. The Gaussian-DP cost is ``sqrt(2 rho)``.
-    sharing : Sharing or None
-        How sites share the noise, or None if each site adds all of the noise.
+    `mode` is the feature mode that a refinement updates, from 0. `sensitivity` is the largest norm
+    of one patient's part, `sigma` the standard deviation of the noise on each value in real units,
+    and `rho` the cost in zCDP (``sqrt(2 rho)`` in Gaussian DP). With secure sums, `count` is the
+    number of values of each slot, and `sharing` says how sites share the noise.
     """
 
     kind: str

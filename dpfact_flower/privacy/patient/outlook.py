@@ -115,21 +115,12 @@ class Lever(NamedTuple):
 class Outlook(NamedTuple):
     """The forecast for a plan, from public facts alone; NaN where these are unknown.
 
-    Attributes
-    ----------
-    sentence : str
-        The verdict in plain words, with the changes that would help.
-    rank : int
-        Largest number of phenotypes with a good verdict, from 1 to the plan's number.
-    signal : float
-        Patients per phenotype against the noise in the start: ``(I / R) / (sigma sqrt(2 n T))``,
-        for I patients, n codes and T sites. The noise is the largest eigenvalue of a random matrix.
-    score : float
-        Factor match score that planted, distinct phenotypes reached at this signal.
-    chance : float
-        Chance that every model of a real cohort beats every null, at this signal.
-    levers : tuple
-        The most helpful one first.
+    `sentence` has the verdict in plain words, with the changes that would help. `rank` is the
+    largest number of phenotypes with a good verdict, from 1 to the plan's number. `signal` is
+    patients per phenotype against the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for I
+    patients, n codes and T sites. This noise is the largest eigenvalue of a random matrix. At this
+    signal, planted, distinct phenotypes reached the factor match score `score`, and `chance` is the
+    chance that every model of a real cohort beats every null. The most helpful lever is first.
     """
 
     verdict: Verdict

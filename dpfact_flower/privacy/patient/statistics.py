@@ -61,14 +61,9 @@ _MOST_SHARED = 4_000_000  # largest sum of which every thread has its own copy
 class BoundedSum:
     """Exact sum over a site's patients, to which noise can be added.
 
-    Attributes
-    ----------
-    total : ndarray of int64, shape (count,)
-        Sum in units of `grid`. The sum has no noise, so it must not leave the site.
-    sensitivity : float
-        Largest L2 norm of one patient's part, and so of the change by adding or removing a patient.
-    sigma : float
-        Standard deviation of the noise that the sum was made for.
+    `total`, of shape (count,), is in units of `grid`. It has no noise, so it must not leave the
+    site. `sensitivity` is the largest L2 norm of one patient's part, and so of the change by adding
+    or removing a patient. `sigma` is the standard deviation of the noise that the sum was made for.
     """
 
     total: NDArray[np.int64]

@@ -14,13 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, shown
 
@@ -39,14 +34,14 @@ _MOST_ROUNDS = 2**32
 def new_signing_key() -> bytes:
     """Make a long-term key, as the content of a PEM file."""
     return Ed25519PrivateKey.generate().private_bytes(
-        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
     """Read the key of a PEM file."""
     try:
-        key = load_pem_private_key(pem, password=None)
+        key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):

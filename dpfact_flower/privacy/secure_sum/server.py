@@ -33,10 +33,7 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 
 
 def summed(
-    terms: Terms,
-    question: Question,
-    answers: Mapping[str, Masked],
-    openings: Mapping[str, Opening],
+    terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
     """Return the sum of the vectors of all members, with the mean in place of the low bits.
 

@@ -29,16 +29,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError
-from dpfact_flower.privacy.secure_sum import masks, shamir
-from dpfact_flower.privacy.secure_sum.keys import (
-    Member,
-    Question,
-    Terms,
-    check_members,
-    context_of,
-    pinned,
-    signed_member,
-)
+from dpfact_flower.privacy.secure_sum import keys, masks, shamir
+from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, context_of
 
 Step = Literal["round", "attempt", "repeat"]
 RandomBytes = Callable[[int], bytes]
@@ -155,9 +147,9 @@ def join(
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
         if other != site:
-            pinned(peers, other)
+            keys.pinned(peers, other)
     key = X25519PrivateKey.from_private_bytes(random_bytes(KEY_BYTES))
-    member = signed_member(terms, site, key.public_key().public_bytes_raw(), signing_key)
+    member = keys.signed_member(terms, site, key.public_key().public_bytes_raw(), signing_key)
     return JobSecrets(terms, key.private_bytes_raw(), member)
 
 
@@ -181,7 +173,7 @@ def check_question(
     A new "round" needs a new vector, a further "attempt" uses the vector of the previous attempt,
     and a "repeat" uses the stored answer.
     """
-    check_members(job.terms, question.members, peers, job.member)
+    keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
     if not job.terms.dropouts and question.attempt != 1:
         raise PrivacyRefusedError("secure sum: with secure-dropouts = 0 there is one attempt")

@@ -233,7 +233,7 @@ def test_a_colluding_site_cannot_take_anothers_key_for_its_own(monkeypatch):
     with pytest.raises(PrivacyRefusedError, match="two sites have the same key"):
         group.ask(second, question)
     # Even if it were let in, a pair's mask depends on their names.
-    monkeypatch.setattr(site, "check_members", lambda *_: None)
+    monkeypatch.setattr(keys, "check_members", lambda *_: None)
     answers = {second: group.ask(second, question)}
     assert looks_uniform(total_without_own_masks(group, answers, seeds_of(group)))
     group.vectors[second][:] = 7

@@ -12,8 +12,7 @@ from tests.privacy.secure_sum.group import COUNT, Group, close
 
 
 @pytest.mark.parametrize(
-    ("sites", "colluding", "dropouts"),
-    [(2, 0, 0), (3, 1, 0), (6, 1, 1), (20, 2, 2)],
+    ("sites", "colluding", "dropouts"), [(2, 0, 0), (3, 1, 0), (6, 1, 1), (20, 2, 2)]
 )
 def test_masks_cancel(sites, colluding, dropouts):
     group = Group(sites, colluding, dropouts)
