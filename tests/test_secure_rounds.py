@@ -296,7 +296,7 @@ def test_real_sites_take_part_with_the_keys_that_they_pinned(hospitals):
     ("changed", "says"),
     [
         ({"secure_key": ""}, "secure-key: must be set"),
-        ({"max_epsilon_alone": 0.0}, "max-epsilon-alone: must be set"),
+        ({"max_epsilon_alone": 0.0}, "max-epsilon-alone: set the largest"),
         ({"max_epsilon_alone": 5.0}, "max-epsilon-alone is 5"),
         ({"secure_min_sites": 4}, "secure-sites is 3 in this run; this site's secure-min-sites"),
         ({"secure_min_colluding": 2}, "secure-colluding is 1 in this run"),
