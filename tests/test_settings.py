@@ -196,7 +196,11 @@ IMPOSSIBLE = [
     (PrivacySettings, {"privacy": "none", "codes": "2x3"}, "codes"),
     (PrivacySettings, {"codes": "2x0"}, "codes"),
     (PrivacySettings, {"bound": 1e-4}, "bound"),
-    (PrivacySettings, {"weighting": "inverse-frequency"}, "weighting"),
+    *[(PrivacySettings, {"codes": codes}, "codes") for codes in ("6x", "6,8", "-6x8")],
+    (PrivacySettings, {"privacy": "none", "rho": 1e-3}, "rho"),
+    (PrivacySettings, {"weighting": "inverse-frequency"}, "weighting: .* set codes"),
+    *[(PrivacySettings, {"privacy": mode, "weighting": "inverse-frequency"}, "weighting")
+      for mode in ("none", "paper")],
     (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
     (AppSettings, {"vocabulary": "x.json"}, "vocabulary"),
     (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
@@ -222,13 +226,23 @@ def test_impossible_settings_are_refused(kind, config, says):
         kind.from_config(config)
 
 
-def test_paper_mode_needs_clipped_gradients():
-    clipped = SolverSettings(solver="psgd", clip=1.0)
-    PrivacySettings(privacy="paper").check_solver(clipped)
-    PrivacySettings(privacy="none").check_solver(SolverSettings())
-    for solver in (SolverSettings(), SolverSettings(solver="psgd")):
-        with pytest.raises(SettingsError, match=r"clip above 0; got '(exact|psgd)' and 0"):
-            PrivacySettings(privacy="paper").check_solver(solver)
+def test_default_is_never_unprotected_and_never_computable():
+    settings = PrivacySettings()
+    settings.check_solver(SolverSettings())
+    assert settings.privacy == "patient"
+    assert (settings.epsilon, settings.delta, settings.noise_seed) == (4.0, 1e-5, -1)
+
+
+@pytest.mark.parametrize("changes", [{"scale": "counts"}, {"nonnegative": False}])
+def test_patient_mode_needs_patients_of_norm_one_and_a_non_negative_model(changes):
+    with pytest.raises(SettingsError, match="'patient' bounds patients of norm 1"):
+        PrivacySettings().check_solver(SolverSettings(**changes))
+    PrivacySettings(privacy="none").check_solver(SolverSettings(**changes))
+
+
+def test_codes_to_keep_are_sizes_of_modes():
+    for codes, kept in {"": (), "202x316": (202, 316), "7": (7,)}.items():
+        assert PrivacySettings(codes=codes).codes_kept == kept
 
 
 def test_folders_of_a_run(tmp_path, monkeypatch):

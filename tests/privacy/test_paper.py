@@ -18,7 +18,7 @@ from dpfact_flower.privacy import (
     release_unprotected,
 )
 from dpfact_flower.privacy.noise_source import _standard_normal
-from dpfact_flower.privacy.paper import perturb, psgd_sensitivity
+from dpfact_flower.privacy.paper import PaperPlan, paper_rho, perturb, psgd_sensitivity
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 ALPHA = 1e-6
@@ -164,6 +164,11 @@ def test_without_a_clip_there_is_no_sensitivity(changes):
         PrivacySettings(privacy="paper").check_solver(solver(**changes))
     PrivacySettings(privacy="none").check_solver(solver(**changes))
     PrivacySettings(privacy="paper").check_solver(solver())
+
+
+def test_rho_is_planned_from_epsilon():
+    rho = paper_rho(PrivacySettings(privacy="paper", epsilon=1.9, delta=1e-4), rounds=49, factors=3)
+    assert PaperPlan(rho, 1e-4, 49, 3).guarantee().headline.epsilon == pytest.approx(1.9)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.errors import QuorumError
 from dpfact_flower.estimation.codes import code_weights, unweighted
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.privacy import PATIENT_CLAIM, account
@@ -158,16 +158,6 @@ def test_weights_come_from_the_charged_count():
     assert len({float(w) for weights in expected for w in weights}) > 2
 
 
-BAD_CODES = ["10x8", "6x13", "6", "6x8x2", "100000x8"]
-
-
-@pytest.mark.parametrize("codes", BAD_CODES)
-def test_more_codes_than_there_are_cannot_be_kept(codes, tmp_path):
-    with pytest.raises(SettingsError, match=r"^codes: need at most 9x12"):
-        make(tmp_path / "run", privacy=replace(PLANNED, codes=codes))
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     with caplog.at_level(logging.INFO):
         make(privacy=replace(CODES, patients=50, epsilon=0.1))
@@ -310,16 +300,13 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
             assert list(one) == called
 
 
-RUN = {"rank": 4, "seed": 5, "epsilon": 4.0, "start-share": 0.7, "refine-rounds": 1}
-
-
-def run(cohort_folder, out, **changes):
-    folder = federate({"data": str(cohort_folder), "out": str(out), **RUN, **changes})
-    return folder, read_json(folder / SUMMARY)
-
-
-def test_a_run_that_counts_codes_end_to_end(cohort, cohort_folder, tmp_path):
-    folder, summary = run(cohort_folder, tmp_path / "run", codes="6x8")
+def test_a_run_that_counts_codes_end_to_end_leaves_no_patient_in_its_folder(
+    cohort, cohort_folder, tmp_path
+):
+    config = {"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 4, "seed": 5,
+              "epsilon": 4.0, "start-share": 0.7, "refine-rounds": 1, "codes": "6x8"}  # fmt: skip
+    folder = federate(config)
+    summary = read_json(folder / SUMMARY)
     factors, vocabularies = read_model(folder)
     assert [factor.shape for factor in factors] == [(6, 4), (8, 4)]
     for factor in factors:
@@ -339,10 +326,6 @@ def test_a_run_that_counts_codes_end_to_end(cohort, cohort_folder, tmp_path):
             "round 4, refine diagnoses",
         ]  # fmt: skip
     assert (summary["rounds"], summary["failures"]) == (5, 0)
-
-
-def test_a_run_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
-    folder, _ = run(cohort_folder, tmp_path / "run", codes="6x8")
     sizes = {site.tensor.n_patients for site in cohort.sites}
     for path in folder.glob("*.npz"):
         with np.load(path) as arrays:

@@ -331,7 +331,9 @@ def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
         ({"start_share": 1.0, "refine_rounds": 1}, "start-share"),
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
         ({"codes": "203x316"}, "202x316"),
+        ({"codes": "202x317"}, "202x316"),
         ({"codes": "202"}, "202x316"),
+        ({"codes": "202x316x2"}, "202x316"),
         ({"start_share": 1e-80, "refine_rounds": 1}, "noise of more than"),
     ],
 )
