@@ -1,4 +1,3 @@
-import itertools
 import json
 import math
 import re
@@ -65,10 +64,8 @@ def test_gaussian_dp_against_fifty_digits(epsilon, delta):
     assert conversions.delta_gaussian(mu, epsilon) == pytest.approx(float(exact), rel=CLOSE)
 
 
-@pytest.mark.parametrize(
-    ("mu", "delta"),
-    [*itertools.product([1e-5, 1e-2, 1.0, 75.0, 1e4], [1e-300, 1e-30, 1e-6, 0.999])],
-)
+@pytest.mark.parametrize("mu", [1e-5, 1e-2, 1.0, 75.0, 1e4])
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-6, 0.999])
 def test_epsilon_gaussian_at_the_extremes(mu, delta):
     epsilon = conversions.epsilon_gaussian(mu, delta)
     if epsilon == 0:
@@ -92,12 +89,6 @@ def test_conversions_hold_where_floats_run_out():
         325426349.4510599**2 / 2, rel=1e-6
     )
     assert conversions.epsilon_zcdp_tight(5.6548777069518615e-18, 0.8887461977124194) == 0
-
-
-@everywhere(epsilons, deltas)
-def test_epsilon_to_mu_and_back(epsilon, delta):
-    mu = conversions.mu_for_epsilon(epsilon, delta)
-    assert conversions.epsilon_gaussian(mu, delta) == pytest.approx(epsilon, rel=CLOSE)
 
 
 @everywhere(epsilons, deltas)
@@ -128,10 +119,6 @@ def test_composition_against_privacy_loss_distributions(multipliers, delta):
 # --- zCDP -----------------------------------------------------------------------------------------
 
 
-def test_sigma_of_a_rho():
-    assert conversions.sigma_of(9 / 8, 3.0) == pytest.approx(2.0)
-
-
 @everywhere(epsilons, deltas)
 def test_epsilon_to_rho_and_back(epsilon, delta):
     rho = conversions.rho_for_epsilon(epsilon, delta)
@@ -157,15 +144,10 @@ def test_conversions_are_in_order_of_tightness(rho, delta):
 
 
 def test_tight_zcdp_holds_for_deltas_whose_inverse_no_float_holds():
-    values = [
-        conversions.epsilon_zcdp_tight(0.1, delta) for delta in (1e-300, 1e-308, 1e-310, 5e-324)
-    ]
+    deltas = (1e-300, 1e-308, 1e-310, 5e-324)
+    values = [conversions.epsilon_zcdp_tight(0.1, delta) for delta in deltas]
     assert values == sorted(values)
     assert values[-1] == pytest.approx(2 * math.sqrt(0.1 * -math.log(5e-324)), rel=0.05)
-
-
-def test_composition_adds():
-    assert conversions.compose_serial([0.1] * 10) == 1.0
 
 
 # --- The paper ------------------------------------------------------------------------------------
@@ -257,18 +239,6 @@ def test_replacing_a_record_costs_what_noise_of_half_the_size_would(multipliers,
     # The slack of discrete noise is on both, and nothing else is.
     exact = delta_to_50_digits(mu, epsilon - DISCRETE_SLACK)
     assert float(exact / (delta * (1 - DISCRETE_SLACK))) == pytest.approx(1, rel=1e-8)
-
-
-@pytest.mark.slow
-def test_replacing_a_record_against_privacy_loss_distributions():
-    multipliers, delta, interval = [7.0] * 30, 1e-5, 1e-4
-    theirs = pld.PLDAccountant(ADD_OR_REMOVE, value_discretization_interval=interval)
-    for multiplier in multipliers:
-        theirs.compose(dp_accounting.GaussianDpEvent(multiplier / 2))
-    ours = account([made(m, **patients) for m in multipliers], delta).headline.replacing
-    upper = theirs.get_epsilon(delta)
-    assert ours <= upper * (1 + 1e-6) + 2e-6
-    assert upper <= ours + interval * len(multipliers)
 
 
 def test_every_figure_has_its_own_price_by_its_own_conversion():

@@ -12,12 +12,7 @@ from opacus.accountants.analysis import rdp as analysis
 from opacus.accountants.utils import get_noise_multiplier
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy.conversions import (
-    RDP_ORDERS,
-    epsilon_gaussian,
-    epsilon_rdp,
-    epsilon_zcdp_tight,
-)
+from dpfact_flower.privacy.conversions import RDP_ORDERS, epsilon_rdp, epsilon_zcdp_tight
 from dpfact_flower.privacy.opacus_accountant import ZCDPAccountant, register
 
 HISTORIES = [[(7.0, 1.0, 30)], [(60.0, 1.0, 20), (30.0, 1.0, 20)], [(1.3, 1.0, 1), (2.5, 1.0, 4)]]
@@ -52,18 +47,6 @@ def test_full_batch_against_opacus_rdp(history, delta):
     ours = after(history).get_epsilon(delta)
     # The same bound, at the best order instead of the best on a list.
     assert theirs * 0.99 <= ours <= theirs * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("delta", [1e-6, 1e-4])
-def test_exact_gaussian_dp_against_opacus_prv(history, delta):
-    error, delta_error = 0.01, delta / 1000
-    theirs = after(history, PRVAccountant)._get_dprv(error, delta_error)
-    lower, estimate, upper = theirs.compute_epsilon(delta, delta_error, error)
-    exact = epsilon_gaussian(math.sqrt(2 * rho_of(history)), delta)
-    assert lower <= exact <= upper
-    assert abs(estimate - exact) <= error
-    assert exact <= after(history).get_epsilon(delta)
 
 
 @pytest.mark.parametrize("history", HISTORIES)
