@@ -3,18 +3,15 @@
 import logging
 
 import pytest
-from typer.testing import CliRunner
 
 from dpfact_flower.audit import Finding
-from dpfact_flower.cli.main import app
 from dpfact_flower.data.site_data import Cohort
+from tests.commands import dpfact
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["audit", *arguments], env={"COLUMNS": "200"})
-
-
-SETTINGS = ("--set", "privacy=patient", "--set", "rank=3")
+def audit(*arguments, code=0):
+    settings = ("--set", "privacy=patient", "--set", "rank=3")
+    return dpfact("audit", *arguments, *settings, width=200, code=code)
 
 
 def files_below(folder):
@@ -25,10 +22,9 @@ def files_below(folder):
 def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     before = files_below(tmp_path)
-    result = invoke("--data", str(cohort_folder), "--site", "site-2", "--quick", *SETTINGS)
-    assert result.exit_code == 0, result.output
-    assert "checks passed" in result.output
-    assert "likelihood ratio: whole run" in result.output
+    said = audit("--data", cohort_folder, "--site", "site-2", "--quick")
+    assert "checks passed" in said
+    assert "likelihood ratio: whole run" in said
     assert files_below(tmp_path) == before
     assert "new ledger in" not in caplog.text  # an alarm to whoever reads the site's log
     assert not logging.getLogger("dpfact_flower.client").filters
@@ -48,20 +44,18 @@ def fake(monkeypatch, *findings):
 
 def test_one_failure_is_exit_code_one(monkeypatch):
     fake(monkeypatch, Finding("good", 1, (0, 2)), Finding("bad", 3, (0, 2), "too much"))
-    result = invoke("--data", "synthetic:demo", *SETTINGS)
-    assert result.exit_code == 1
-    assert "1 of 2 checks failed" in result.output
-    assert "FAILED" in result.output
+    said = audit("--data", "synthetic:demo", code=1)
+    assert "1 of 2 checks failed" in said
+    assert "FAILED" in said
 
 
 def test_settings_data_and_site_are_the_users(monkeypatch, cohort_folder):
     asked = fake(monkeypatch, Finding("good", 1, (0, 2)))
     file = cohort_folder / "site-3.npz"
-    result = invoke("--data", str(file), "--set", "epsilon=0.7", "--seed", "4", *SETTINGS)
-    assert result.exit_code == 0, result.output
+    audit("--data", file, "--set", "epsilon=0.7", "--seed", 4)
     assert asked["data"].name == "site-3"
     assert asked["privacy"].epsilon == 0.7
     assert asked["solver"].rank == 3
     assert asked["seed"] == 4
-    invoke("--data", str(cohort_folder), *SETTINGS)
+    audit("--data", cohort_folder)
     assert isinstance(asked["data"], Cohort)

@@ -16,6 +16,7 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.runtime import connection
 from dpfact_flower.runtime.connection import RunFailedError
 from dpfact_flower.server.history import Failure
+from tests.commands import dpfact
 from tests.server.test_status import begun, close
 
 FLWR = """#!/bin/sh
@@ -141,27 +142,22 @@ def test_a_bad_setting_or_code_list_starts_nothing(flower, tmp_path):
 
 def test_status_exits_with_1_until_the_run_is_finished(tmp_path):
     it, prometheus = begun(tmp_path / "run"), tmp_path / "dpfact.prom"
-    codes = []
     for number in range(1, it.rounds + 1):
         close(it, number, ("north", "south"))
-        done = CliRunner().invoke(
-            cli.app, ["status", str(tmp_path / "run"), "--prometheus", str(prometheus)]
-        )
-        codes.append(done.exit_code)
-    assert codes == [1] * (it.rounds - 1) + [0]
-    assert f"{it.rounds} of {it.rounds} rounds" in done.output
-    assert "north" in done.output
+        command, code = ("status", tmp_path / "run"), int(number < it.rounds)
+        said = dpfact(*command, "--prometheus", prometheus, code=code)
+    assert f"{it.rounds} of {it.rounds} rounds" in said
+    assert "north" in said
     text = prometheus.read_text()
     assert f'dpfact_round{{job="j"}} {it.rounds}\n' in text
     assert f'dpfact_replies{{job="j",site="south"}} {it.rounds}\n' in text
-    done = CliRunner().invoke(cli.app, ["status", str(tmp_path / "run"), "--json"])
-    assert json.loads(done.output)["sites"][0]["name"] == "north"
+    assert json.loads(dpfact(*command, "--json"))["sites"][0]["name"] == "north"
 
 
 def test_status_cuts_no_nodes_number(tmp_path):
     it, node = begun(tmp_path / "run"), 1797986398149720550
     close(it, 1, ("north", "south"), [Failure(f"node {node}", "no reply within 9 s")])
-    done = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["status", str(tmp_path / "run")])
-    rows = [line for line in done.output.splitlines() if "│" in line]
+    said = dpfact("status", tmp_path / "run", code=1)
+    rows = [line for line in said.splitlines() if "│" in line]
     cells = [row.partition("│")[0].strip() for row in rows]
     assert str(node) in "".join(cells)

@@ -13,14 +13,13 @@ from string import Template
 from typing import Any
 
 import tomli_w
-from typer.testing import CliRunner
 
-from dpfact_flower.cli.main import app
 from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.installation import write_centre
 from dpfact_flower.runtime.superlink import SuperLink, free_port
 from dpfact_flower.runtime.supervisor import supervised
+from tests.commands import dpfact
 from tests.patience import await_that
 
 CONNECTION = "dpfact"
@@ -99,15 +98,11 @@ class Hospital:
 
         Nothing waits for `reply-after`: a loaded machine would be late again and again.
         """
-        done = CliRunner().invoke(
-            app,
-            [
-                "site", "init", self.name, "--centre", self.address, "--ca", str(authority),
-                "--data", str(data), "--max-epsilon", "4", "--folder", str(self.folder),
-                "--port", str(self.port), "-s", "reply-after=0.0",
-            ],
+        dpfact(
+            "site", "init", self.name, "--centre", self.address, "--ca", authority, "--data", data,
+            "--max-epsilon", 4, "--folder", self.folder, "--port", self.port,
+            "-s", "reply-after=0.0",
         )  # fmt: skip
-        assert done.exit_code == 0, done.output
         lines = (self.folder / "install.sh").read_text().splitlines()
         own = "\n".join(line for line in lines if line.startswith(("chmod", "chown")))
         for name, uid in (("dpfact-node", self.users.node), ("dpfact-site", self.users.site)):
