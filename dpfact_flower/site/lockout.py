@@ -1,12 +1,10 @@
 """Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
 
-A round can fail after the patients were read, and is then not charged. But the failure and its time
-can depend on the patients, and a server could provoke failures again and again. So each attempt is
-counted before it begins.
+A round that fails after the patients were read is not charged, but the failure and its time can
+depend on the patients, and a server could provoke failures. So each attempt is counted first.
 
 A folder that was restored from an old backup lacks later charges. Every request gives the last
-round of the job that the site has answered, so the site can notice this. The server could be wrong,
-so a person has to decide.
+round that the site has answered, so the site can notice. A person decides if the server is wrong.
 """
 
 from __future__ import annotations
