@@ -3,11 +3,10 @@
 The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts the tuples of
 events, one of each mode, that belong to the patient and lie in one window.
 
-- An event is a distinct (encounter, time, code) of a patient in a mode. Repeated rows count once. A
-  code recorded at two times, or in two encounters, counts twice.
-- A window is an encounter or a number of days. Events are in one window of days if any two of them
-  are at most that many days apart. If a window has both limits, both must hold. An event without
-  the encounter or time that the window needs is in no window.
+- An event is a distinct (encounter, time, code) of a patient in a mode.
+- A window is an encounter, a number of days, or both. Events are in one window of days if any two
+  of them are at most that many days apart. An event without the encounter or time that the window
+  needs is in no window.
 - A patient without any cell is left out by default.
 
 The readers of `dpfact_flower.data` load their source into one DuckDB connection: the events of each

@@ -39,18 +39,10 @@ _LABEL = "label "
 class SiteData:
     """All data of one hospital, which never leave the hospital.
 
-    Attributes
-    ----------
-    tensor : SparseTensor, shape (patients, codes of mode 1, ...)
-        Counts of co-occurrences.
-    vocabularies : tuple of Vocabulary
-        One per feature mode, with distinct names, in the order of the tensor's modes.
-    labels : dict of str to ndarray of int8, shape (patients,)
-        Labels by name, each 0 or 1. A single array stands for the label ``died``.
-    patients : tuple of str or None
-        The hospital's identifiers of its patients, for local use. All must be distinct.
-    row_unit : str
-        The unit of a row: a patient, or for example a discharge if patients cannot be identified.
+    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies` has
+    one per mode, with distinct names. `labels`, each 0 or 1, have shape (patients,); a single array
+    stands for the label ``died``. `patients` are the hospital's identifiers, distinct and for local
+    use. `row_unit` is a patient, or for example a discharge if patients cannot be identified.
     """
 
     name: str
@@ -210,9 +202,6 @@ class Truth:
         factors = (part[:, alive] / norm[alive] for part, norm in zip(parts, norms, strict=True))
         return Truth(tuple(factors), self.usage[:, alive])
 
-    def __repr__(self) -> str:
-        return f"Truth({self.usage.shape[1]} phenotypes, {self.usage.shape[0]} sites)"
-
 
 class SiteSummary(NamedTuple):
     """A line of `Cohort.summary`. `labelled` is the number of patients with value 1, by label."""
@@ -343,8 +332,12 @@ class Cohort:
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
+        truth = None
         try:
-            truth = _load_truth(folder) if content["truth"] else None
+            if content["truth"]:
+                saved = load_npz(folder / f"{_TRUTH}.npz", ("usage", "factor1"))
+                factors = tuple(saved[f"factor{n}"] for n in range(1, len(saved)))
+                truth = Truth(factors, saved["usage"])
             report = tuple((where, what, count) for where, what, count in content["read_report"])
             cohort = cls(content["name"], sites, truth, report)
         except (DataError, KeyError, TypeError, ValueError) as error:
@@ -417,12 +410,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
     return tuple(map(Vocabulary.from_json, arrays["vocabularies"].tolist()))
 
 
-def _load_truth(folder: Path) -> Truth:
-    arrays = load_npz(folder / f"{_TRUTH}.npz", ("usage", "factor1"))
-    return Truth(tuple(arrays[f"factor{n}"] for n in range(1, len(arrays))), arrays["usage"])
-
-
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class SiteFile:
     """The data file of a site, with the public parts loaded. `read` loads the patients."""
 
@@ -433,9 +421,6 @@ class SiteFile:
     def read(self) -> SiteData:
         """Return the content of the file, which is cached until the file changes."""
         return _load_version(_version_of(self.path))
-
-    def __repr__(self) -> str:
-        return f"SiteFile({self.name!r})"
 
 
 SiteSource = SiteData | SiteFile

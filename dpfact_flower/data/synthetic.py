@@ -372,14 +372,11 @@ def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
     """Return codes such as P017, described by the phenotype in which their weight is largest."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
-    topics = [_topic(int(row.argmax())) if row.any() else "general" for row in factor]
+    names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]
+    topics = [names[row.argmax()] if row.any() else "general" for row in factor]
     numbers = [f"{code:0{digits}d}" for code in range(mode.size)]
     return Vocabulary(
         mode.name,
         tuple(f"{kind[0]}{number}" for number in numbers),
         tuple(f"{kind} {number} ({topic})" for number, topic in zip(numbers, topics, strict=True)),
     )
-
-
-def _topic(phenotype: int) -> str:
-    return TOPICS[phenotype] if phenotype < len(TOPICS) else f"topic {phenotype + 1}"

@@ -255,25 +255,18 @@ def load_table(
 ) -> bool:
     """Read columns into the temporary table `table`, as trimmed text.
 
-    Parameters
-    ----------
-    place : Path or Rows
-        A CSV file with a header line, plain or gzipped, `Rows`, a file named ``.parquet``, or a
-        folder of Parquet files, with columns of text, whole numbers, dates or times. A time with a
-        zone is converted to UTC.
-    columns : sequence of str
-        Required columns in lower case. The file may write them in any case and have more columns. A
-        blank field is NULL. ``code[]`` is a list of the distinct values, without blanks, of the
-        columns ``code_1``, ``code_2``, ...
-    optional : sequence of str
-        Further columns. A column that the file lacks is NULL in every row.
-    select, where : str
-        SQL over all columns: the columns of the result, and the condition for keeping a row.
-    may_be_cut : bool
-        Leave out an incomplete last line of CSV instead of refusing the file. Return whether there
-        was one.
-    hint : callable
-        Function from the existing columns to advice about a missing one, or to an empty text.
+    `place` is a CSV file with a header line, plain or gzipped, `Rows`, a file named ``.parquet``,
+    or a folder of Parquet files, with columns of text, whole numbers, dates or times. A time with a
+    zone is converted to UTC. A blank field is NULL.
+
+    `columns`, in lower case, are required, in any case in the file. An `optional` one that the file
+    lacks is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
+    ``code_1``, ``code_2``, ... `select` and `where` are SQL over all of them: the columns of the
+    result, and the condition for keeping a row. `hint` makes advice about a missing column from the
+    existing ones.
+
+    With `may_be_cut`, an incomplete last line of CSV is left out instead of refused. Return whether
+    there was one.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -475,9 +468,10 @@ def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
     """Return SQL for a CSV file, and SQL for each of its columns."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
+    compression = "gzip" if path.suffix.lower() == ".gz" else "none"
     source = f"""read_csv({_literal_path(path)}, columns={{{types}}}, auto_detect=false,
         header=true, skip={skip}, delim='{delimiter}', quote='"', escape='"', store_rejects=true,
-        encoding='{dialect.encoding}', compression='{_compression(path)}')"""
+        encoding='{dialect.encoding}', compression='{compression}')"""
     return source, {name: f"c{position}" for position, name in enumerate(header) if name}
 
 
@@ -498,11 +492,11 @@ def _typed(
         source = f"read_parquet({_literal_path(place, below)})"
     else:
         raise DataError(f"{place}: no such file")
+    described = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
+    _refuse_twins(place, [name.strip().lower() for name, *_ in described])
     found: dict[str, str] = {}
-    for name, kind, *_ in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall():
+    for name, kind, *_ in described:
         lower = name.strip().lower()
-        if lower in found:
-            raise DataError(f"{place}: two columns have one name")
         asked = lower in wanted or list_of(lower) in wanted
         if asked and not _TEXT_OR_WHOLE.fullmatch(kind):
             raise DataError(
@@ -521,11 +515,7 @@ def _literal_path(path: Path, below: str = "") -> str:
     return literal(re.sub(r"([*?\[])", r"[\1]", str(path)) + below)
 
 
-def _compression(path: Path) -> str:
-    return "gzip" if path.suffix.lower() == ".gz" else "none"
-
-
 def _open(path: Path, how: str, encoding: str, **options: str) -> TextIO:
     """Open a file as text, and decompress it if its name ends in ``.gz``."""
-    opened: Any = gzip.open if _compression(path) == "gzip" else open
+    opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     return cast("TextIO", opened(path, how, encoding=encoding, **options))

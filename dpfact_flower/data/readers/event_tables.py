@@ -172,20 +172,11 @@ def read(
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
-    Parameters
-    ----------
-    tables : mapping of str to (path or EventTable)
-        Tables of two or more feature modes, in the tensor's order. A path names a file with the
-        given `columns` and `dialect`.
-    name : str
-        Name of the single site, or of the cohort if there is a table of sites.
-    window_days : int or None
-        Largest distance in days between the events of a cell. With None, the events of a cell have
-        the same encounter.
-    sites : path, optional
-        Table of patient and ``site``. Patients who are not in the table are left out.
-    **options
-        The common `Options` of readers.
+    `tables` has two or more feature modes, in the tensor's order. A path names a file with the
+    given `columns` and `dialect`. `name` is the single site's, or the cohort's if there is a table
+    of `sites` (patient and ``site``). Patients who are not in that table are left out.
+    `window_days` is the largest distance in days between the events of a cell; with None, they have
+    the same encounter.
     """
     modes = list(tables)
     if len(modes) < 2:

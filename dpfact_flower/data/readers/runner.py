@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,7 +31,6 @@ _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
 """SQL for a date, which may also be written as 20240531."""
 
-
 _FORMS = {
     # A cast alone would round 1.5.
     "BIGINT": ("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"),
@@ -57,20 +55,12 @@ def read(
 ) -> Cohort:
     """Read an EHR's tables into one tensor per site with a script.
 
-    Parameters
-    ----------
-    reader : str, path or Script
-        Name of one of this package's scripts (``mimic4``) or of a script in an installed package,
-        or the path of a file.
-    source : path or str
-        A place as in `dpfact_flower.data.sources.open_source`.
-    name : str
-        Name of the cohort, and possibly of its single site, if the script asks for a name.
-    window_days : int or None
-        Largest distance in days between the events of a cell, if the script has a window of days.
-        With None, only the encounter limits the window.
-    **given
-        The common `Options` of readers, and the script's own options.
+    `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
+    a file. `source` is a place as in `dpfact_flower.data.sources.open_source`. `name` is the
+    cohort's, and possibly its single site's, if the script asks for one. `window_days` is the
+    largest distance in days between the events of a cell, if the script has a window of days; with
+    None, only the encounter limits the window. `given` are the common `Options` of readers and the
+    script's own.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -87,16 +77,12 @@ def read(
         lines = script.source == "lines"
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
             work.run(opened)
-        window = _window(script, window_days)
+        alone = {"days": window_days is None, "days alone": False, "days in encounter": True}
+        window = Window()
+        if script.window != "encounter":
+            window = Window(days=window_days, same_encounter=alone[script.window])
         labels = tuple(work.labels)
         return make_cohort(connection, name, modes, window, options, labels, script.row_unit)
-
-
-def _window(script: Script, days: int | None) -> Window:
-    if script.window == "encounter":
-        return Window()
-    either = {"days": days is None, "days alone": False, "days in encounter": True}
-    return Window(days=days, same_encounter=either[script.window])
 
 
 class _Work:
@@ -110,10 +96,17 @@ class _Work:
         self.labels: list[str] = []
 
     def run(self, source: Source) -> None:
+        import duckdb  # noqa: PLC0415 - the connection came from it
+
         self._values["tables"] = sorted(set(source.tables))
         for statement in self._script.statements:
-            with _explained(self._script.name):
+            try:
                 self._run(statement, source)
+            except (
+                duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException
+            ) as error:  # fmt: skip
+                quote = str(error).splitlines()[0]  # of the script, never of a patient
+                raise DataError(f"{self._script.name}.sql: {quote}") from None
 
     def _run(self, statement: Statement, source: Source) -> None:
         connection, what = self._connection, statement.what
@@ -255,14 +248,3 @@ def _as_sql(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_as_sql, value))}]::VARCHAR[]"
     return literal(value) if isinstance(value, str) else str(value)
-
-
-@contextmanager
-def _explained(script: str) -> Iterator[None]:
-    """Raise errors of the script's SQL as `DataError`, which quotes the script, never a patient."""
-    import duckdb  # noqa: PLC0415 - the connection came from it
-
-    try:
-        yield
-    except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
-        raise DataError(f"{script}.sql: {str(error).splitlines()[0]}") from None

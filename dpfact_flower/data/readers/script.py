@@ -97,21 +97,13 @@ class Statement(NamedTuple):
 class Script:
     """A reader that is an SQL script. Its head gives all fields except name and statements.
 
-    Attributes
-    ----------
-    modes : mapping of str to int
-        Number of codes of each feature mode, in the tensor's order. A mode with the name of an
-        option exists only if the option is true.
-    window : {"days", "days alone", "days in encounter", "encounter"}
-        The limit of a window. ``days``: a number of days, or the encounter if the number is 0.
-        ``days alone``: a number of days. ``days in encounter``: both. ``encounter``: the encounter.
-    source : {"tables", "lines"}
-        Tables, or one file of lines, which becomes the table ``lines`` with the columns ``number``
-        and ``line``.
-    folders : sequence of str
-        Subfolders that may hold tables.
-    named : bool
-        Whether the user must give a name. Otherwise the cohort gets the script's name.
+    - `modes`: number of codes of each feature mode, in the tensor's order. A mode with the name of
+      an option exists only if the option is true.
+    - `window`: ``days``: a number of days, or the encounter if the number is 0. ``days alone``: a
+      number of days. ``days in encounter``: both. ``encounter``: the encounter.
+    - `source`: tables, or one file of lines, which becomes the table ``lines`` with the columns
+      ``number`` and ``line``. `folders`: subfolders that may hold tables.
+    - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.
     """
 
     name: str

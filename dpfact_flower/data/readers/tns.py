@@ -31,20 +31,11 @@ def read(
 ) -> Cohort:
     """Read a FROSTT tensor as one site, or as several of equal size for a simulation.
 
-    Parameters
-    ----------
-    path : path
-        ``.tns`` or ``.tns.gz``: indices from 1 and a count in each line.
-    name : str
-        Name of the single site, or of the cohort.
-    patients : int
-        Position of the patients' mode, from 1.
-    modes, vocabularies : sequence of str, of Vocabulary, optional
-        Names of the other modes in their order, by default ``mode-2``, ``mode-3``, ... by position.
-        `vocabularies` gives their codes instead of numbers.
-    parts : int
-        Number of sites, named ``part-1``, ``part-2``, ... Patient n is at site 1 + (n - 1) mod
-        `parts`.
+    `path` is a ``.tns`` or ``.tns.gz`` file: indices from 1 and a count in each line. `patients` is
+    the position of the patients' mode, from 1. `modes` names the others in their order, by default
+    ``mode-2``, ``mode-3``, ... by position; `vocabularies` gives their codes instead of numbers.
+    With several `parts`, the sites are ``part-1``, ``part-2``, ...; patient n is at site
+    1 + (n - 1) mod `parts`.
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
