@@ -4,7 +4,6 @@ import pytest
 
 from dpfact_flower.data.code_names import body_systems
 from dpfact_flower.data.icd import SYSTEMS
-from dpfact_flower.evaluation.prose import phrase
 
 ICD9 = {
     "038.9": "infection", "174": "neoplasm", "250.4": "metabolic", "2859": "blood",
@@ -47,16 +46,3 @@ def test_a_path_names_its_system_itself():
 )
 def test_what_may_be_of_another_kind_has_no_word(mode, codes):
     assert body_systems(mode, codes) == [""] * len(codes)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("Heart failure NOS", "heart failure"), ("AMI NOS, unspecified", "AMI"), ("", "4280"),
-        ("infectious diseases|systemic|sepsis|severe", "sepsis – severe"),
-        ("renal|dialysis|hemodialysis", "hemodialysis"),
-        ("Chronic kidney disease, benign", "chronic kidney disease, benign"),
-    ],
-)  # fmt: skip
-def test_a_description_is_put_in_a_few_words(text, shown):
-    assert phrase(text, "4280") == shown

@@ -7,7 +7,6 @@ import duckdb
 import pytest
 
 from dpfact_flower.data.readers import event_tables as events
-from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.tables import Dialect
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -187,13 +186,6 @@ def test_a_malformed_table_is_named_and_not_quoted(old, new, message, tables):
         assert value not in str(caught.value)
 
 
-def test_a_table_that_lies_in_no_window_is_named(tables):
-    tables["diagnoses"].write_text("patient,time,encounter,code\n1,,,4019\n2,,,4019\n")
-    message = r"diagnoses\.csv: column encounter must place .* all 2 row\(s\) are blank"
-    with pytest.raises(DataError, match=message):
-        events.read(tables, "north", window_days=None)
-
-
 def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
     odd = events.Columns(code='x" FROM events; --', description="it's")
     with pytest.raises(DataError, match=r"lacks the column\(s\) x\" from events; --;"):
@@ -355,38 +347,3 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
         events.read(tables, "north", labels={"back": replace(table, missing="")})
     with pytest.raises(SettingsError, match="label's missing"):
         replace(table, missing="2")
-
-
-def test_little_memory_gives_the_same_bits(tables):
-    assert_same_sites(
-        events.read(tables, "north", memory="64MB"), events.read(tables, "north", memory="1 GiB")
-    )
-
-
-# --- real data: what the readers of these sources count
-
-
-def test_the_tables_of_mimic_are_event_tables(ehr_data, tmp_path):
-    """MIMIC's own files, read as they are; sites and labels by plain Python."""
-    folder = ehr_data / "mimic3_demo"
-
-    def rows(name):
-        with (folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-
-    first = {}
-    for stay in sorted(rows("ICUSTAYS"), key=lambda stay: (stay["intime"], stay["icustay_id"])):
-        first.setdefault(stay["subject_id"], stay["first_careunit"])
-    died = dict.fromkeys(first, "0") | {
-        row["subject_id"]: "1" for row in rows("ADMISSIONS") if row["hospital_expire_flag"] == "1"
-    }
-    write_table(tmp_path / "sites.csv", ("subject_id", "site"), list(first.items()))
-    write_table(tmp_path / "labels.csv", ("subject_id", "died"), list(died.items()))
-    cohort = events.read(
-        {"procedures": folder / "PROCEDURES_ICD.csv", "diagnoses": folder / "DIAGNOSES_ICD.csv"},
-        "mimic3",
-        columns=events.Columns(patient="subject_id", code="icd9_code", encounter="hadm_id"),
-        window_days=None, sites=tmp_path / "sites.csv", top=(202, 316),
-        labels={"died": events.LabelTable(tmp_path / "labels.csv")},
-    )  # fmt: skip
-    assert_same_sites(cohort, read("mimic3", folder))

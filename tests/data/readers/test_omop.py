@@ -139,13 +139,9 @@ def test_a_folder_of_csv(cdm):
 
 def test_ingredients_and_drugs_without_one(cdm):
     drugs = read("omop", cdm, name="north", drugs=True)
-    assert dict(zip(drugs.vocabularies[2].codes, drugs.vocabularies[2].descriptions, strict=True)) \
-        == {"9": "amoxicillin", "301": "ointment"}  # fmt: skip
-    assert (
-        "drug_exposure",
-        "rows whose drug has no ingredient, taken as it is",
-        1,
-    ) in drugs.read_report
+    assert described(drugs, 2) == {"9": "amoxicillin", "301": "ointment"}
+    what = "rows whose drug has no ingredient, taken as it is"
+    assert ("drug_exposure", what, 1) in drugs.read_report
 
 
 def test_the_same_visit_and_the_care_sites(cdm):
