@@ -1,9 +1,8 @@
 """Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
 Groups and pairs compare a model with a public classification of its codes, so they are as public as
-the model. Coherence needs patients: a site's own stays at the site, a simulation's is in its
-summary. Each figure is shown beside that of *dealt* models: every code keeps its weights, and each
-weight goes to a phenotype at random.
+the model. Coherence needs patients: a site's own stays at the site. Each figure is shown beside
+that of *dealt* models: every code keeps its weights, each of which goes to a random phenotype.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Enrichment:
 
     @property
     def is_about(self) -> bool:
-        """Whether the phenotype is about the group."""
+        """Whether the enrichment is significant."""
         return self.q_value <= SIGNIFICANT
 
 
@@ -109,10 +108,9 @@ class ClinicalMeasures:
     @property
     def sentence(self) -> str:
         """Summary of the measures for a clinician."""
-        kind = self.classification.split(" (")[0]
-        count, rank = self.about, len(self.enrichments)
+        kind, be = self.classification.split(" (")[0], "is" if self.about == 1 else "are"
         return (
-            f"{count} of {rank} patterns {'is' if count == 1 else 'are'} about one {kind}; "
+            f"{self.about} of {len(self.enrichments)} patterns {be} about one {kind}; "
             f"with the codes dealt at random: {self.about_by_chance:.1f}."
         )
 
@@ -122,10 +120,7 @@ def clinical_measures(
 ) -> tuple[ClinicalMeasures, ...]:
     """Return the measures under each usable classification, the broadest first."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
-    return tuple(
-        _measured(model, vocabularies, classification)
-        for classification in classifications(vocabularies)
-    )
+    return tuple(_measured(model, vocabularies, known) for known in classifications(vocabularies))
 
 
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
@@ -146,8 +141,8 @@ def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classificati
 
 
 def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> Iterator[str]:
-    known = zip(systems(vocabulary.name, vocabulary.codes), vocabulary.codes, strict=True)
-    for system, code in known:
+    of_codes = systems(vocabulary.name, vocabulary.codes)
+    for system, code in zip(of_codes, vocabulary.codes, strict=True):
         is_diagnosis = system in ("icd9cm", "icd10cm")
         found = grouping(system[3:-2], parts(code)[1]) if is_diagnosis else []
         yield found[0][0] if found else ""
@@ -216,23 +211,20 @@ def known_pairs(features: Sequence[NDArray[Any]], classification: Classification
 
 
 def _measured(
-    model: Dense, vocabularies: Sequence[Vocabulary], classification: Classification
+    model: Dense, vocabularies: Sequence[Vocabulary], known: Classification
 ) -> ClinicalMeasures:
     rng = np.random.default_rng(0)
     others = [dealt(model, rng) for _ in range(DRAWS)]
-    about = [
-        sum(each.is_about for each in enrichments(other, vocabularies, classification))
-        for other in others
-    ]
-    modes = [groups for groups in classification.groups if any(groups)]
+    about = [sum(e.is_about for e in enrichments(each, vocabularies, known)) for each in others]
+    modes = [groups for groups in known.groups if any(groups)]
     return ClinicalMeasures(
-        classification.name,
+        known.name,
         sum(map(len, modes)),
         sum(bool(group) for groups in modes for group in groups),
-        enrichments(model, vocabularies, classification),
+        enrichments(model, vocabularies, known),
         float(np.mean(about)),
-        known_pairs(model, classification),
-        float(np.mean([known_pairs(other, classification) for other in others])),
+        known_pairs(model, known),
+        float(np.mean([known_pairs(each, known) for each in others])),
     )
 
 

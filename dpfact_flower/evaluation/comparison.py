@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -116,16 +115,11 @@ class _Run:
 def _read(folders: Sequence[Path]) -> list[_Run]:
     """Read the runs, and give each run a unique name."""
     names = [folder.resolve().name for folder in folders]
-    counts = Counter(names)
-    return [
-        _Run(
-            folder,
-            name if counts[name] == 1 else f"{folder.resolve().parent.name}/{name}",
-            read_summary(folder),
-            GlobalModel.read(folder),
-        )
-        for folder, name in zip(folders, names, strict=True)
-    ]
+    runs = []
+    for folder, name in zip(folders, names, strict=True):
+        unique = name if names.count(name) == 1 else f"{folder.resolve().parent.name}/{name}"
+        runs.append(_Run(folder, unique, read_summary(folder), GlobalModel.read(folder)))
+    return runs
 
 
 def _content(runs: Sequence[_Run]) -> dict[str, Any]:
@@ -152,12 +146,11 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
-    panels = []
+    panels, spent = [], {run.name: run.summary.spent for run in runs}
     for title, of in plots.QUALITIES.items():
         values = {run.name: value for run in runs if (value := of(run.summary)) is not None}
         if values:
             found[title] = values
-            spent = {run.name: run.summary.spent for run in runs}
             points = {name: (spent[name], value) for name, value in values.items()}
             panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None

@@ -1,7 +1,7 @@
 """The global model of a run: phenotypes with their codes and names, and patients fitted to them.
 
-The model holds feature factors and is as public as the run made it. A table of memberships is made
-from a site's own data and stays at that site, because no privacy guarantee covers it.
+The model is as public as the run made it. A table of memberships is made from a site's own data and
+stays at that site, because no privacy guarantee covers it.
 """
 
 from __future__ import annotations
@@ -97,8 +97,7 @@ class Memberships:
     def write(self, path: Path) -> None:
         """Write each patient's phenotypes and scores as a CSV file that only its owner can read."""
         numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in self.has)
-        columns = zip(self.patients, numbers, self.scores.tolist(), strict=True)
-        rows = ((name, has, *row) for name, has, row in columns)
+        rows = zip(self.patients, numbers, *self.scores.T.tolist(), strict=True)
         write_csv(path, (PATIENT, HAS, *self.names), rows)
 
 
@@ -142,12 +141,8 @@ class GlobalModel:
         """Return every phenotype's codes with some weight, or the `top` largest of each mode."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
-        return tuple(
-            row
-            for by_mode in self.codes_by_mode().values()
-            for rows in by_mode.values()
-            for row in rows[:top]
-        )
+        lists = (rows for by_mode in self.codes_by_mode().values() for rows in by_mode.values())
+        return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
         """Return each phenotype's codes with some weight, by mode, the largest share first."""
@@ -212,24 +207,20 @@ class GlobalModel:
         return f"GlobalModel({self.rank} phenotypes of {sizes})"
 
     def _repr_html_(self) -> str:
-        """Return a table of the phenotypes' first codes, for notebooks."""
-
         def cell(rows: Sequence[CodeRow]) -> str:
             texts = (f"{row.description or row.code} ({row.share:.0%})" for row in rows)
             return f"<td>{'<br>'.join(map(html.escape, texts))}</td>"
 
         modes = (v.name for v in self.vocabularies)
         head = "".join(f"<th>{html.escape(name)}</th>" for name in ("phenotype", *modes))
-        lines = (
-            f"<tr><th>{html.escape(name)}</th>"
-            + "".join(cell(rows[:_SHOWN_CODES]) for rows in by_mode.values())
-            + "</tr>"
-            for name, by_mode in zip(self.headings, self.codes_by_mode().values(), strict=True)
-        )
+        lines = []
+        for name, by_mode in zip(self.headings, self.codes_by_mode().values(), strict=True):
+            cells = "".join(cell(rows[:_SHOWN_CODES]) for rows in by_mode.values())
+            lines.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
-        """Return the scores. `features` may have only some of the model's rows."""
+        """Return the scores on `features`, which may have only some of the model's rows."""
         norms = column_norms(self.factors)
         return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
@@ -279,11 +270,9 @@ def write_phenotype_table(
 ) -> None:
     """Write phenotypes as CSV, with titles, body systems and disease groups by number."""
     number, *others = (field.name for field in fields(CodeRow))
-    lines = (
-        (row.phenotype, titles[row.phenotype], *astuple(row)[1:], *about[row.phenotype])
-        for row in rows
-    )
-    write_csv(path, (number, "title", *others, "body_system", "disease_group"), lines)
+    header = (number, "title", *others, "body_system", "disease_group")
+    numbered = ((row.phenotype, astuple(row)[1:]) for row in rows)
+    write_csv(path, header, ((n, titles[n], *values, *about[n]) for n, values in numbered))
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

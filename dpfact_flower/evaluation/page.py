@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from dpfact_flower.data.icd import SYSTEMS
 from dpfact_flower.errors import DataError, DPFactError, MissingDependencyError
 from dpfact_flower.evaluation import formatting
-from dpfact_flower.evaluation.tables import Association
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import rounded_up
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FOLDER = Path(__file__).parent / "templates"
-_FARTHEST = math.log(10)
 _WIDTH = 9.6
 """Width of figures, in inches."""
 
@@ -111,11 +109,6 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 
 
-def _odds_tell(association: Association) -> bool:
-    """Return whether the odds' interval is within 0.1 to 10. Few patients give wider intervals."""
-    return association.interval is not None and max(map(abs, association.interval)) <= _FARTHEST
-
-
 _FILTERS: dict[str, Callable[..., Any]] = {
     "rounded_up": rounded_up,
     "bytes": formatting.size,
@@ -128,6 +121,7 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "ranges": formatting.ranges,
     # a place on a scale of width 160, from odds of 1/reach to reach
     "odds_place": lambda value, reach: round(80 + 80 * value / math.log(reach)),
-    "odds_tell": _odds_tell,
+    # whether the odds' interval is within 0.1 to 10; few patients give wider intervals
+    "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
     "system_class": lambda system: f"s{SYSTEMS.index(system)}",
 }

@@ -47,9 +47,7 @@ _LARGEST = 20.0
 
 
 def phenotype_table(
-    memberships: Sequence[NDArray[np.floating[Any]]],
-    features: Factors,
-    sites: Sequence[SiteData],
+    memberships: Sequence[NDArray[np.floating[Any]]], features: Factors, sites: Sequence[SiteData]
 ) -> PhenotypeTable:
     """Describe every phenotype by the patients who have it.
 
@@ -101,7 +99,6 @@ def phenotype_table(
 def _codes(
     vocabularies: Sequence[Vocabulary], features: Factors, counts: PatientCounts
 ) -> dict[str, list[tuple[CodeWeight, ...]]]:
-    """Return each phenotype's codes by mode, with the share of its patients who have each code."""
     codes_of = {}
     modes = zip(vocabularies, features, counts.codes, counts.everybody, strict=True)
     for vocabulary, factor, carriers, everybody in modes:

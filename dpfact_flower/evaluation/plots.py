@@ -79,10 +79,8 @@ def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
     up = [record.bytes_up / scale for record in records]
     _line(axes, rounds, down, color=BLUE, marker="o", label="down: server to sites")
     _line(axes, rounds, up, color=ORANGE, marker="s", ls="--", label="up: sites to server")
-    failed = [record.round for record in records if record.failures]
-    if failed:
-        zeros = [0] * len(failed)
-        axes.plot(failed, zeros, "x", color=INK, label="a site failed", clip_on=False)
+    if failed := [record.round for record in records if record.failures]:
+        axes.plot(failed, [0] * len(failed), "x", color=INK, label="a site failed", clip_on=False)
     axes.set_ylim(0, 1.15 * most / scale or 1)
     axes.set_ylabel(f"{unit} per round")
     _round_axis(axes)

@@ -73,11 +73,8 @@ def _areas(
     own = [np.asarray(memberships[t], np.float64) for t in labelled]
     kinds: dict[str, tuple[Callable[[], Any], Any]] = {
         "memberships": (scaled_regression, evened(np.concatenate(own))),
-        "raw_codes": (
-            plain_regression,
-            scipy.sparse.vstack([code_presence(tensor) for tensor in tensors], format="csr"),
-        ),
-        "volume": (scaled_regression, np.concatenate([code_volume(tensor) for tensor in tensors])),
+        "raw_codes": (plain_regression, scipy.sparse.vstack([*map(code_presence, tensors)], "csr")),
+        "volume": (scaled_regression, np.concatenate([*map(code_volume, tensors)])),
     }
     labels = np.concatenate([sites[t].labels[label] for t in labelled])
     home = np.repeat(labelled, [tensor.n_patients for tensor in tensors])

@@ -11,7 +11,6 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 
 from dpfact_flower.evaluation.formatting import counted, outcome, percent
@@ -246,12 +245,8 @@ def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-@cache
-def _everyday_words() -> dict[str, str]:
-    return tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
-
-
 def search_words(texts: Iterable[str]) -> str:
     """Return everyday words for a phenotype's codes, for a page's search."""
+    known: dict[str, str] = tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
     text = " ".join(texts).lower()
-    return ", ".join(word for word, names in _everyday_words().items() if re.search(names, text))
+    return ", ".join(word for word, names in known.items() if re.search(names, text))

@@ -104,7 +104,8 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs with the same modes, by names of codes."""
-    return tuple(_replication(folder, other) for other in others)
+    ours = read_model(folder)
+    return tuple(_replication(ours, other) for other in others)
 
 
 def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
@@ -130,8 +131,8 @@ def protection(summary: Summary) -> str:
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
 
 
-def _replication(folder: Path, other: Path) -> Replication:
-    left, right = _aligned(read_model(folder), read_model(other), other)
+def _replication(ours: Model, other: Path) -> Replication:
+    left, right = _aligned(ours, read_model(other), other)
     match, chance = match_columns(left, right), by_chance(left, right)
     fair = round(FAIR ** len(left), _DIGITS)
     pairs = [

@@ -17,26 +17,13 @@ from typing import Any
 
 from dpfact_flower.data.code_names import body_systems
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation import clinical
+from dpfact_flower.evaluation import clinical, prose
 from dpfact_flower.evaluation.formatting import outcome, ranges
 from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
-from dpfact_flower.evaluation.prose import (
-    LAMBDA,
-    certainty_sentence,
-    chance_sentence,
-    first_line,
-    leading,
-    leading_sentence,
-    made_titles,
-    paragraph,
-    relevance,
-    review_sentence,
-    search_words,
-)
 from dpfact_flower.evaluation.replication import Replication, certainty, read_replications
 from dpfact_flower.evaluation.run_folder import (
     REPORT,
@@ -47,12 +34,7 @@ from dpfact_flower.evaluation.run_folder import (
     read_summary,
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
-from dpfact_flower.evaluation.tables import (
-    Association,
-    Phenotype,
-    PhenotypeTable,
-    SharedPhenotypes,
-)
+from dpfact_flower.evaluation.tables import Association, Phenotype, PhenotypeTable, SharedPhenotypes
 from dpfact_flower.privacy.scope import NOT_COVERED
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
@@ -71,7 +53,7 @@ _MOST_CODES = 16
 _MANY_LISTS = 60
 """Number of code lists (phenotypes times modes) above which each list is half as long."""
 _REACHES, _ROOM, _FAR = (1.5, 2, 3, 5, 10), 0.9, 3
-_ORDERS = (1.0, LAMBDA, 0.2)
+_ORDERS = (1.0, prose.LAMBDA, 0.2)
 """Weights of share against lift. A page can order codes by each weight."""
 
 
@@ -104,7 +86,7 @@ def _content(folder: Path) -> dict[str, Any]:
     uninformative = uninformative_message(summary)
     return {
         "summary": summary,
-        "first_line": first_line(table, summary.rank, [card.certainty for card in own], unit),
+        "first_line": prose.first_line(table, summary.rank, [c.certainty for c in own], unit),
         "unit": unit,
         "cards": own,
         "legend": systems_of(own),
@@ -176,9 +158,7 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 
 
 def _figures(
-    summary: Summary,
-    records: Sequence[RoundRecord],
-    predictions: Mapping[str, OutcomePrediction],
+    summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
     """Return inline SVG by name. Figures without values are left out."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
@@ -257,19 +237,19 @@ def cards(
     }
     most = _MOST_CODES // 2 if model.rank * len(systems) > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
-    made = made_titles(codes)
+    made = prose.made_titles(codes)
     chances = dict(enumerate(model.false_discovery, start=1))
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
         pairs = [pair for run in replications if (pair := run.partner(number))]
         chance = chances.get(number)
-        about = paragraph(measured, table, unit) if table and measured else None
+        about = prose.paragraph(measured, table, unit) if table and measured else None
         sentences = [
-            *(about or [leading_sentence(by_mode)]),
-            chance_sentence(chance),
-            certainty_sentence(pairs) if pairs or chance is None else "",
-            review_sentence(reviews.get(number)),
+            *(about or [prose.leading_sentence(by_mode)]),
+            prose.chance_sentence(chance),
+            prose.certainty_sentence(pairs) if pairs or chance is None else "",
+            prose.review_sentence(reviews.get(number)),
         ]
         named = model.names.get(number)
         found.append(
@@ -284,8 +264,8 @@ def cards(
                 ),
                 measured=measured,
                 certainty=certainty(pairs, chance),
-                search=search_words(
-                    row.description for rows in by_mode.values() for row in leading(rows)
+                search=prose.search_words(
+                    row.description for rows in by_mode.values() for row in prose.leading(rows)
                 ),
             )
         )
@@ -296,7 +276,7 @@ def _first_by_any_order(rows: Sequence[CodeRow], most: int) -> tuple[CodeRow, ..
     """Return the codes that are among the first in any order that a page offers."""
     first: set[str] = set()
     for place in _ORDERS:
-        ranked = sorted(rows, key=lambda row, place=place: -relevance(row, place))  # type: ignore[misc]
+        ranked = sorted(rows, key=lambda row, place=place: -prose.relevance(row, place))  # type: ignore[misc]
         first |= {row.code for row in ranked[: most if place == 1 else most // 4]}
     return tuple(row for row in rows if row.code in first)
 

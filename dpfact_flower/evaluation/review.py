@@ -220,9 +220,7 @@ def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
     for mode, vocabulary in enumerate(site.vocabularies):
         weights = np.bincount(cells[:, mode], values, len(vocabulary))
         order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
-        record[vocabulary.name] = [
-            (vocabulary.codes[at], vocabulary.descriptions[at]) for at in order
-        ]
+        record[vocabulary.name] = [(vocabulary.codes[a], vocabulary.descriptions[a]) for a in order]
     return record
 
 

@@ -1,8 +1,7 @@
 """A run's folder: the files that a run leaves behind, without data of single patients.
 
-``config.toml`` has everything needed to repeat the run, and ``names.toml`` people's names and chart
-reviews of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every
-round.
+``config.toml`` repeats the run, and ``names.toml`` has people's names and chart reviews of
+phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every round.
 """
 
 from __future__ import annotations
@@ -68,10 +67,8 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
     with _naming(path):
         try:
             vocabularies = tuple(
-                named(
-                    Vocabulary(name, *(arrays[f"{name}_{x}"].tolist() for x in ("codes", "text")))
-                )
-                for name in np.atleast_1d(arrays["modes"]).tolist()
+                named(Vocabulary(n, arrays[f"{n}_codes"].tolist(), arrays[f"{n}_text"].tolist()))
+                for n in np.atleast_1d(arrays["modes"]).tolist()
             )
             factors = tuple(arrays[v.name] for v in vocabularies)
         except KeyError as error:
@@ -185,10 +182,7 @@ def _write_names(folder: Path, names: Names, rank: int) -> None:
         return {name: value for name, value in fields if value is not None}
 
     tables = asdict(_checked(names, rank), dict_factory=known)
-    text = {
-        title: {str(number): table[number] for number in sorted(table)}
-        for title, table in tables.items()
-    }
+    text = {title: {str(n): own[n] for n in sorted(own)} for title, own in tables.items()}
     with replacing(folder / NAMES) as file:
         file.write(tomli_w.dumps(text).encode())
 

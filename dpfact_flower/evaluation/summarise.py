@@ -39,16 +39,8 @@ from dpfact_flower.evaluation.summary import (
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
-from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
+from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account, scope
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
-from dpfact_flower.privacy.scope import (
-    GIVEN_CODES,
-    GIVEN_CODES_AND_NUMBER,
-    NEIGHBOURS,
-    NOT_COVERED,
-    UNITS,
-    about_rows,
-)
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
@@ -81,7 +73,7 @@ def summarise(
     """
     given = ""  # facts taken from the data without noise, as text after a claim
     if cohort is not None and coordinator.privacy.privacy == "patient":
-        given = GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES
+        given = scope.GIVEN_CODES_AND_NUMBER if counted else scope.GIVEN_CODES
     spent = _spent(coordinator, cohort, sites_folder, given)
     measures: Measured | None = None
     tables: SharedPhenotypes | None = None
@@ -148,15 +140,17 @@ def _spent(
     for site, own in events.items():
         if own:
             guarantee = account(own, delta, second_opinions=True)
-            spent[site] = replace(guarantee, claim=about_rows(guarantee.claim + given, row_unit))
+            spent[site] = replace(
+                guarantee, claim=scope.about_rows(guarantee.claim + given, row_unit)
+            )
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
     worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
     return RunSpending(
         **worst.to_dict(),
-        unit_in_words=about_rows(UNITS[worst.unit], row_unit),
-        neighbours_in_words=about_rows(NEIGHBOURS[worst.neighbours], row_unit),
-        not_covered=NOT_COVERED,
+        unit_in_words=scope.about_rows(scope.UNITS[worst.unit], row_unit),
+        neighbours_in_words=scope.about_rows(scope.NEIGHBOURS[worst.neighbours], row_unit),
+        not_covered=scope.NOT_COVERED,
         per_site={
             site: SiteSpending(**guarantee.to_dict(), ledger=tuple(events[site]))
             for site, guarantee in spent.items()
@@ -167,7 +161,6 @@ def _spent(
 def _recorded(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path
 ) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Return the releases of this job in a simulation's ledgers."""
     events = {}
     for site in cohort.sites:
         folder = sites_folder / site.name
@@ -210,7 +203,7 @@ def measure(
     sites, stores = zip(*loaded, strict=True)
 
     def models() -> Iterator[tuple[SparseTensor, Factors]]:
-        """Yield each site's tensor as it was factorised, and its factors, one site at a time."""
+        """Yield each site's scaled tensor and its factors, one site at a time."""
         for site, store in loaded:
             state = store.load()
             assert state is not None  # this state was loaded before
@@ -293,7 +286,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Return all patients, or the same share of each site if they exceed `MOST_PREDICTED`."""
+    """Return all patients or, above `MOST_PREDICTED` of them, the same share of each site."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)

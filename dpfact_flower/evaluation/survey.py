@@ -69,21 +69,20 @@ class Answers:
 
     def __str__(self) -> str:
         """Return the accuracy, its Wilson 95 % interval, kappa with the truth, and hits by kind."""
-        right = [self.given[n] == self.items[n].truth for n in self.given]
-        if not right:
+        if not self.given:
             return f"{self.name}: no item is answered"
-        low, high = binomtest(sum(right), len(right)).proportion_ci(method="wilson")
         truth = {n: self.items[n].truth for n in self.given}
+        right = {n: self.given[n] == truth[n] for n in self.given}
+        hits, count = sum(right.values()), len(right)
+        low, high = binomtest(hits, count).proportion_ci(method="wilson")
         parts = []
         for kind, words in _WORDS.items():
-            own = [n for n in self.given if self.items[n].kind == kind]
+            own = [right[n] for n in right if self.items[n].kind == kind]
             if own:
-                told = sum(self.given[n] == truth[n] for n in own)
-                parts.append(f"{told} of {len(own)} {words}")
+                parts.append(f"{sum(own)} of {len(own)} {words}")
         return (
-            f"{self.name}: {sum(right)} of {len(right)} right, {np.mean(right):.0%} (95 % interval "
-            f"{low:.0%} to {high:.0%}; guessing 50%); kappa {_kappa(truth, self.given)}; "
-            + ", ".join(parts)
+            f"{self.name}: {hits} of {count} right, {hits / count:.0%} (95 % interval {low:.0%} to "
+            f"{high:.0%}; guessing 50%); kappa {_kappa(truth, self.given)}; {', '.join(parts)}"
         )
 
 
