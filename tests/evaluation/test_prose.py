@@ -1,12 +1,15 @@
-"""What a page says of a phenotype in sentences."""
+"""Titles of phenotypes, and what a page says of them in sentences."""
 
 import pytest
 
+from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.prose import (
     certainty_sentence,
     chance_sentence,
     first_line,
+    made_titles,
     paragraph,
+    phrase,
     rate,
     search_words,
 )
@@ -134,3 +137,57 @@ def test_the_span_over_sites_leaves_hidden_ones_out():
 def test_people_search_by_their_own_words(text, word):
     assert word in search_words(["Appendicitis", text])
     assert word not in search_words(["Appendicitis", "Foot drop"])
+
+
+def made(*phenotypes):
+    """Titles of phenotypes: of each mode its codes' names, with their weights where not 1."""
+    rows = {}
+    for number, modes in enumerate(phenotypes, start=1):
+        rows[number] = {}
+        for mode, names in modes.items():
+            own = dict.fromkeys(names, 1.0) if isinstance(names, tuple) else names
+            rows[number][mode] = [
+                CodeRow(number, "", mode, place, f"C-{name}", name, w, w / sum(own.values()), 2.0)
+                for place, (name, w) in enumerate(own.items(), start=1)
+            ]
+    return list(made_titles(rows).values())
+
+
+def test_titles_put_diagnoses_before_treatments():
+    own = {"procedures": ("Insertion of stent",), "diagnoses": ("Heart attack", "Heart failure")}
+    assert made(own) == ["Heart attack or heart failure with insertion of stent"]
+    own = {"drugs": ("Insulin",), "principal": {"A": 9, "B": 8, "C": 4, "D": 1}}
+    assert made(own) == ["A, B or others with insulin"]
+    assert made({"dx": {"A": 9, "B": 2}}) == ["A"]  # less than a third of the largest
+
+
+def test_titles_leave_out_what_leads_many_phenotypes_unless_nothing_else_does():
+    several = [{"dx": {name: 1.0, "Hypertension": 1.0}} for name in "ABCD"]
+    assert made(*several, {"dx": ("Hypertension",)}) == ["A", "B", "C", "D", "Hypertension"]
+    weak = [{"dx": {"Hypertension": 1.0, name: 0.4}, "px": (f"P{name}",)} for name in "ABCD"]
+    assert made(*weak) == [f"P{name}" for name in "ABCD"]  # 0.4 is too little to be a title
+
+
+def test_no_two_phenotypes_have_one_title():
+    pairs = (("Stroke", "A"), ("Stroke", "B"), ("C", "A"), ("D", "A"), ("E", "B"), ("F", "B"))
+    found = made(*({"dx": pair} for pair in pairs))
+    assert found == ["Stroke or A", "Stroke or B", "C", "D", "E", "F"]  # A and B are common
+    assert made(*[{"dx": ("Stroke",)}] * 2) == ["Stroke (1)", "Stroke (2)"]
+    both = {"principal": ("Stroke",), "secondary": ("Stroke", "Coma")}
+    assert made(both) == ["Stroke with coma"]
+
+
+@pytest.mark.parametrize(
+    ("description", "said"),
+    [
+        ("Pneumonia, organism NOS", "pneumonia, organism"),
+        ("Other and unspecified hyperlipidemia", "hyperlipidemia"),
+        ("Atrial fibrillation, unspecified site", "atrial fibrillation"),
+        ("infectious|sepsis|sepsis|severe", "sepsis – severe"),
+        ("AMI of wall", "AMI of wall"),  # a capital that is no beginning of a sentence stays
+        ("NOS", "C1"),
+        ("", "C1"),
+    ],
+)
+def test_a_codes_name_is_said_without_fillers(description, said):
+    assert phrase(description, "C1") == said

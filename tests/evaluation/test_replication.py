@@ -7,11 +7,7 @@ import pytest
 
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation.replication import (
-    read_replications,
-    replications,
-    write_replications,
-)
+from dpfact_flower.evaluation.replication import read_replications, replications, write_replications
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import read_model, write_model
 from tests.evaluation.folders import dpfact, run_folder

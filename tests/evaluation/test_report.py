@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.model import GlobalModel
-from dpfact_flower.evaluation.report import write_report
+from dpfact_flower.evaluation.report import odds_reach, write_report
 from dpfact_flower.evaluation.run_folder import (
     read_json,
     read_model,
@@ -25,6 +26,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_model,
     write_name,
 )
+from dpfact_flower.evaluation.tables import Association
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
@@ -325,6 +327,25 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     assert " fewer than 10 patients with both – " in rows[2]
     assert " 7.39 (1.11–9.99) p = 0.040" in rows[3]
     assert all(row.endswith(" too few p = 0.300") for row in rows)  # odds of up to 10.01
+
+
+SMALL = (0.95, 0.9, 1.2)
+
+
+@pytest.mark.parametrize(
+    ("found", "reached"),
+    [
+        ([SMALL], 1.5),
+        ([SMALL] * 9 + [(2.1, 1.9, 2.3)], 3),  # every estimate has its place on the scale
+        ([SMALL] * 9 + [(0.1, 0.01, 1.4)], 1.5),  # but one that would squeeze all others
+        ([(0.5, 0.3, 1.4)] * 2, 5),
+        ([(0.001, 1e-9, 50.0)], 10),
+        ([], 1.5),
+    ],
+)
+def test_the_scale_has_room_for_estimates_and_for_most_intervals(found, reached):
+    logs = [[math.log(value) for value in odds] for odds in found]  # odds ratio, its interval
+    assert odds_reach(Association(c, 0.01, None, (low, high)) for c, low, high in logs) == reached
 
 
 def test_phenotypes_switched_off_are_marked(runs, run):

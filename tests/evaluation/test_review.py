@@ -13,18 +13,8 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.membership import LEADING, LEAST_SCORE
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.review import (
-    Tally,
-    apply_verdicts,
-    read_sheet,
-    write_sheet,
-)
-from dpfact_flower.evaluation.run_folder import (
-    Review,
-    read_model,
-    read_names,
-    write_name,
-)
+from dpfact_flower.evaluation.review import Tally, apply_verdicts, read_sheet, write_sheet
+from dpfact_flower.evaluation.run_folder import Review, read_model, read_names, write_name
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.folders import dpfact, lines_of, refusal, run_folder
 
@@ -283,14 +273,6 @@ def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
             write_sheet(run, site, number, tmp_path / out, patients=patients)
     assert sorted(tmp_path.iterdir()) == before
     assert not list(run.glob("x*"))
-
-
-def test_verdicts_are_never_written_over(run, site, sheet, tmp_path):
-    fill(sheet, confirm_highest)
-    filled = sheet.read_bytes()
-    with pytest.raises(SettingsError, match=r"review\.csv exists, perhaps with verdicts"):
-        write_sheet(run, site, NUMBER, tmp_path / "review")
-    assert sheet.read_bytes() == filled
 
 
 def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, monkeypatch):
