@@ -162,5 +162,5 @@ def test_a_config_has_two_tables(tmp_path):
     "read", [read_model, read_history, read_summary, read_phenotypes, read_config]
 )
 def test_a_missing_file_is_named(tmp_path, read):
-    with pytest.raises(DataError, match="(?i)no such file"):
+    with pytest.raises(DataError, match=r"(?i)no such file"):
         read(tmp_path)
