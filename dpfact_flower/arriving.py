@@ -148,7 +148,6 @@ class AsyncDispatcher:
         self._coordinator.count(bytes_down=records.serialised_bytes(message))
 
     def _ask_names(self, nodes: Sequence[int]) -> None:
-        """Find out the names of the nodes' sites, without a charge."""
         patience = min(self._timeout, self._coordinator.run.wait_timeout)
         for request in self._coordinator.questions():
             unknown = [node for node in nodes if not self._names.of(node)]

@@ -101,7 +101,7 @@ def _refusal(context: Context, error: Exception, came_in: float) -> str:
 
 
 def _wait(context: Context, came_in: float) -> None:
-    """Wait until the hospital's `reply-after` has passed. Do not wait if the setting is invalid."""
+    """Wait until the hospital's `reply-after` has passed, if the setting is valid."""
     with suppress(SettingsError):
         if not context.node_config.keys() >= _SIMULATION_KEYS:
             ReplyDelay(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()

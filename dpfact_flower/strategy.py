@@ -243,7 +243,6 @@ class DPFact(TrainOnlyStrategy):
     def _usable(
         self, number: int, came: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        """Return the sites' releases, and the reasons why other replies cannot be used."""
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
         nodes = {message.metadata.dst_node_id for message in self._sent}
         shapes = self.coordinator.reply_shapes(number)

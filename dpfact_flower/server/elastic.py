@@ -162,7 +162,6 @@ class ElasticRule:
 
     @property
     def _counts_codes(self) -> bool:
-        """Whether the most frequent codes are still unknown and must be counted."""
         return bool(self._paired) and not self.selection
 
     def _begin(self, replies: Sequence[SiteReply]) -> None:

@@ -120,7 +120,7 @@ def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """Read the file of `write_readiness`. Return an empty list if there is no file."""
+    """Read the file of `write_readiness`; empty without a file."""
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]

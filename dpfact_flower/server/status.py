@@ -84,7 +84,6 @@ def run_status(folder: Path) -> RunStatus:
 
 
 def _cost(identity: Mapping[str, Any]) -> Cost:
-    """Return a function for a site's cost of answering several rounds."""
     privacy, solver = PrivacySettings.from_config(identity), SolverSettings.from_config(identity)
     run, rule = RunSettings.from_config(identity), None
     with suppress(DPFactError):  # the rule may not be registered in this process

@@ -232,7 +232,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a message's arrays; empty for the array that stands for an empty list."""
+    """Return a message's arrays without the stand-in for an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")
@@ -303,7 +303,6 @@ def _answered(config: Mapping[str, object]) -> dict[str, int]:
 
 
 def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
-    """Return the request's `usages`, which must be finite and not negative."""
     if _USAGES not in config:
         return None
     try:

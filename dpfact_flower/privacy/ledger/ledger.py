@@ -299,7 +299,6 @@ def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
 
 
 def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
-    """Yield a problem if the ledger lacks the row of the noted head."""
     hashes = [hash_ for (hash_,) in connection.execute("SELECT hash FROM releases ORDER BY number")]
     if noted.rows > len(hashes):
         yield (

@@ -177,7 +177,6 @@ def _planned(
     number: int, kind: str, mode: int | None, rho: float, *,
     every: Sequence[int], facts: Facts, bound: float,
 ) -> PlannedRelease:  # fmt: skip
-    """Plan a release from its kind and cost."""
     sensitivity = KINDS[kind].sensitivity(bound)
     count = KINDS[kind].size(every, facts.sizes, mode, facts.rank)
     sigma = sigma_of(rho, sensitivity)

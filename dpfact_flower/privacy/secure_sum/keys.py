@@ -187,7 +187,6 @@ def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
 
 
 def _statement(terms: Terms, site: str, key: bytes) -> bytes:
-    """Return the bytes that a site signs."""
     return hashed("key", terms.digest, site, key)
 
 
