@@ -16,7 +16,7 @@ from dpfact_flower.site.round import local_settings, scaled
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.cp import CPModel, norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
 
 MODES = ["procedures", "diagnoses"]
@@ -84,7 +84,7 @@ def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_a
     state = initial_state(tensor, asked, np.random.default_rng(0))
     assert (state.round, state.eta) == (0, asked.solver.eta)
     # float32 factors, and sums of a few hundred terms: far inside one in ten thousand.
-    assert CPModel(state.factors).norm_squared() == pytest.approx(tensor.norm_squared(), rel=1e-4)
+    assert norm_squared(state.factors) == pytest.approx(tensor.norm_squared(), rel=1e-4)
 
 
 def test_with_a_relative_weight_the_first_model_has_the_scale_that_explains_most(tensor):
