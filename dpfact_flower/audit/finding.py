@@ -18,7 +18,7 @@ Z_LIMIT = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number, NaN if its audit broke off, and the lowest and highest correct value."""
+    """One measured number (NaN after a failed audit) and the lowest and highest correct value."""
 
     name: str
     measured: float

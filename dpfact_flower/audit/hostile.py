@@ -30,7 +30,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with these patients, one or more."""
+    """Return a site with these patients. At least one patient is needed."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(

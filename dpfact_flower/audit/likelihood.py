@@ -1,4 +1,4 @@
-"""Likelihood: a site's replies tell the best adversary no more than the site's ledger says.
+"""Likelihood: a site's replies reveal no more to the best adversary than the ledger states.
 
 The adversary knows everything except whether a group of patients is present.
 
@@ -7,9 +7,9 @@ ledger. The log likelihood ratio of the replies is the most powerful test (Neyma
 a Gaussian mechanism, the ratio is normal, and its two means differ by mu standard deviations. The
 estimate of mu and its standard error are compared with the mu of the ledger's events.
 
-The canaries are equal patients, enough to make the error of the estimate small relative to mu. A
-group of k patients is protected by k times mu (Dong, Roth & Su 2022, Theorem 2.14), and for
-Gaussian noise this is exact. The audit checks that each canary reaches the bound in every release.
+The canaries are equal patients, enough to make the error of the estimate small relative to mu. For
+a group of k patients, mu is k times as large (Dong, Roth & Su 2022, Theorem 2.14), and for Gaussian
+noise this is exact. The audit checks that each canary reaches the bound in every release.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """Return the replies, by round, of a site with an empty ledger in a whole run."""
+    """Return a site's replies in a whole run, by round, starting with an empty ledger."""
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())

@@ -52,7 +52,7 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Measure the noise of every release of the plan, over at least `values` values per release.
 
-    `seeded` says that the settings have a noise seed, which makes the noise predictable. The
+    `seeded` is true if the settings have a noise seed, which makes the noise predictable. The
     findings are each release's standard deviation as a fraction of the planned value, and then the
     mean, the shape, and the largest correlation of each kind.
     """

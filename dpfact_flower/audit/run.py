@@ -40,9 +40,9 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    At most 200 patients of one site take part, by default of a cohort's first site. The settings'
-    noise seed is not used but reported. Without the site's `state_dir`, its ledger is not checked.
-    `seed` determines the auditor's choices, but the noise has no seed.
+    At most 200 patients of one site take part, by default of a cohort's first site. A noise seed in
+    the settings is reported but not used. Without the site's `state_dir`, its ledger is not
+    checked. `seed` determines the auditor's choices, but the noise has no seed.
     """
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)

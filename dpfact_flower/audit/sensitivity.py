@@ -3,7 +3,7 @@
 Two sites, one of them with an additional patient, receive the same transcript. Their un-noised sums
 are exact integers and may differ by at most the sensitivity. The difference must equal the
 patient's own contribution, which shows that no other patient's part has changed. The patients are
-chosen to reach the bound. The audit fails if none does, because it then has no power.
+chosen to reach the bound. If no patient reaches the bound, the audit has no power and fails.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Estimate the chance that a phenotype is real, from the releases of a single run.
 
-Let P be the releases with noise n, and z fresh noise of the same deviation. The halves P + z and
-P - z have independent noises, so fits to the two agree because of the patients. A phenotype that
-returns in fits with different random starts is likely to be found in other patients too. This is
-post-processing. docs/explanation/certainty.md says how far the figures can be trusted.
+Let P be the releases with noise n, and z fresh noise of the same deviation. The noises of halves
+P + z and P - z are independent, so only the patients' data make fits to both halves agree. If fits
+with different random starts find a phenotype again, it is likely to exist in other patients too.
+This is post-processing. docs/explanation/certainty.md explains how far to trust the figures.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Half(NamedTuple):
 def typical_counts(
     releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
 ) -> list[float]:
-    """Return a typical patient's number of codes of each mode, or [] if pairs tell too little.
+    """Return a typical patient's number of codes of each mode, or [] if pairs are too noisy.
 
     `cross` is as for `code_counts`.
     """
-    if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
+    if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return []
     total = unpack([_sum(releases)], sum(sizes))[:, 0]
     counts = code_counts(total, sizes, cross)
@@ -84,7 +84,7 @@ def half_patients(
 ) -> SparseTensor:
     """Draw surrogate patients for one half, from a fit with one random start.
 
-    Surrogates have fewer codes than `counts` if these give too many cells.
+    Surrogates have fewer codes than `counts` if `counts` would give too many cells.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -115,7 +115,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def parts(factors: Factors) -> NDArray[np.bool_]:
-    """Return whether each phenotype resembles, and may be part of, another in all modes but one."""
+    """Return whether each phenotype may be part of another, alike in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
@@ -129,9 +129,9 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return the chance that each phenotype is absent from a noiseless fit to other patients.
 
     `fits` are as for `returns`, and `cells` is the number of a typical patient's cells. If patients
-    have many cells, the chance of `parts` is at least one half.
+    have many cells, the chance for phenotypes in `parts` is at least one half.
     """
-    with one_blas_thread:  # the same on every machine
+    with one_blas_thread:  # sums must not depend on the machine
         chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))
         doubted = parts(factors) & (cells > _MANY_CELLS)
     chance[doubted] = np.maximum(chance[doubted], _EVEN)

@@ -26,7 +26,7 @@ def kept_codes(
 ) -> tuple[NDArray[np.int32], ...]:
     """Return the positions of each mode's most frequent codes, from the sites' noisy counts.
 
-    Positions ascend, and the earlier code wins a tie.
+    Positions ascend, and the earlier of two equally frequent codes is kept.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -37,7 +37,7 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of codes of each mode to pair in a start without noise. Empty means all.
+    """Return how many codes of each mode to pair in a start without noise. Empty means all codes.
 
     With long lists, `_FREQUENT` codes are divided equally among modes, or all codes of a short one.
     """
@@ -56,9 +56,9 @@ def code_weights(
 ) -> Weights:  # fmt: skip
     """Return weights in [`LEAST_WEIGHT`, 1] of the codes in `selection`.
 
-    A code of c patients gets the weight 1 / sqrt(c), relative to the rarest code, so a cell's
-    squared error counts with the product of its codes' inverse frequencies, as in correspondence
-    analysis. Noise of deviation `sigma` is on each site's counts.
+    A code that c patients have gets the weight 1 / sqrt(c), relative to the rarest code, so a
+    cell's squared error counts with the product of its codes' inverse frequencies, as in
+    correspondence analysis. Each site's counts have noise of deviation `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -29,9 +29,9 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors where the residual is largest, or return None if too few stand above the noise.
+    """Add factors where the residual is largest, or return None if too few exceed the noise.
 
-    When a step adds no factor that the threshold leaves, the threshold is lowered for all later
+    When all new factors of a step are below the threshold, the threshold is lowered for all later
     steps. `noise` is the standard deviation on an entry.
     """
     codes, count, _ = sites.shape
@@ -76,7 +76,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains of power iterations from random directions.
 
-    Some directions start with equal usages, and one per site with usage at that site only.
+    Some directions start with equal usages, and one per site starts with usage at that site only.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

@@ -90,7 +90,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit each site's usages, in place, to results of `inner` and `pairs_gram`, to be >= 0."""
+    """Fit each site's non-negative usages, in place, to results of `inner` and `pairs_gram`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -153,7 +153,7 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise over the rows of F from `first`, one for each row of `change`, the steps.
+    """Minimise over the rows of F from `first`, one for each row of `change`, the array of steps.
 
     `products` are the values before the block. `gram` is updated.
     """

@@ -28,7 +28,7 @@ from dpfact_flower.tensor import Factors, Floats
 from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole_size
 
 _LEAST_WEIGHT = 0.02
-"""Weight of a site that seems not to use a phenotype, relative to the largest user."""
+"""Weight of a site that seems not to use a phenotype, relative to the largest weight."""
 _FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
 With this pull, a noisy statistic moves a weak phenotype only a little, and several rounds average
@@ -135,8 +135,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate the sites' usage of each phenotype by empirical Bayes from their G's diagonals.
 
-    The prior mean is a site's share times a phenotype's total, and the prior variance the part of
-    the deviations from it that noise of deviation `sigma` does not explain.
+    The prior mean is a site's share times a phenotype's total. The prior variance is the part of
+    the deviations from the mean that noise of deviation `sigma` does not explain.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -151,12 +151,12 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return the weight of each site's residual for each phenotype, shape (T, R). The largest is 1.
+    """Return weights of sites' residuals for each phenotype, shape (T, R). The largest weight is 1.
 
     A residual and its variance between patients grow with the usage, so ``usage / (usage + noise)``
-    gives the best signal-to-noise ratio: equal weights with little noise, a matched filter with
-    much. `noise` is the variance on a column of a site's statistic, in squared patients, since each
-    patient's residual has norm 1 at most.
+    gives the best signal-to-noise ratio: equal weights under little noise, and a matched filter
+    under much noise. `noise` is the variance on a column of a site's statistic, in squared
+    patients, since each patient's residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)

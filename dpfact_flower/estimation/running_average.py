@@ -24,7 +24,7 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """Averages of each mode's releases. The last average has the weight `share` in the next one."""
+    """Averages of each mode's releases. The last average has weight `share` in the next average."""
 
     def __init__(self, share: float) -> None:
         self._share = share

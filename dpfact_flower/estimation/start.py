@@ -2,9 +2,9 @@
 
 The matrices of all sites are fitted at once (`pair_fit`). The problem is not convex, so there are
 *random* candidates, fitted to the sum over sites and then to every site, and *grown* ones
-(`growth`). They are compared on data with unseen noise: with fresh noise z of the releases'
-deviation, P + z / 2 and P - 2 z have independent noise. If a random candidate is best, another
-starts from the average of all. This is post-processing (docs/explanation/start.md).
+(`growth`). The candidates are compared on data with unseen noise: with fresh noise z of the
+releases' deviation, P + z / 2 and P - 2 z have independent noise. If a random candidate is best,
+another starts from the average of all. This is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _best_candidate(
     seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
     tried = list(in_order(judged, seeded, threads=thread_count()))
     found = [each for each in tried if each]
-    best, score = first = max(found, key=lambda each: each[1])  # the first of equals
+    best, score = first = max(found, key=lambda each: each[1])  # the first of equal scores
     if not any(first is grown_one for grown_one in tried[:_GROWTHS]):
         models = [model for model, _ in found]
 

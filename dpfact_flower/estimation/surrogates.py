@@ -3,7 +3,7 @@
 The factors that explain co-occurrences differ from those that explain patients with few codes.
 Refinement would need tens of charged rounds to remove the difference, while fitting artificial
 patients is post-processing (docs/explanation/start.md). A surrogate has a typical number of codes
-of each mode. They are drawn one after another, each given the codes before it (naive Bayes), with a
+of each mode. Codes are drawn one after another, each given the earlier codes (naive Bayes), with a
 chance that two codes are unrelated.
 """
 
@@ -47,7 +47,7 @@ def surrogates_of(
     is the weight of a block of two modes relative to a block of one mode.
     """
     sizes = [len(factor) for factor in start.factors]
-    if len(sizes) == 1:  # without another mode, nothing tells how many codes a patient has
+    if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return None
     summed = np.zeros(releases[0].shape)
     for release in releases:
@@ -84,7 +84,7 @@ def surrogate_patients(
     Patients have cells of value 1 for all combinations of their codes, or none if a mode has none.
     """
     offsets = np.cumsum([0, *sizes])
-    # The chance that a code is drawn only by its frequency, so that none excludes another. Patients
+    # The chance that a code is drawn only by its frequency, so that no code excludes any. Patients
     # with many codes have several conditions, but naive Bayes relates all codes.
     chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
     frequency, given = _conditionals(pairs, offsets, chance)

@@ -55,7 +55,7 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Return the cost of releases about the same patients: the sum, even if chosen adaptively."""
+    """Return the total cost of releases about the same patients, which may be chosen adaptively."""
     costs = [positive("rho", rho) for rho in rhos]
     if not costs:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -63,7 +63,7 @@ def compose_serial(rhos: Iterable[float]) -> float:
 
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
-    """Return the paper's valid but not tight epsilon, rho + 2 sqrt(rho log(1/delta))."""
+    """Return the paper's epsilon, rho + 2 sqrt(rho log(1/delta)), which is valid but not tight."""
     cost = positive("rho", rho)
     return cost + 2 * math.sqrt(cost * log_of_inverse(delta))
 
@@ -130,7 +130,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return epsilon of a total of `count` values with the discrete Gaussian of `privacy.noise`.
+    """Return epsilon for `count` values in total, with the discrete Gaussian of `privacy.noise`.
 
     The values are integers. Their noise is so close to Gaussian noise rounded to the grid that
     `epsilon_gaussian` holds up to `DISCRETE_SLACK`. Epsilon is infinite outside the proof's range

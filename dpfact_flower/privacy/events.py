@@ -1,6 +1,6 @@
 """Record releases as immutable events, one per perturbed array.
 
-An event has all values that an accountant needs, and none about the data.
+An event has all values that an accountant needs, and no information about the data.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class ReleaseEvent:
     `name`, such as ``"round 3, diagnoses"``, never has information about a patient. `sensitivity`
     is the largest L2 distance between the values of neighbouring data sets, as claimed, and `sigma`
     the standard deviation (not variance) of the noise on each value. Neighbouring data sets differ
-    in one `unit`, a tensor entry or all entries of one patient, whose value is another, or which is
-    in only one of them. Every figure computed from the event repeats `claim`, which says whether
+    in one `unit` (a tensor entry or all entries of one patient), which has other values or is
+    absent in one data set. Every figure computed from the event repeats `claim`, which says whether
     the sensitivity is proven. `seeded` noise can be recomputed, so it protects nothing. With secure
     sums, `own_sigma` is the part of `sigma` that this site adds; 0 if it adds all the noise.
     """
@@ -76,7 +76,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> ReleaseEvent:
-        """The release with only this site's noise, whose cost holds if all other sites collude."""
+        """The release with this site's noise alone. Its cost holds if all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)

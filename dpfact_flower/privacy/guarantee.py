@@ -1,6 +1,6 @@
 """Compute the guarantee of all releases of a site: one epsilon per accountant, each with its claim.
 
-Whether the sensitivities of the events hold depends on the mechanism.
+The mechanism determines whether the sensitivities of the events hold.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text about replacing, if any, to follow an epsilon for adding or removing."""
+    """Return text with the epsilon for replacing a record, or an empty text without one."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -39,7 +39,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 class Figure:
     """One epsilon with its delta, accountant and claim. The text shows all four.
 
-    `replacing` is for replacing a patient's record, if `epsilon` is for adding or removing one.
+    `replacing` is the epsilon for replacing a record if `epsilon` is for adding or removing.
     """
 
     accountant: str
@@ -80,7 +80,7 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The paper's own conversion in paper mode, the smallest proven epsilon in patient mode."""
+        """The paper's conversion in paper mode, and the smallest proven epsilon otherwise."""
         return self.figures[0]
 
     def __str__(self) -> str:
@@ -122,8 +122,8 @@ def account(
 ) -> Guarantee:
     """Compose the releases of one site, all of which may involve the same patient.
 
-    All must have the same unit and neighbouring relation. With `second_opinions`, the figures of
-    those `accountants` follow whose packages are installed.
+    All releases must have the same unit and neighbouring relation. With `second_opinions`, the
+    result also has figures of the `accountants` whose packages are installed.
     """
     rho = conversions.compose_serial(event.rho for event in events)
     relations = {(event.unit, event.neighbours) for event in events}
@@ -155,7 +155,7 @@ def account(
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """Return the events for replacing a record, or nothing if they are already for replacing."""
+    """Return the events for replacing a record, or an empty list if already for replacing."""
     return [
         replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
         for event in events

@@ -99,7 +99,7 @@ def _sample(
 
 @compiled()
 def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Return the next `count` bits (below 64) as a number, lowest first, or -1 if bits run out."""
+    """Return the next `count` < 64 bits as a number, lowest bit first, or -1 if too few remain."""
     if count == 0:
         return 0
     first = cursor[0]
@@ -116,7 +116,7 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
 @compiled()
 def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Draw a coin of probability 1/k: whether a number uniform in [0, k) is 0."""
+    """Draw a coin of probability 1/k, by testing whether a uniform number in [0, k) is 0."""
     width = 0
     while (1 << width) < k:
         width += 1

@@ -1,8 +1,8 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only. The set of its possible floats depends on the value under
-the noise, and this leaks information (Mironov 2012). The exact integers of `Noise.integers` do not
-leak. Tails end at 9.2 standard deviations, and 2**-64 of the mass lies beyond.
+`Noise.gaussian` is for paper mode only. Its possible floats depend on the value under the noise,
+which leaks information (Mironov 2012). The exact integers of `Noise.integers` do not leak. The
+tails of `Noise.gaussian` end at 9.2 standard deviations, beyond which 2**-64 of the mass lies.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Noise:
     ) -> Noise:
         """Make the source that the settings name. A real site refuses a seed.
 
-        `stream` distinguishes seeded streams: the run's seed, the site, the round.
+        `stream` distinguishes seeded streams by the run's seed, the site and the round.
         """
         if settings.noise_seed < 0:
             return cls.from_os()

@@ -1,7 +1,7 @@
 """Paper mode: the paper's noise on feature factors, its plan, and its claim.
 
 The sensitivity is the paper's claim and does NOT hold (see `psgd_sensitivity`), so nothing here is
-a privacy guarantee. The mode is for reproducing the paper, and every release says so.
+a privacy guarantee. The mode is for reproducing the paper, and every release is marked accordingly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Define `Release`, the only type that the Flower client puts into a message.
 
-Only functions of `privacy` make one: here `replay`, `release_masked` and the three functions
-without noise, `perturb` in `paper`, and `release` in `patient`.
+Only functions of `privacy` make a `Release`: `perturb` in `paper`, `release` in `patient`, and in
+this module `replay`, `release_masked` and the three functions without noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.tensor.arrays import Array
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """The values that a site sends, with one event per array, or none if no noise protects them.
+    """The values that a site sends, with one event per array, or no events without noise.
 
     The arrays are read-only float32: feature factors, each of shape (I_n, R), or one vector of
     statistics. In a secure sum, the arrays hold bytes.
@@ -69,7 +69,7 @@ class Share:
 
 
 def release_masked(parts: Sequence[Array]) -> Release:
-    """Make a release of secure-sum bytes, whose cost the charge of a `Share` covers."""
+    """Make a release from the bytes of a secure sum. The charge of the `Share` covers the cost."""
     return Release(tuple(parts), ())
 
 

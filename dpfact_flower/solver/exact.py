@@ -104,7 +104,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A. Return the MTTKRP of mode 1 with the new A if available, and the old <X, M>."""
+        """Update A. Return mode 1's MTTKRP with the new A, if available, and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(

@@ -49,7 +49,7 @@ class Loss:
 
     @property
     def tag(self) -> str:
-        """Name of the gradient's machine code, different for other or earlier gradients."""
+        """Name of the gradient's machine code, which changes with the gradient."""
         code = self.gradient.__code__
         digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
         return f"{self.name}.{digest.hexdigest()[:8]}"
@@ -67,7 +67,7 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """Return the tensor that the loss needs: with its counts, or with ones in their place."""
+        """Return the tensor that the loss needs: with counts, or with ones instead of counts."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)

@@ -56,7 +56,7 @@ class Value:
     patients: Array  # Gram matrix of A
     loss: float  # the fitted loss
     objective: float  # eq. (norm)
-    descended: float  # the sum that a pass descends
+    descended: float  # the objective of a pass
 
 
 def psgd(problem: LocalProblem) -> LocalResult:

@@ -25,7 +25,7 @@ demo and on half of the eICU demo."""
 
 @dataclass(frozen=True)
 class Solver:
-    """A site's algorithm, and what it can do."""
+    """A site's algorithm and its capabilities."""
 
     compute: Callable[[LocalProblem], LocalResult]
     any_loss: bool = False
@@ -36,7 +36,7 @@ class Solver:
     relative_l21: bool = True
     """Whether `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether `clip` bounds the gradient of an entry for each factor, as paper mode claims."""
+    """Whether `clip` bounds the gradient of an entry for each factor, as paper mode requires."""
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 
@@ -123,7 +123,7 @@ def solve(
 ) -> LocalResult:
     """Do one round's local work at a site: `settings.tau` passes on eq. (norm).
 
-    The arguments are those of `LocalProblem`, of any float type. Raise a `DivergenceError` if no
+    The arguments are as in `LocalProblem`, with any float type. Raise a `DivergenceError` if no
     step size reduces the objective.
     """
     if tensor.nnz == 0:

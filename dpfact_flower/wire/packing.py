@@ -1,11 +1,11 @@
 """Compression of released values, which are integer multiples of a grid's step.
 
-The small integers are written without a sign bit (zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ...)
-and in planes: the first byte of every value, then the second byte, and so on. The upper planes are
-mostly 0. Unpacking restores the float32 values exactly.
+The integers, which are small, are written without a sign bit (zigzag: 0, -1, 1, -2, ... become 0,
+1, 2, 3, ...) and in planes: the first byte of every value, then the second byte, and so on. The
+upper planes are mostly 0. Unpacking restores the float32 values exactly.
 
-Layout: the step (float64, little-endian), then a zlib stream of as many planes as the largest value
-has bytes, the lowest bytes first.
+Layout: the step (float64, little-endian), then a zlib stream with one plane for each byte of the
+largest value, the lowest byte first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Pack float32s nearest to multiples of `step`, or return None if others or if not smaller."""
+    """Pack float32 multiples of `step`. Return None for other values, or if no bytes are saved."""
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
     if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN

@@ -36,12 +36,12 @@ whether a solver succeeds."""
 MAX_STATISTIC = 1e15
 """Largest value of a released statistic: larger than any sum over patients, and safe in float32."""
 ROUND_TIMEOUT = "round-timeout"
-"""Key in a preflight's config: the seconds of the next round."""
+"""Key in a preflight's config for the time limit of the next round, in seconds."""
 _ANSWERED = "answered"
 _USAGES = "usages"
 _SECURE = "secure"
 VERSION = "version"
-"""Key in a preflight's reply: the site's version of this package."""
+"""Key in a preflight's reply for the site's version of this package."""
 _T = TypeVar("_T", str, int, float)
 
 
@@ -49,16 +49,16 @@ _T = TypeVar("_T", str, int, float)
 class RoundRequest:
     """The server's request to a site for one round.
 
-    `seed` is public: of the site's start and visiting order, never of its noise. `vocabulary` has
-    the digests of the feature vocabularies, one per mode, joined by commas; "" if not known.
-    `anchors` (float32) are the global feature factors, each of shape (I_n, R); empty before the
-    start. In mode "none", a request without factors is for the site's co-occurrences or, with long
-    code lists, first for its counts of codes. `selection` (int32) has the positions of the selected
-    codes of each feature mode, and `weights` (float32) multipliers for their cells; empty for all
-    codes and for equal weights. With secure sums, `usages`, of shape (slots, 2, R), has each
-    phenotype's usage in each slot and the standard deviation of its noise. `answered` has each
-    site's last earlier round whose answer the server has. Neither this nor `secure`, the stage of a
-    secure sum, is part of `digest` and `terms`.
+    `seed` is public and determines the site's start and visiting order, never its noise.
+    `vocabulary` has the digests of the feature vocabularies, one per mode, joined by commas; "" if
+    not known. `anchors` (float32) are the global feature factors, each of shape (I_n, R); empty
+    before the start. In mode "none", a request without factors asks for co-occurrences or, with
+    long code lists, first for counts of codes. `selection` (int32) has the positions of the
+    selected codes of each feature mode, and is empty for all codes. `weights` (float32) multiplies
+    cells of these codes, and is empty for equal weights. With secure sums, `usages`, of shape
+    (slots, 2, R), has each phenotype's usage in each slot and the standard deviation of its noise.
+    `answered` has the last round that the server has from each site. `answered` and `secure`, the
+    stage of a secure sum, are not part of `digest` and `terms`.
     """
 
     job: str
@@ -178,7 +178,7 @@ class RoundRequest:
 class SiteReply:
     """A reply from one site: its public name and the arrays it released.
 
-    At the site, the values of a vector are multiples of `step`. In all other cases it is 0.
+    At the site, the values of a vector are multiples of `step`. In all other cases, `step` is 0.
     """
 
     site: str
@@ -224,7 +224,7 @@ def _always_said() -> tuple[str, ...]:
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Return the seconds of the next round, from a preflight's config."""
+    """Return the time limit of the next round in seconds, from a preflight's config."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
@@ -252,7 +252,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check the positions of selected codes; `site.round.check_modes` has the vocabulary."""
+    """Check positions of codes, except against a vocabulary; see `site.round.check_modes`."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():
@@ -261,7 +261,7 @@ def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
 
 def _checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
-    """Check the weights of codes, one array per mode: from `LEAST_WEIGHT` to 1."""
+    """Check that the weights of codes, one array per mode, are from `LEAST_WEIGHT` to 1."""
     for mode, weights in enumerate(arrays, start=1):
         if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
             raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")

@@ -1,8 +1,8 @@
 """The layout of requests and replies in Flower's records.
 
 Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
-`fitres`, which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. Its names are copied here,
-because Flower's module with these names has moved between versions.
+`fitres`, which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. The layout's names are
+copied here, because Flower's module with these names has moved between versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
 CLIENT_APP_RAISED = 2
-"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for each reply that is only a code."""
+"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for replies with only an error code."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
 _NUMPY = "numpy.ndarray"

@@ -37,8 +37,8 @@ class SecureStage:
     """A stage of the exchange.
 
     If a site is lost, another `attempt` follows with fewer sites. `members` has all sites that gave
-    keys, sorted by name, and `asked` the sites in this attempt, or those whose keys are requested.
-    To open, `sealed` has the share of each sender's seed that is sealed for this site.
+    keys, sorted by name, and `asked` the sites in this attempt, or the sites whose keys are
+    requested. In the stage `open`, `sealed` has each sender's share that is sealed for this site.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -96,7 +96,7 @@ def packed_bytes(content: bytes) -> NDArray[np.uint8]:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Return the site's name and the parts of a reply, if their number is as expected."""
+    """Return the site's name and the parts of a reply. Check the number of parts."""
     try:
         name = _site(config.get("site"))
     except DataError as error:

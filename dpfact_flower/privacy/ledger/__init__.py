@@ -6,7 +6,7 @@ budget belongs to the site's patients, so every charged row counts, for any job 
 
 Durability
 ----------
-`Ledger.charge` returns after row, events and bytes are on the disk, in one transaction. With a
+`Ledger.charge` returns after the row, events and bytes are on the disk, in one transaction. With a
 rollback journal (journal_mode DELETE), the ledger is one file between transactions, and a copy of
 this file is complete. The commit is the deletion of the journal, and only synchronous EXTRA makes
 it durable. Otherwise a power loss could restore the state before the charge. A new ledger gets its

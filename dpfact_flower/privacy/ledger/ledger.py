@@ -41,7 +41,7 @@ class Ledger:
 
     Every method except `verify` reads all rows and refuses a ledger with a wrong hash.
 
-    With `create`, a missing ledger is created. The caller must know that the site never had one,
+    With `create`, a missing ledger is created. The caller must know that no ledger existed before,
     because an empty ledger has its full budget. With `durable`, `charge` waits for the disk.
     """
 
@@ -81,7 +81,7 @@ class Ledger:
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """Return a round's release, bit for bit; None if unanswered or if no bytes are kept."""
+        """Return a round's exact release, or None if unanswered or if no bytes are kept."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             if row is None:
@@ -92,7 +92,7 @@ class Ledger:
         return None if payload is None else replay(unpack(row.shapes, payload), row.events)
 
     def has(self, key: ReleaseKey, terms: str, release: Release | Share) -> bool:
-        """Return whether exactly this release is recorded, so that it may be sent again.
+        """Return whether exactly this release is recorded and may therefore be sent again.
 
         Raise a StateError if the round has another release, if a later round of the job was
         answered, or if the job was begun with other data.
@@ -109,9 +109,8 @@ class Ledger:
     def count(self) -> tuple[LedgerRow, ...]:
         """Return all releases, to check a budget before `charge`.
 
-        If another process charges between this call and `charge`, `charge` refuses. The lock of the
-        site's folder prevents this case, unless the platform has no locks or the lock's file was
-        deleted.
+        `charge` fails if another process has charged since this call. The lock of the site's folder
+        prevents this case, unless the platform has no locks or the lock's file was deleted.
         """
         rows = self.rows()
         self._counted = _head(rows)
@@ -126,10 +125,10 @@ class Ledger:
     ) -> Head:
         """Record a release with its cost on the disk, so that the release may be sent.
 
-        Return the new head, for the site's log. The ledger keeps charged bytes, and of other bytes
-        only the hash. After an exception nothing may be sent. (If the disk failed late, the row may
-        still exist, which wastes budget.) Recording the same release again has no effect. Another
-        release, a round that is over, other data, or a charge since `count` is refused.
+        Return the new head, for the site's log. The ledger keeps charged bytes, but only the hash
+        of other bytes. After an exception nothing may be sent. (If the disk failed late, the row
+        may still exist, which wastes budget.) Recording the same release again has no effect. The
+        method refuses another release, a past round, other data, or a charge since `count`.
 
         `terms` is the digest of the settings that must not change within the job. `last_look` is
         called after writing and before the commit. An exception in it undoes the charge.

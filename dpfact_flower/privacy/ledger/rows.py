@@ -28,8 +28,8 @@ START = "0" * 64
 class ReleaseKey(NamedTuple):
     """The key of a request. The same key always gets the same bytes.
 
-    `fingerprint` is that of the site's tensor, under the site's own key (`data_tag`), and `request`
-    the digest of the whole request.
+    `fingerprint` is the fingerprint of the site's tensor under the site's own key (`data_tag`), and
+    `request` is the digest of the whole request.
     """
 
     fingerprint: str
@@ -63,10 +63,10 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
-    `payload_kept` says whether the ledger keeps the bytes, as for charged releases. `recorded` is
-    the time of the request (site's clock, UTC), because the time of the charge would reveal how
-    long the computation took. `shapes` is empty if nothing left the site, and `events` if it left
-    without noise.
+    `payload_kept` is true if the ledger keeps the bytes, as for charged releases. `recorded` is the
+    time of the request (site's clock, UTC), because the time of the charge would reveal how long
+    the computation took. `shapes` is empty if nothing left the site, and `events` is empty if
+    values left without noise.
     """
 
     number: int
@@ -123,7 +123,7 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON. Random bytes hide its content from anyone who has only the hash."""
+    """Return a new row as JSON. Random bytes hide the row's content if only the hash is known."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],

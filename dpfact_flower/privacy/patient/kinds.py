@@ -88,8 +88,8 @@ class ReleaseKind:
 
     `size` computes the number of values from each mode's number of codes before selection, the
     number of kept codes, the mode, and the rank. If `clipped`, a patient's part is clipped to the
-    run's `bound`. Otherwise its norm is at most 1. `carries` has the fields of the kind's request
-    in addition to the settings, if the run has them.
+    run's `bound`. Otherwise its norm is at most 1. `carries` names the request's fields for this
+    kind, apart from the settings. A run may lack some of these fields.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -140,5 +140,5 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return what `ReleaseKind.carries` says; the last round, without release, has the model."""
+    """Return `ReleaseKind.carries`, or the model's fields for a last round without a release."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")

@@ -1,7 +1,7 @@
 """Forecast the outcome and the resources of a run in patient mode, from public facts alone.
 
-The forecast chance is that every model of a real cohort beats every fit to shuffled patients
-(docs/results.md). It depends only on the signal and was calibrated on real cohorts.
+The forecast is the chance that every model of a real cohort beats every fit to shuffled patients
+(docs/results.md). The chance depends only on the signal and was calibrated on real cohorts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ are fitted to, and for work matrices."""
 _SURROGATE_BYTES = 80_000_000
 """The server's memory for surrogates, which follow the start (60 and 80 MB measured)."""
 _SENT_BITS, _MASKED_BITS = 12, 32
-"""Bits of a value in a message (docs/explanation/noise.md), and of a masked one (48 if `patients`
+"""Bits of a value in a message (docs/explanation/noise.md), and of a masked value (48 if `patients`
 is unknown)."""
 _NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
 """Seconds on an idle core for one value's noise, and for one patient's refit per phenotype."""
@@ -51,7 +51,7 @@ _PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.4
 
 
 class Facts(NamedTuple):
-    """Public facts about a run. `sizes` counts kept codes. 0 patients or sites means unknown."""
+    """Public facts of a run. `sizes` counts kept codes. Unknown `patients` or `sites` are 0."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -92,7 +92,7 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One quantity that could be changed, with all others equal. Sites bring their own patients.
+    """One quantity that could change while the others stay equal. New sites add their own patients.
 
     `good` is the value from which the verdict would be good, or 0 if no value is enough. `chance`
     is the chance with half the value (rank, codes) or twice the value (other quantities).
@@ -104,7 +104,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text. What must grow is rounded up, never to the run's own value."""
+        """`good` as text. A value that must grow is rounded up, never to the run's own value."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -113,14 +113,14 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The forecast for a plan, from public facts alone; NaN where these are unknown.
+    """The forecast for a plan, from public facts alone. Values are NaN if these facts are unknown.
 
     `sentence` has the verdict in plain words, with the changes that would help. `rank` is the
     largest number of phenotypes with a good verdict, from 1 to the plan's number. `signal` is
     patients per phenotype against the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for I
     patients, n codes and T sites. This noise is the largest eigenvalue of a random matrix. At this
     signal, planted, distinct phenotypes reached the factor match score `score`, and `chance` is the
-    chance that every model of a real cohort beats every null. The most helpful lever is first.
+    chance that every model of a real cohort beats every null. The most helpful levers come first.
     """
 
     verdict: Verdict
@@ -135,9 +135,9 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """Resources that a run needs at one site and at the server, in bytes and seconds of a core.
 
-    `memory` is for the largest release beside the patients' data, and `seconds` for all releases
-    (for the noise alone if `patients` is unknown). The server's are for the start, or 0 if sites
-    are unknown. `codes` is a setting that would make the start smaller, if it is large.
+    `memory` is for the largest release, without the patients' data, and `seconds` for all releases
+    (for the noise alone if `patients` is unknown). The server's values are for the start, or 0 if
+    sites are unknown. `codes` is a setting that would make a large start smaller.
     """
 
     memory: int
@@ -182,7 +182,7 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 
 
 def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
-    """Return the resources for releases of these numbers of values. `offered` is set as `codes`."""
+    """Return the resources for releases with `counts` values. `offered` becomes `Needs.codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     values = sum(counts) * slots
     each = facts.patients / facts.sites if facts.known else 0.0
@@ -217,7 +217,7 @@ def _levers(
     """Return the levers of a run, the most helpful first.
 
     Strength is proportional to mu and the number of patients, and to the root of the other
-    quantities. If sites share one noise, more sites bring patients and little additional noise.
+    quantities. If sites share one noise, more sites add patients but little noise.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)

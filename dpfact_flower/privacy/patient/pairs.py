@@ -1,4 +1,4 @@
-"""Compute a patient's part of the start, the co-occurrences of their codes, in compiled code.
+"""Compute a patient's part of the start, the co-occurrences of codes, in compiled code.
 
 X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
 its diagonal: codes of one mode that occur with the same codes of the other modes. Block (m, n) is X
@@ -72,7 +72,7 @@ def _number_codes(
     begin: int, end: int, indices: Array, offsets: Array, slot: Array, codes: Array, bounds: Array,
     places: Array,
 ) -> None:  # fmt: skip
-    """Number one patient's distinct codes, mode after mode and ascending in each.
+    """Number one patient's distinct codes, mode after mode, in ascending order.
 
     Fill `codes` (numbered over all modes), `bounds` (first code of each mode, then the number of
     codes) and `places` (number of each cell's codes). `slot` is -1 before and after.

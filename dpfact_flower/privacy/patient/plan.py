@@ -47,7 +47,7 @@ from dpfact_flower.tensor.triangle import strict_size
 _START_SHARE = 0.7
 """Share of the model's budget for the start, which determines the optimum that is reached."""
 _ROUND = 4.0
-"""Signal (of one refinement with the whole budget) for each planned round of refinement."""
+"""Signal, of one refinement with the whole budget, per planned round of refinement."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
 """Largest number of rounds of refinement, and the rank above which this number falls in proportion,
 because each round takes longer."""
@@ -62,7 +62,7 @@ _MEMORY = 0.5
 """Share of the earlier rounds in the average of refinements."""
 _MOST_NOISE = 1e4
 """Largest sigma, in sensitivities, which bounds the number of releases that a budget allows. Even a
-release with almost no cost makes the site read its patients, and the server can see how long."""
+release with almost no cost makes the site read its patients, and the server sees the time."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values of one release. SQLite allows a billion bytes in the ledger's field."""
 _ROUNDING = 1 - 1e-12
@@ -104,7 +104,7 @@ class PatientPlan:
         return next(release for release in self.releases if release.kind == "start")
 
     def release_of(self, round_number: int) -> PlannedRelease | None:
-        """Return the release of a round, if it has one."""
+        """Return the release of a round, or None for a round without a release."""
         return next((r for r in self.releases if r.round == round_number), None)
 
     def events(self, modes: Sequence[str], *, seeded: bool) -> tuple[ReleaseEvent, ...]:
@@ -120,7 +120,7 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a run of patient mode. `sizes` counts codes before their selection; 0 sites: unknown.
+    """Plan a run of patient mode. `sizes` counts codes before selection. `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced by planned
     values, which also depend on `sites` and ``settings.patients``. A server sends settings with all
@@ -221,7 +221,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """Division of a budget: the cost in zCDP of the counts of codes (or 0), start and refinements.
+    """Division of a budget: the costs in zCDP of code counts (or 0), start and refinements.
 
     `share` is the start's share without the counts; in each of the `rounds` every mode is refined.
     """
@@ -233,7 +233,7 @@ class _Split(NamedTuple):
     rounds: int
 
     def schedule(self, modes: int) -> list[tuple[str, int | None, float]]:
-        """Return kind, mode and cost of each release, in order."""
+        """Return the kind, mode and cost of each release, in order."""
         codes: list[tuple[str, int | None, float]] = [("codes", None, self.codes)]
         refinements = [("refine", mode, self.refine) for mode in range(modes)] * self.rounds
         return (codes if self.codes else []) + [("start", None, self.start), *refinements]

@@ -37,7 +37,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step, in real units, of which all values are multiples, or 0 if it is unknown."""
+    """Return the step in real units, or 0 if unknown. All values are multiples of the step."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 

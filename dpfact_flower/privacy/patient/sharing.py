@@ -22,7 +22,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """Numbers of sites (of which some collude or are lost) and slots in secure sums."""
+    """Numbers of all sites, of colluding and lost sites, and of slots in secure sums."""
 
     sites: int
     colluding: int
@@ -35,7 +35,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the deviation of a site's noise that gives the honest sites together `sigma`."""
+        """Return the deviation of a site's noise at which honest sites add up to `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
@@ -62,7 +62,7 @@ class Sharing(NamedTuple):
 
 
 def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
-    """Plan secure sums over this number of sites, or return None without secure sums."""
+    """Plan secure sums over `sites` sites, or return None if secure sums are disabled."""
     if not settings.secure_sums:
         return None
     number = settings.secure_sites or sites

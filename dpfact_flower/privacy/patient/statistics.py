@@ -38,7 +38,7 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Largest number of sweeps of coordinate descent over one patient's factor."""
 _SETTLED = 1e-6
-"""Change by a sweep at or below which a patient's factor, of scale 1, has converged."""
+"""Largest change by a sweep after which a patient's factor, of scale 1, has converged."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Limits below which numbers count as 0: entries of factors, changes of a patient's factor, and
 entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
@@ -54,7 +54,7 @@ MAX_PATIENTS = 2**27
 """Largest number of patients at a site for which sums cannot overflow. The limit is constant, so
 that no refusal depends on patients."""
 _MOST_UNITS = 2.0**62
-_MOST_SHARED = 4_000_000  # largest sum of which every thread has its own copy
+_MOST_SHARED = 4_000_000  # largest size of a sum that every thread copies
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,8 +84,8 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Count the patients with each code, with each patient's part scaled to norm 1.
 
     A patient's part has a 1 at each of their codes before scaling. There is one value per code,
-    mode after mode. Unit: one patient. Neighbours: add or remove. Sensitivity:
-    1. The grid is made for noise of `sigma`.
+    mode after mode. Unit: one patient. Neighbours: add or remove. Sensitivity: 1. The grid is made
+    for noise of `sigma`.
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
@@ -205,7 +205,7 @@ def _summed(
 
 
 def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
-    """Return the first non-zero of each patient, then their number; shape (patients + 1,)."""
+    """Return each patient's first non-zero, then the number of non-zeros; shape (patients + 1,)."""
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
     rows = np.arange(tensor.n_patients + 1)
@@ -270,7 +270,7 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """Compute the MTTKRP of one patient's cells for `mode`, row by row as rows occur, and `score`.
+    """Compute the MTTKRP of one patient's cells for `mode`, row by row, and `score`.
 
     Fill `rows`, `product` and `score`, and return the number of rows. `slot` is restored.
     """
@@ -300,10 +300,10 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply the columns of `product` by `a`, except by 0, and return the norm of the part."""
+    """Multiply the columns of `product` by non-zero entries of `a`. Return the part's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
-        if a[r] == 0.0:  # like most entries; `_add_part` skips them, too
+        if a[r] == 0.0:  # as for most entries; `_add_part` also skips zeros
             continue
         energy += a[r] * a[r]
         for place in range(used):

@@ -1,4 +1,4 @@
-"""Define the participants of secure sums, signed by keys that hospitals pinned, and the question.
+"""Define the participants of secure sums, signed with pinned keys, and the server's question.
 
 The other hospitals get the public half of a hospital's long-term key (Ed25519, RFC 8032) without
 the server. A site signs its fresh key for a job (X25519, RFC 7748) together with the job's terms,
@@ -76,7 +76,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of the version and a list of parts. Different lists hash differently."""
+    """Return the SHA-256 of the version and a list of parts. Other lists have other hashes."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -119,7 +119,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites that open a sum: the colluding and more than half of the others.
+        """Number of sites that open a sum: all colluding sites and more than half of the rest.
 
         With this number, two attempts at a sum can never both be opened.
         """
@@ -197,9 +197,9 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 class Question:
     """The server's question in one attempt at the sum of a round.
 
-    Masks cancel only among sites with the same `request` (a digest of its other parts). A further
-    `attempt` follows if a site was lost before it sent its vector. `width` is the number of bytes
-    of a masked word that are sent (`masks.width_of`). `members` is sorted by name.
+    Masks cancel only among sites with the same `request` (a digest of the request's other parts). A
+    further `attempt` follows if a site was lost before it sent its vector. `width` is the number of
+    bytes sent for each masked word (`masks.width_of`). `members` is sorted by name.
     """
 
     round: int

@@ -1,8 +1,8 @@
 """Mask words by keystreams modulo 2**64, derive keys, and select the bits to send.
 
 Bits `LOW` to `LOW` + 8 width - 1 of a masked word are sent. Dropping bits of a *masked* word is
-post-processing. Rounding a vector before masking is not, because a sum of rounded vectors is not a
-function of the sum.
+post-processing. Rounding a vector before masking is not post-processing, because a sum of rounded
+vectors is not a function of the sum.
 
 ChaCha20 is as in RFC 8439, HKDF as in RFC 5869, and X25519 as in RFC 7748.
 """
@@ -79,7 +79,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the bits of each word to send."""
+    """Return the sent bits of each word as bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -94,7 +94,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
         raise MessageError(f"secure sum: need vectors of one length, {width} bytes a value")
     total = np.zeros(size // width, np.uint64)
     for vector in vectors:
-        # The words overlap: what belongs to the next word lies above the sent bits.
+        # The words overlap: bits of the next word lie above the sent bits.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 

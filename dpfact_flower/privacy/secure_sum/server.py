@@ -22,7 +22,7 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Return the members whose seed is neither given nor recoverable, and blocks the sum."""
+    """Return the members that block the sum: their seeds are neither given nor recoverable."""
     if not terms.dropouts:
         return []
     return [
@@ -38,7 +38,7 @@ def summed(
     """Return the sum of the vectors of all members, with the mean in place of the low bits.
 
     The error has the variance of one uniform number below 2**16 per member, which is a millionth of
-    the noise's variance. A QuorumError says that a vector is missing (begin a further attempt), or
+    the noise's variance. A QuorumError means that a vector is missing (begin a further attempt), or
     that openings are missing (request them again). Without dropouts, nothing is opened.
     """
     missing = [site for site in question.sites if site not in answers]

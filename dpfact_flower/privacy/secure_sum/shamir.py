@@ -21,7 +21,7 @@ def new_secret(random_bytes: Callable[[int], bytes]) -> bytes:
 
 
 def share(secret: bytes, threshold: int, places: int) -> list[bytes]:
-    """Return values at 1, 2, ..., `places` of a random polynomial that is the secret at 0."""
+    """Return values at 1, 2, ..., `places` of a random polynomial. Its value at 0 is the secret."""
     rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     polynomial = [int.from_bytes(secret, "little"), *rest]
     return [_value(polynomial, place).to_bytes(SIZE, "little") for place in range(1, places + 1)]

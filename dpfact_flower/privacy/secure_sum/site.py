@@ -7,10 +7,10 @@ leaves. The functions here enforce the rules:
 - the same question gets the same bytes, and a different question, member or key is refused;
 - a round has one opening, for its last attempt, and no other attempt is answered afterwards.
 
-Otherwise a server with two sums of a round, one of them without a site, would know the vector of
-this site with only one share of noise. For the same reason a site adds a mask of its own and shares
-the mask's seed among the other sites (Bonawitz et al. 2017). If no site may be lost, a round has a
-single attempt, without own masks and openings.
+Otherwise a server with two sums of a round, one with and one without a site, would know the site's
+vector with only one share of noise. For the same reason a site adds its own mask and shares the
+mask's seed among the other sites (Bonawitz et al. 2017). If no site may be lost, a round has a
+single attempt, without openings and without the sites' own masks.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class RoundState:
     """A site's state of a round: the last answered question, and the values used in the answer.
 
     `noisy` is the site's vector with its own share of the noise, which must not leave the site.
-    `seed`, of the site's own mask, is empty if no site may be lost. `sealed` has shares of the seed
-    by member, who alone can read them. A question with an `opening` is the last of the round.
+    `seed`, which makes the site's own mask, is empty if no site may be lost. `sealed` has a share
+    of the seed for each member, readable by that member only. An `opening` ends the round.
     """
 
     question: Question
@@ -135,7 +135,7 @@ def join(
     state: RoundState | None = None,
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Return a fresh key for a job, or the stored key for the same terms. Only its `member` leaves.
+    """Return a fresh key for a job, or the stored key for the same terms. Only `member` is sent.
 
     Different terms get a fresh key if no round was answered.
     """
@@ -168,7 +168,7 @@ class Masked:
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
 ) -> Step:
-    """Return the step that a question asks for, without reading patients.
+    """Return the step that a question requires, without reading patients.
 
     A new "round" needs a new vector, a further "attempt" uses the vector of the previous attempt,
     and a "repeat" uses the stored answer.
@@ -254,7 +254,7 @@ def opened(
 ) -> RoundState:
     """Return the state after its opening, which must be on disk before its `opening` leaves.
 
-    `sealed` has the shares that other sites sealed for this site, by site name; a damaged one is
+    `sealed` has the shares that other sites sealed for this site, by site name. Damaged shares are
     left out. A repeated request gets the same opening.
     """
     if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):

@@ -81,7 +81,7 @@ def spread(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, out: Array,
 ) -> None:  # fmt: skip
-    """Do the same for the last mode."""
+    """Add fibres first..end-1 to the MTTKRP of the last mode, `out`."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)
