@@ -62,6 +62,8 @@ class Coordinator:
     """The value of the setting `aggregation` that this class supports."""
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
+        if unknown := options.keys() - CoordinatorOptions.__annotations__.keys():
+            raise TypeError(f"DPFact: unknown option {', '.join(sorted(unknown))}")
         self.feature_shape = [int(size) for size in feature_shape]
         if min(self.feature_shape, default=0) < 1:
             raise SettingsError(

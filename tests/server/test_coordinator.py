@@ -85,6 +85,11 @@ def test_a_feature_shape_must_have_sizes(shape):
         make(shape=shape)
 
 
+def test_an_unknown_option_is_refused():
+    with pytest.raises(TypeError, match="unknown option privcy"):
+        DPFact((3, 4), privcy=PRIVACY)
+
+
 @pytest.mark.parametrize("name", ["solver", "privacy", "run"])
 def test_settings_are_objects(name):
     kind = f"{name.capitalize()}Settings"
