@@ -20,7 +20,7 @@ from dpfact_flower.errors import MessageError, RoundFailedError, StateError, cod
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.admission import Admitted, Hospital, admitted, check_follows
+from dpfact_flower.site.admission import Admitted, Hospital, admitted, check_budget, check_follows
 from dpfact_flower.site.config import check_choices, check_data_site
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.lockout import counting_attempt
@@ -165,7 +165,8 @@ class Site:
                     text = "site %s: new ledger in %s: no budget is spent yet"
                     logging.getLogger(NEW_LEDGERS).warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
-                ledger.count()  # a charge of another process is now noticed
+                # Again, because another process may have charged since the admission.
+                check_budget(admission.work, ledger.count(), hospital.settings)
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
             if request.selection:

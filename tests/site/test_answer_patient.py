@@ -447,24 +447,33 @@ def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
     assert sent[0] == sent[1]
 
 
-def test_without_a_lock_two_jobs_do_not_share_one_budget(data, tmp_path, caplog, monkeypatch):
-    """There is budget for one run; a second begins while the first computes its start."""
+@pytest.mark.parametrize(
+    ("where", "name", "code", "reason"),
+    [
+        (admission, "check_attempts", "privacy-refused", "max-epsilon"),
+        (answer, "compute", "failed", "another process charged"),
+    ],
+)
+def test_without_a_lock_two_jobs_do_not_share_one_budget(
+    data, tmp_path, caplog, monkeypatch, where, name, code, reason
+):
+    """There is budget for one run; a second is answered while the first is checked or computed."""
     first, second = make_client(data, tmp_path), make_client(data, tmp_path)
     requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
     (tmp_path / "state" / "site-1").mkdir(parents=True)  # which the lock would make
     monkeypatch.setattr("dpfact_flower.site.admission.locked", lambda _: nullcontext())
-    compute = answer.compute
+    step = getattr(where, name)
 
     def meanwhile(*arguments):
-        outcome = compute(*arguments)
-        monkeypatch.setattr(answer, "compute", compute)
+        outcome = step(*arguments)
+        monkeypatch.setattr(where, name, step)
         ask(second, requests[1])
         return outcome
 
-    monkeypatch.setattr(answer, "compute", meanwhile)
-    code, log = refusal(first, requests[0], caplog)
-    assert code == "failed"
-    assert "another process charged" in log
+    monkeypatch.setattr(where, name, meanwhile)
+    left, log = refusal(first, requests[0], caplog)
+    assert left == code
+    assert reason in log
     assert [row.job for row in rows_of(tmp_path)] == ["b"]
     assert refusal(first, requests[0], caplog)[0] == "privacy-refused"
 
