@@ -181,7 +181,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
     """Return the transcript of a trial. Successive trials cover all kinds of factors and starts.
 
-    Every second trial has a ridge (the settings' own `relative_l21`, or 1 without one), because a
+    Every second trial has a ridge (the settings' own `relative_l21`, or 1 if not set), because a
     server may ask for a ridge under any settings.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]

@@ -2,8 +2,8 @@
 
 The noise of a site's round is the release minus the un-noised sum. The scale is tested at several
 bounds, because at bound 1 alone a variance in place of a standard deviation would not be noticed.
-Noise is compared between rounds, jobs and sites, within one release, and with that of a site that
-has lost its state, at every offset, so that a restarted random number generator is found.
+Noise is compared between rounds, jobs and sites, within one release, and with the noise of a site
+that has lost its state, at every offset, so that a restarted random number generator is found.
 """
 
 from __future__ import annotations

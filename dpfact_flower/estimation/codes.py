@@ -39,7 +39,7 @@ def kept_codes(
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return how many codes of each mode to pair in a start without noise. Empty means all codes.
 
-    With long lists, `_FREQUENT` codes are divided equally among modes, or all codes of a short one.
+    With long lists, modes share `_FREQUENT` codes equally. Short modes keep all codes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

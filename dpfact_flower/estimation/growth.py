@@ -1,7 +1,7 @@
 """Grow a model by adding factors where the residual of the current factors is largest.
 
 A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` over the sites' residuals
-R_t, behind a soft threshold, by exact updates of f and d in turn, from several directions at once.
+R_t, under a soft threshold. Exact updates of f and d alternate, from several directions at once.
 """
 
 from __future__ import annotations

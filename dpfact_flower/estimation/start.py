@@ -1,10 +1,10 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
 The matrices of all sites are fitted at once (`pair_fit`). The problem is not convex, so there are
-*random* candidates, fitted to the sum over sites and then to every site, and *grown* ones
-(`growth`). The candidates are compared on data with unseen noise: with fresh noise z of the
-releases' deviation, P + z / 2 and P - 2 z have independent noise. If a random candidate is best,
-another starts from the average of all. This is post-processing (docs/explanation/start.md).
+*random* candidates, fitted to the sum over sites and then to every site, and *grown* candidates
+(`growth`). All are compared on data with unseen noise: for fresh noise z of the releases'
+deviation, P + z / 2 and P - 2 z have independent noise. If a random candidate is best, one more
+starts from the average of all. This is post-processing (docs/explanation/start.md).
 """
 
 from __future__ import annotations

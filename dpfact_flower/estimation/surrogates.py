@@ -79,9 +79,9 @@ def surrogate_patients(
     pairs: NDArray[np.floating[Any]], counts: Sequence[float], sizes: Sequence[int], number: int,
     rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Draw patients with these co-occurrences of codes: symmetric, zeros on the diagonal.
+    """Draw patients with co-occurrences `pairs`, which are symmetric with a zero diagonal.
 
-    Patients have cells of value 1 for all combinations of their codes, or none if a mode has none.
+    Patients have cells of 1 for all combinations of codes, or no cells if a mode has no codes.
     """
     offsets = np.cumsum([0, *sizes])
     # The chance that a code is drawn only by its frequency, so that no code excludes any. Patients

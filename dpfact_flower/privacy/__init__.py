@@ -1,6 +1,6 @@
 """Bound, perturb and charge everything that leaves a site.
 
-No other module of `privacy` imports `opacus_accountant`, because it imports torch.
+No other module of `privacy` imports `opacus_accountant`, because that module imports torch.
 """
 
 from dpfact_flower.privacy.conversions import mu_for_epsilon, sigma_of

@@ -155,7 +155,7 @@ def account(
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """Return the events for replacing a record, or an empty list if already for replacing."""
+    """Return `events` converted to replacing a record, or an empty list if already converted."""
     return [
         replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
         for event in events

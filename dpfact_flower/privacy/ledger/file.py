@@ -106,7 +106,7 @@ def head_file(ledger: Path) -> Path:
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the noted newest head, or None without a note."""
+    """Return the newest head from the note, or None if no note exists."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(_MOST_BYTES_OF_A_HEAD).decode())
     return None
@@ -143,7 +143,7 @@ def read_key(folder: Path) -> bytes | None:
 
 
 def data_key(folder: Path) -> bytes:
-    """Return the key of a site's folder, after making a missing key."""
+    """Return the key of a site's folder. Make the key if no key exists."""
     if read_key(folder) is None:
         with disk_errors(folder / KEY):
             create_once(folder / KEY, secrets.token_bytes(_KEY_BYTES))

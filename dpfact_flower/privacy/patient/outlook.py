@@ -31,7 +31,7 @@ _MANY_CODES = 2_000
 BYTES_A_VALUE = 48
 """Memory in bytes for one value of a release: one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Number of sites that the server's start keeps apart; more are grouped (`estimation.start`)."""
+"""Number of sites that the start keeps apart. More sites are grouped (`estimation.start`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for a site's start, for a site or group that candidates
 are fitted to, and for work matrices."""
@@ -66,7 +66,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Variance of the noise in the sum of all vectors that the server learns, over sigma**2."""
+        """Variance over sigma**2 of the noise in the sum of all vectors that the server learns."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -154,7 +154,7 @@ def chance_of(strength: float) -> float:
 
 
 def good_strength() -> float:
-    """Return the strength from which a run is called good."""
+    """Return the lowest strength at which the verdict is good."""
     return float(_MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP))
 
 
@@ -240,7 +240,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return the setting `codes` that keeps at most `most` codes in total. Short modes keep all."""
+    """Return the setting `codes` for at most `most` codes in total. Short modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))

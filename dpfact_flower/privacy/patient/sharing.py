@@ -1,6 +1,6 @@
 """Plan how sites share one noise in secure sums.
 
-Each sum has the noise of at least `honest` sites whose noise the server does not know. A site's
+Each sum has noise from at least `honest` sites, and the server does not know this noise. A site's
 statistic is in one of the `slots`, the site's noise is in all slots, and the server learns the
 total of each slot. Proof: ``docs/explanation/secure-sums.md``.
 """
@@ -54,7 +54,7 @@ class Sharing(NamedTuple):
 
     @property
     def claim(self) -> str:
-        """The claim for all releases of the sites together, with the condition of the claim."""
+        """The claim for the releases of all sites together, with the claim's condition."""
         return (
             "proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"

@@ -171,7 +171,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return the units of the grid in 1.0, times `_SAFETY`. Refuse a possible int64 overflow."""
+    """Return the number of grid units in 1.0, times `_SAFETY`. Refuse a possible int64 overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")

@@ -1,7 +1,7 @@
 """The site's half of a secure sum, as pure functions: stored values in, new values out.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
-leaves. The functions here enforce the rules:
+is sent. The functions here enforce the rules:
 
 - a vector is drawn once per round;
 - the same question gets the same bytes, and a different question, member or key is refused;
@@ -205,7 +205,7 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the state after a question. The state must be on disk before its `masked` leaves.
+    """Return the state after a question. The state must be on disk before `masked` is sent.
 
     `draw` makes the site's vector with its share of noise, once per round. Seeded `random_bytes`
     are for simulation only.
@@ -228,7 +228,7 @@ def answer(
 
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
-    """Return the answer to a state's question, which always has the same bytes."""
+    """Return the answer to a state's question. Repeated calls return the same bytes."""
     context, site = context_of(job.terms, state.question), job.member.site
     added = [own_key(state.seed, context, site)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
@@ -252,7 +252,7 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """Return the state after its opening, which must be on disk before its `opening` leaves.
+    """Return the state after its opening, which must be on disk before `opening` is sent.
 
     `sealed` has the shares that other sites sealed for this site, by site name. Damaged shares are
     left out. A repeated request gets the same opening.

@@ -9,7 +9,7 @@ The tuple `registers` has one zero for each register of a vector. The length of 
 its type, so numba compiles one kernel per padded rank, with unrolled loops. A place in memory is
 given by a `pointer` and an offset in values, without bounds checks. Passing a pointer takes no
 time, whereas numba counts references to an array at each call. A pointer does not keep its array
-alive, so take pointers only of a kernel's arguments. A number stands for a vector of equal values.
+alive, so take pointers only to a kernel's arguments. A number stands for a vector of equal values.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ Float = Any  # numba's float32
 
 @dataclass(frozen=True)
 class Step:
-    """The step that one visit takes in each of its rows.
+    """The step of one visit in each of the visit's rows.
 
     `gamma` is the elastic weight. The pull to the anchors acts at entries, and not at sampled zero
     cells. `clip` bounds the 2-norm of a visit's data gradient for each row, weight included; 0
