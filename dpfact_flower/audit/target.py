@@ -101,7 +101,7 @@ class AuditTarget:
         )
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
-        """Return a real site, whose budget allows the audited run."""
+        """Return a real site with enough budget for the audited run."""
         settings = SiteSettings(
             site=self.site.name,
             state_dir=str(state_dir),

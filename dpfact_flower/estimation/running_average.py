@@ -1,4 +1,4 @@
-"""Average a mode's refinements over rounds, whose noises are independent.
+"""Average a mode's refinements over rounds, which have independent noise.
 
 If noise limits refinement, factors move little, and the average has the same signal and less noise.
 """

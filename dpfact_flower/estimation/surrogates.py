@@ -1,10 +1,10 @@
 """Draw surrogate patients at the server from noisy co-occurrences.
 
-The factors that explain co-occurrences differ from those that explain patients with few codes.
-Refinement would need tens of charged rounds to remove the difference, while fitting artificial
-patients is post-processing (docs/explanation/start.md). A surrogate has a typical number of codes
-of each mode. Codes are drawn one after another, each given the earlier codes (naive Bayes), with a
-chance that two codes are unrelated.
+The factors that explain co-occurrences differ from the factors that explain patients with few
+codes. Refinement would need tens of charged rounds to remove the difference, while fitting
+artificial patients is post-processing (docs/explanation/start.md). A surrogate has a typical number
+of codes of each mode. Codes are drawn one after another, each given the earlier codes (naive
+Bayes), with a chance that two codes are unrelated.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def surrogate_patients(
     Patients have cells of 1 for all combinations of codes, or no cells if a mode has no codes.
     """
     offsets = np.cumsum([0, *sizes])
-    # The chance that a code is drawn only by its frequency, so that no code excludes any. Patients
+    # The chance that a code is drawn only by its frequency, so no code excludes another. Patients
     # with many codes have several conditions, but naive Bayes relates all codes.
     chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
     frequency, given = _conditionals(pairs, offsets, chance)

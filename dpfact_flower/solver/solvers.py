@@ -1,4 +1,4 @@
-"""Local solvers by name. `solve` checks the input for all of them."""
+"""Local solvers by name. `solve` checks the input for every solver."""
 
 from __future__ import annotations
 

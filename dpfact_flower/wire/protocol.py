@@ -77,7 +77,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and config, without empty texts, whose size Flower cannot measure."""
+        """Return arrays and config. Empty texts are omitted: Flower cannot measure their size."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,

@@ -79,7 +79,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the disk into our own errors, whose texts have no values."""
+    """Turn errors of SQLite and the disk into our own errors, without values in the texts."""
     try:
         yield
     except DPFactError:  # our own error, even if it is an OSError too

@@ -102,7 +102,7 @@ class Ledger:
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return all charged events in order, or those of one job."""
+        """Return all charged events, or one job's charged events, in order."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 

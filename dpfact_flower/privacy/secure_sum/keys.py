@@ -76,7 +76,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of the version and a list of parts. Other lists have other hashes."""
+    """Return the SHA-256 of the version and a list of parts. Hashes of different lists differ."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part

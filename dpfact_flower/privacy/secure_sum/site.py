@@ -273,7 +273,7 @@ def opened(
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """Return the secret shared with each other member, by name."""
+    """Return the secret shared with every other member, by name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}
