@@ -28,11 +28,11 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 class AsyncDispatcher:
     """The sender of requests and receiver of replies, called step by step.
 
-    The synchronous rounds are over. `left_out` nodes never get a request. `read` reads a node's
-    reply of the given shapes, and adds the site's name to `names`. The result is a text if the
+    It is used after the synchronous rounds. `left_out` nodes never get a request. `read` reads a
+    node's reply of the given shapes, and adds the site's name to `names`. It returns a text if the
     reply cannot be used. `wait` waits some time for the quorum, and returns the connected nodes
-    that are not left out. With True, it waits for the expected number of sites, and ends the run
-    below the quorum.
+    that are not left out. With True, `wait` waits for the expected number of sites, and ends the
+    run if the quorum is not reached.
     """
 
     def __init__(

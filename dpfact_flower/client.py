@@ -38,9 +38,9 @@ class DPFactClient(NumPyClient):
     """A hospital in a DPFact run.
 
     `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`.
-    `settings` needs `state_dir` and `allow_privacy`. `simulation` and `beside` are as for
-    `dpfact_flower.site.admission.Hospital`, and `came_in` and `time_left`, the times of the first
-    request, as for `dpfact_flower.site.reply_timing.ReplyDelay`.
+    `settings` needs `state_dir` and `allow_privacy`. `simulation` and `beside` have the meaning in
+    `dpfact_flower.site.admission.Hospital`. `came_in` and `time_left` are times of the first
+    request, as in `dpfact_flower.site.reply_timing.ReplyDelay`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DPFactClient(NumPyClient):
         return f"DPFactClient({self.site.name!r})"
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Answer one round. A `RoundRefusedError` has only a code, whatever has failed."""
+        """Answer one round. After any failure, raise a `RoundRefusedError` with only a code."""
         delay = self._delay()
         answer, reason = None, ""
         try:
@@ -81,7 +81,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Refuse a round that `fit` would refuse before it reads a patient. Nothing is charged."""
+        """Refuse a round that `fit` would refuse before reading a patient. Nothing is charged."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)

@@ -65,7 +65,7 @@ def answered(
     """Return a client's reply to the request for a round, without raising an error.
 
     If the message is not a request, `refusal` waits until the reply is due, and returns the text
-    that may leave.
+    that may leave the site.
     """
     try:
         request = records.read_request(message)
@@ -110,7 +110,7 @@ def _wait(context: Context, came_in: float) -> None:
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """Return the node's client for a newly arrived request; the times are as for `ReplyDelay`.
+    """Return the node's client for a newly arrived request. `ReplyDelay` explains the times.
 
     A `RoundRefusedError` has only a code, because Flower sends the errors of a `client_fn` to the
     server. The site's own log has the cause.

@@ -1,4 +1,4 @@
-"""Sending of a round's messages, waiting for replies, and repetition of lost requests.
+"""The exchange of a round's messages, in which lost requests are repeated.
 
 A site's process may end after the charge and before the reply. Then a repeated request gets the
 bytes from the ledger without a second charge. So the server repeats the requests to lost sites
@@ -26,7 +26,7 @@ from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
-"""Flower's codes for losses, after which the server cannot know whether the site was charged."""
+"""Flower's error codes that leave the server uncertain whether the site was charged."""
 _MEANING = {
     3: "no answer in time",
     4: "its answer was lost on the way",
@@ -52,8 +52,8 @@ class RoundPolicy(NamedTuple):
     If sites are `charged`, the round waits some time for lost sites to return. If the round is
     `required` by later rounds, sites that connect late get the request too. At its end, connected
     sites without a reply get the request once more, with extra time. `left_out` nodes never get a
-    request. If a shortened round ends without `quorum` replies, missing sites have `grace` more
-    seconds.
+    request. If a shortened round ends with fewer than `quorum` replies, the missing sites have
+    `grace` more seconds.
     """
 
     charged: bool = False
@@ -67,9 +67,9 @@ class RoundPolicy(NamedTuple):
 class InFlight:
     """A request to a node, and the replies to it.
 
-    `group` is Flower's name of the round, and `who` is the caller's name for the site. `waiting`
-    has the messages that may still get a reply. `seconds` is the time until a reply without an
-    error.
+    `group` is Flower's name for the round, and `who` is the caller's name for the site. `waiting`
+    has the messages that may still get a reply. `seconds` is the time from the request to the first
+    reply without an error.
     """
 
     content: RecordDict
@@ -157,9 +157,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
-    `sent` is called for every message after the first messages of the round. `policy` is that of
-    the next round. `seconds` has the time until the reply of each node that answered in the last
-    round, and `registered` the registered names of all nodes that have ever been connected.
+    `sent` is called for every message after the first messages of the round. `policy` applies to
+    the next round. `seconds` has the reply time of each node that answered in the last round.
+    `registered` has the registered names of all nodes that have ever been connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -253,7 +253,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink. While its database is busy (error 500), try for half a minute."""
+    """Call the SuperLink, and retry for half a minute if its database is busy (error 500)."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)

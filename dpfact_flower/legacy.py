@@ -34,7 +34,7 @@ class DPFact(Strategy):
     Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, because the
     privacy budget is planned for this number. After a resume, set it to the number of remaining
     rounds. Also set ``round_timeout`` there, because in this API Flower enforces the deadline. The
-    bytes of a round count the serialised arrays.
+    recorded bytes of a round are the bytes of its serialised arrays.
 
     Examples
     --------

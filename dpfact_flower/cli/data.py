@@ -61,7 +61,7 @@ class Asked(NamedTuple):
     force: opt.Force = False
 
     def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
-        """Return the options for a reader. A roll-up without a name is of the mode `default`."""
+        """Return the options for a reader. A roll-up without a name is for mode `default`."""
         found: Options = {
             "vocabularies": _read_lists(self.codes, modes),
             "rolled_up": _read_roll_ups(self.rolled_up, modes, default),

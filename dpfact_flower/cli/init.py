@@ -34,7 +34,7 @@ def init(
     folder = folder.expanduser()
     name = folder.absolute().name
     for what, text in (("FOLDER", name), ("--publisher", publisher)):
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", text):  # as Flower asks
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", text):  # Flower's own rule
             raise SettingsError(
                 f"{what}: need a letter, then letters, digits and hyphens, at most 32 characters; "
                 f"got {text!r}"

@@ -153,7 +153,7 @@ def _find(folder: Path, site: str) -> Path:
 def _accounted(
     rows: Sequence[LedgerRow], delta: float
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
-    """Return the running total after each row that charged anything, and the totals.
+    """Return the running total after each row with a charge, and the final totals.
 
     Only events with the same unit and the same neighbouring relation can be added up.
     """

@@ -29,7 +29,7 @@ PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},
     "add_help_option": False,
 }
-"""How a command is made that passes its options on to one of Flower's commands."""
+"""Typer settings for a command that passes its options on to one of Flower's commands."""
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED, _BESIDE = _PACKAGE / "flower_app", _PACKAGE.parent / "simulation" / "dpfact-app"
 APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTALLED
@@ -39,7 +39,7 @@ console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to, and refuse a bad path before hours of work, not after."""
+    """Return a folder to write to. Refuse a bad path at once, not after hours of work."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
@@ -97,8 +97,8 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Return a run config from a Flower App's defaults, ``--set``, and options named like settings.
 
-    An option that is None keeps its default. For a synthetic EHR that is given by name, the default
-    rank is the number of planted phenotypes.
+    An option that is None keeps its default. For a synthetic EHR given by name, the default rank is
+    the number of planted phenotypes.
     """
     from dpfact_flower.data.synthetic import preset
 
@@ -163,5 +163,5 @@ def echo_json(content: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a text as it is, without markup, colours and wrapped lines."""
+    """Print a text unchanged, without markup, colours or line wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)

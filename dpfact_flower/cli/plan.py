@@ -71,7 +71,7 @@ def plan(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Describe the benefit and the assumptions of secure sums, which one of the plans has."""
+    """Describe the benefit and the assumptions of secure sums, which only one plan uses."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)

@@ -1,8 +1,8 @@
 """File permissions: the users who can read or change a file, from owners and modes.
 
 At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
-list faults for an administrator, and also report parent folders that a group may write to. A
-process cannot refuse these, because many systems give each user a private group. The mask of an
+list faults for an administrator, including parent folders that a group may write to. Requests are
+not refused for such folders, because many systems give each user a private group. The mask of an
 access control list appears in the group's mode bits.
 """
 
@@ -24,8 +24,8 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
-    A user who can change or replace a record of releases can restore a spent budget. A missing path
-    is allowed. With `reading`, the path may belong to another user.
+    Any user able to change a record of releases could restore a spent budget. A missing path is
+    allowed. With `reading`, the path may belong to another user.
     """
     try:
         status = path.lstat()
@@ -78,7 +78,7 @@ def check_way(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether users with one of these mode bits can replace a folder inside this folder."""
+    """Return whether users with one of the mode bits `writers` can replace a folder in `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 

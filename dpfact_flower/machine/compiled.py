@@ -14,7 +14,7 @@ from numba.extending import register_jitable
 from dpfact_flower.errors import SettingsError
 
 VARIABLE = "DPFACT_REGISTER_BITS"
-"""Environment variable for the width of registers in bits. The variable is read on import."""
+"""Environment variable for the register width in bits. The variable is read on import."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -71,10 +71,10 @@ def _register_bits() -> int:
 
 
 BITS = _register_bits()
-"""Bits of a register. On processors with narrower registers, LLVM combines several."""
+"""Bits of a register. On processors with narrower registers, LLVM combines several registers."""
 
 WIDTH = BITS // 32
-"""Number of float32 values per register. Rows of a stack are padded to a multiple of it."""
+"""Number of float32 values per register. Rows of a stack are padded to a multiple of `LANES`."""
 
 REGISTERS = 32 if BITS == 512 else 16
 """Number of registers."""

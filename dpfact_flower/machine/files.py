@@ -81,7 +81,7 @@ def version(path: Path) -> Version:
 def locked(folder: Path) -> Iterator[bool]:
     """Create and lock a folder, and yield whether this process had to wait for another process.
 
-    The lock ends with the process. A StateError refuses a folder that others may change.
+    The lock ends with the process. Raise a StateError for a folder that other users may change.
     """
     try:
         private_folder(folder)
@@ -105,7 +105,7 @@ def locked(folder: Path) -> Iterator[bool]:
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
     """Reserve disk space with a file. Call the yielded function just before using the space.
 
-    An OSError says that the disk or a quota has too little space. macOS and a few file systems
+    Raise an OSError if the disk or a quota has too little space. macOS and a few file systems
     cannot reserve space. There, only the free space is checked.
     """
 
@@ -166,7 +166,7 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, for its owner alone, durably."""
+    """Create a folder and its missing parents durably, with access for the owner alone."""
     if not folder.is_dir():
         for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
             path.mkdir(mode=0o700, exist_ok=True)

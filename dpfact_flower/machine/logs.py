@@ -29,7 +29,7 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log at INFO in Flower's own format. Only an app or a command may.
+    """Show this package's log at INFO in Flower's format. Only apps and commands may call this.
 
     In a file or a journal, every line has its time and no colours.
     """

@@ -80,7 +80,7 @@ def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port of a loopback address may reach.
 
     Return None if the sockets are not visible, as in another container. Return an empty list if one
-    of the host's addresses has no listener, because any process could take this address.
+    address of the host has no listener, because any process could then bind this address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -30,7 +30,7 @@ class Registry(Generic[_Thing]):
         return thing
 
     def find(self, name: str) -> _Thing:
-        """Return the object with a name."""
+        """Return the object with this name."""
         for things in (self._own, self._more):
             if name in things:
                 return things[name]
@@ -48,5 +48,5 @@ class Registry(Generic[_Thing]):
 
     @cached_property
     def _installed(self) -> frozenset[str]:
-        """Names of the installed entry points, cached because every charge uses all accountants."""
+        """Names of the installed entry points. They are cached because every charge needs them."""
         return frozenset(entry_points(group=self._group).names)

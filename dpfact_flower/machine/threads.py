@@ -45,7 +45,7 @@ class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
     The setting is global, so the last thread that leaves the context restores it. OpenBLAS may
-    ignore settings from a second thread, so enter this context before starting threads that do.
+    ignore settings from a second thread, so enter this context before you start other threads.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class _OneBlasThread(AbstractContextManager[None]):
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """Controller of NumPy's and SciPy's BLAS, cached because the search takes long."""
+        """Controller of NumPy's and SciPy's BLAS, cached because a search for BLAS takes long."""
         import scipy.linalg  # noqa: F401, PLC0415  # has its own BLAS, which kernels use
 
         return ThreadpoolController()
@@ -72,13 +72,13 @@ class _OneBlasThread(AbstractContextManager[None]):
 
 
 one_blas_thread = _OneBlasThread()
-"""Without this context, the last bits depend on the number of BLAS threads."""
+"""Context for results whose last bits do not depend on the number of BLAS threads."""
 
 
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield ``map(function, parts)``, computed in several threads. Few results wait at a time."""
+    """Yield ``map(function, parts)``, computed in several threads, with few results in memory."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # starting threads takes longer than a small part
@@ -97,9 +97,9 @@ def in_order(
 def in_batches(
     function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield the same as `in_order`, with several parts at a time for a thread.
+    """Yield the same results as `in_order`, but pass several parts to a thread at a time.
 
-    For parts of a millisecond or less: passing a part between threads takes up to a tenth of one.
+    Use this for parts that take a millisecond or less: passing a part takes up to 0.1 ms.
     """
     size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
     if threads <= 1 or size <= 1:

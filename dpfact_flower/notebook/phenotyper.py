@@ -41,8 +41,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     """Phenotypes that sites learn together, as a scikit-learn estimator.
 
     `fit` is a whole federated run in this process, with the noise of its privacy mode. `transform`
-    fits patients, old or new, to the phenotypes. No privacy guarantee covers the scores, which are
-    only for the site that holds these patients.
+    fits old or new patients to the phenotypes. No privacy guarantee covers the resulting scores,
+    which are only for the site that holds these patients.
 
     Parameters
     ----------

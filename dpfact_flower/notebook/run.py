@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A finished run, as `dpfact_flower.federate` returns it or as read from its folder.
+    """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
     A run holds nothing about single patients and can be pickled. A simulated run's measures are
     computed on all sites' patients, so protect the measures like the data.
 
     `model` holds the phenotypes that all sites share, `summary` the content of ``summary.json``,
     and `records` one record per round. `tables` covers all sites' patients after a simulation, and
-    the codes alone otherwise. `versions` are those of the software. `folder` is None if the run is
+    the codes alone otherwise. `versions` has the software versions. `folder` is None if the run is
     only in memory.
     """
 
@@ -104,7 +104,7 @@ class Run:
         return self.model.to_frame(top=top)
 
     def clinical(self) -> DataFrame:
-        """Return a row for each phenotype and classification, as public as the model."""
+        """Return a table, as public as the model, with a row per phenotype and classification."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -139,7 +139,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Name a phenotype, also in the run's folder, and return the run with that name."""
+        """Name a phenotype, also in the run's folder, and return the run with the new name."""
         with tempfile.TemporaryDirectory() as folder:
             write_name(self.folder or Path(folder), number, name, self.model.rank)
         names = {**self.model.names, number: name.strip()}

@@ -55,7 +55,7 @@ class RunConfig(NamedTuple):
 
 
 def prepare_data(app: AppSettings) -> list[Path]:
-    """Return the files of the simulated sites, none in a deployment. Make synthetic data first."""
+    """Return the simulated sites' files (empty in a deployment). Make synthetic data if needed."""
     if not app.data:
         return []
     if app.synthetic_preset and not (app.cohort_folder / COHORT).exists():

@@ -2,11 +2,11 @@
 
 The command works around four faults of Flower's SuperNode:
 
-- When its connection fails unexpectedly, one thread ends, and the others run on without it.
-- If a SuperLink's locked database makes it answer with status 500, the SuperNode gives up, or
-  forgets the message that it was fetching or sending. Here it retries for a limited time, because a
-  restored database may fail at the same message each time.
-- It waits for ever for the parts of a reply whose executor was killed.
+- When its connection fails unexpectedly, one thread ends, but the other threads continue.
+- If a SuperLink answers with status 500 because its database is locked, the SuperNode gives up, or
+  forgets the message that it was fetching or sending. This command retries for a limited time,
+  because a restored database may fail at the same message each time.
+- It waits for ever for the remaining parts of a reply if the executor was killed.
 - It sends a reply only after it has received another message.
 """
 

@@ -30,7 +30,7 @@ _FINISHED = "finished"
 """Prefix of the status that Flower gives to every ended run."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
-"""Time in which a restarted SuperLink is back. Afterwards, a run's outcome counts as unknown."""
+"""Time limit for a SuperLink's restart. Afterwards, a run's outcome counts as unknown."""
 _LOOK_SECONDS = 120.0
 """Interval between requests for a run's state, since Flower's log stream has no time limit."""
 _logger = logging.getLogger(__name__)
@@ -143,12 +143,12 @@ class Connection:
                 time.sleep(_POLL_SECONDS)
 
     def state(self, run: str) -> dict[str, Any]:
-        """Return the run's state from Flower: empty if the SuperLink does not answer."""
+        """Return the run's state in Flower; empty if the SuperLink does not answer."""
         runs = self._ask("ls", self.name, "--run-id", run).get("runs") or [{}]
         return dict(runs[0])
 
     def _ask(self, *words: str) -> dict[str, Any]:
-        """Return the output of one of Flower's commands: after a failure, an `error-message`."""
+        """Return the output of a Flower command, or an `error-message` if the command failed."""
         command = [tool("flwr"), *words, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         text = done.stdout.decode(errors="replace")

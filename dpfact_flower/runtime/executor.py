@@ -72,8 +72,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    A second process would start more slowly, and run out of memory earlier, while the first is busy
-    with its patients. Its reply would reveal this.
+    While the first process is busy with its patients, a second process would start more slowly and
+    run out of memory earlier. The second reply would reveal this.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
@@ -91,7 +91,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 class _Ending:
-    """A handler of SIGTERM that lets the current message finish, which may be charged already."""
+    """A SIGTERM handler that lets the current message finish, because it may be charged already."""
 
     is_busy = is_asked = False
 
@@ -106,8 +106,8 @@ def _set_environment(state: Path) -> None:
     """Remove proxies and telemetry from the environment, and name folders of the site.
 
     A proxy would also receive traffic for loopback. numba's cache is unpickled and holds the code
-    that draws the noise, so a user who can write to the cache controls the site: by default, it is
-    in the state folder. Flower requires a home folder on import, but stores nothing there.
+    that draws the noise, so write access to the cache gives control of the site. By default, the
+    cache is in the state folder. Flower requires a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

@@ -45,9 +45,9 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run `federate` for sites in memory; `measured` and `report` are as for `serve`.
+    """Run `federate` for sites in memory. See `serve` for `measured` and `report`.
 
-    With `own`, every site has these settings and their budget, and its ledger is written durably.
+    With `own`, every site has these settings and this budget, and its ledger is written durably.
     Without `own`, the sites are simulated and allow every run.
     """
     state_dir = str(config.app.sites_folder)
@@ -62,7 +62,7 @@ def federate_cohort(
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """Add the sites' own reasons to the error if sites refuse a run: all are in this process."""
+    """Add the sites' own reasons to the error if sites refuse a run. All sites are local here."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(logging.ERROR)
     disclosure_logger.addHandler(refusals)

@@ -19,7 +19,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid that runs a ClientApp for nodes with these configs, one node per thread at a time."""
+    """A Grid that runs a ClientApp for nodes with the given configs, one node per thread."""
 
     def __init__(
         self,

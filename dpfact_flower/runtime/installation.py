@@ -31,7 +31,7 @@ trap exit INT TERM
 def write_centre(folder: Path, name: str, port: int) -> None:
     """Write a centre's authority, certificate, unit, proxy and connection.
 
-    `name` is a DNS name or address. Behind the proxy, the SuperLink has the `port` of 127.0.0.1.
+    `name` is a DNS name or address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
     """
     _new(folder, "ca.key")
     key, certificate = new_authority()
@@ -68,8 +68,8 @@ def write_site(
 ) -> bytes:
     """Write a hospital's key, secret, settings, data and units. Return the key's public line.
 
-    `centre` is a name with a port, and `authority` a PEM certificate. The `data` file is copied, so
-    that the copy can have its own user. The SuperNode has the `port` of 127.0.0.1.
+    `centre` is a name with a port, and `authority` is a PEM certificate. The `data` file is copied,
+    because the copy needs an owner of its own. The SuperNode listens at 127.0.0.1:`port`.
     """
     name = str(settings["site"])
     _check(centre)
@@ -96,7 +96,7 @@ def write_site(
 
 
 def _check(text: str) -> None:
-    """Refuse a text that units, shells and nginx do not all accept without quotes."""
+    """Refuse a text that needs quotes in a unit, a shell or an nginx configuration."""
     if not re.fullmatch(r"[A-Za-z0-9/._:-]+", text):
         raise SettingsError(f"{text!r}: use letters, digits and / . _ - : alone")
 

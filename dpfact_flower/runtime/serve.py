@@ -1,6 +1,6 @@
 """A whole run at the server, from the settings to the run folder, for every runtime.
 
-In simulation, the sites' data and state are on the same machine, so the run is also evaluated. In a
+In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
 deployment, the summary contains only the server's knowledge.
 """
 
@@ -48,7 +48,7 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` are the simulated sites, if they are in memory and not in the config's folder. Without
+    `cohort` has the simulated sites if they are in memory instead of the config's folder. Without
     `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
@@ -113,7 +113,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Flower logs a line for each call of `evaluate_fn`, so only if needed."""
+    """Run the rounds. Pass `evaluate_fn` only if needed, because Flower logs a line per call."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:

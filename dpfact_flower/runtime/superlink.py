@@ -1,8 +1,8 @@
 """A SuperLink on loopback that this process starts and stops, for `dpfact simulate` and notebooks.
 
 By itself, `flwr run` starts a SuperLink that stays behind as a daemon and keeps the folder and
-environment of its first run. This one has its own Flower home and ports, and ends with this
-process. With `local_supernode`, it is a whole deployment on one machine.
+environment of its first run. This SuperLink has its own Flower home and ports, and ends with this
+process. Together with `local_supernode`, it makes a whole deployment on one machine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SuperLink:
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Its log goes to the follower, or else to the output."""
+        """Run a Flower App to its end, with its log sent to the follower or else to the output."""
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
@@ -160,9 +160,9 @@ def local_supernode(
     *,
     security: Sequence[str] = ("--insecure",),
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a site's SuperNode on this machine, with a node config, see `SiteSettings`.
+    """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
 
-    It runs any app that the SuperLink sends. A hospital's is set up as in docs/how-to/deploy.md.
+    It runs any app that the SuperLink sends. For hospitals, docs/how-to/deploy.md is the safe way.
     """
     text = " ".join(
         f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}"
