@@ -70,8 +70,9 @@ class Window:
             raise SettingsError("window: need a number of days, the same encounter, or both")
 
     def __str__(self) -> str:
-        days = "" if self.days is None else f"{self.days} days"
-        return " in ".join(filter(None, (days, "one encounter" * self.same_encounter)))
+        if self.days is None:
+            return "one encounter"
+        return f"{self.days} days" + (" in one encounter" if self.same_encounter else "")
 
     def condition(self, left: str, right: str) -> str:
         """Return SQL that is true if the events `left` and `right` are in one window."""
@@ -286,7 +287,7 @@ def _assign_sites(
     if merged and count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
         raise DataError(
             f"min-patients: small sites are merged into {SMALL_SITES}, and a site has that name; "
-            "rename it"
+            "rename it, or merge none (min-patients 1)"
         )
     what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
     count(connection, "sites", what, merged)

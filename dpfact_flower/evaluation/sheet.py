@@ -56,7 +56,7 @@ def digest(folder: Path) -> str:
 def read_key(path: Path, kind: type[K], folder: Path) -> K:
     """Read the key of a sheet about the run in `folder`."""
     if not path.exists():
-        raise DataError(f"{path}: no such file; it was written with the sheet")
+        raise DataError(f"{path}: no such file; it was written with the sheet (see --out)")
     key = read_json_as(path, lambda content: parse_as(kind, content))
     if key.model != digest(folder):
         raise DataError(f"{path}: was made from another run than {folder}")

@@ -120,7 +120,7 @@ class Columns:
 class EventTable:
     """The files of a feature mode's events, and their common format.
 
-    `time_format` is as in C's ``strptime``, such as ``%d.%m.%Y %H:%M``. Empty, it means ISO 8601.
+    `time_format` is as in C's ``strptime``, such as ``%d.%m.%Y %H:%M``, or empty for ISO 8601.
     """
 
     files: Sequence[Place]
@@ -145,8 +145,8 @@ class LabelTable:
     """A table with one row per patient, and the column that holds the label: 0 or 1, no or yes.
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. `missing` is the label, 0 or 1, of patients who are not in the table. Empty, it demands
-    that all are.
+    tables. `missing` is the label, 0 or 1, of patients who are not in the table. Without it,
+    such patients are an error.
     """
 
     file: Place
