@@ -87,8 +87,8 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
     """Return the settings of ``--set``. Refuse settings that are `options` of the command."""
     given = parse_assignments(settings or ())
-    for twice in given.keys() & set(options):
-        raise SettingsError(f"--set: {twice} is an option of this command: use --{twice}")
+    if twice := sorted(given.keys() & set(options)):
+        raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
     return given
 
 

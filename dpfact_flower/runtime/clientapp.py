@@ -45,7 +45,8 @@ def main() -> None:
         out.write(f"{came_in}\n".encode())
         out.flush()
         reply = message_to_bytes(answer(question, came_in))
-        out.write(b"%d\n%b" % (len(reply), reply))
+        out.write(f"{len(reply)}\n".encode())
+        out.write(reply)
 
 
 if __name__ == "__main__":
