@@ -62,7 +62,7 @@ def add_events(
     """Add the events of a relation to a mode, and return the number of new events.
 
     `source` is SQL of a relation. Rows without a patient or code are ignored. `without` names the
-    columns, among encounter and time, that are NULL in every row, which saves time.
+    columns, encounter or time, that are NULL in every row; naming them saves time.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}

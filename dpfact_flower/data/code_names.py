@@ -67,7 +67,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the system of each code of a mode: one of `SYSTEMS`, or an empty text.
 
     `codes` are all codes of the mode, because one code is not enough to identify a system. A mode
-    whose name is for procedures has no diagnoses. One for drugs has neither.
+    named after procedures has no diagnoses. A mode named after drugs has no known system.
     """
     prefixes = [icd.parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -81,7 +81,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the body system of each code, from `icd.SYSTEMS`, or an empty text for other codes.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
-    the body systems. Otherwise only known diagnoses have one.
+    the body systems. Otherwise only known diagnoses have a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -110,8 +110,8 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC does. A shorter text does if at least half of its words match the name,
-    as whole words, with two or more letters left out or as initials, and one of them is shortened.
+    A text with NOS or NEC is an abbreviation. So is a shorter text if it has a shortened word and
+    at least half of its words match: as whole words, without two or more letters, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)

@@ -7,16 +7,16 @@ events, one of each mode, that belong to the patient and lie in one window.
 - A window is an encounter, a number of days, or both. Events are in one window of days if any two
   of them are at most that many days apart. An event without the encounter or time that the window
   needs is in no window.
-- A patient without any cell is left out by default.
+- A patient without a cell is left out by default.
 
 The readers of `dpfact_flower.data` load their source into one DuckDB connection: the events of each
 mode (`dpfact_flower.data.clinical_events`), and two tables of text:
 
-    patients      patient, site, and a column of BOOLEAN a label     one row per patient
-    descriptions  mode, code, description                            one row per code, none needed
+    patients      patient, site, and one BOOLEAN column per label    one row per patient
+    descriptions  mode, code, description                            one row per code, optional
 
-Site names lose their accents, and other characters that are not allowed become hyphens. Two names
-that would become equal are an error.
+Accents are removed from site names, and other forbidden characters are replaced by hyphens. Two
+site names that become equal are an error.
 
 `time` counts whole minutes from any origin that is the same for all events of a patient. If the
 window requires the same encounter, the origin need only be the same within an encounter.
@@ -57,7 +57,7 @@ class Window:
     """The rule by which events of one patient belong together.
 
     `days` is the largest distance between any two events, or None for any distance. With
-    `same_encounter`, all events must be of one encounter.
+    `same_encounter`, all events must belong to one encounter.
     """
 
     days: int | None = None

@@ -60,7 +60,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the version, 9 or 10, that more codes without a prefix fit exclusively."""
+    """Return the version, 9 or 10, that is the only fit for more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"

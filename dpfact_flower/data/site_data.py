@@ -39,10 +39,10 @@ _LABEL = "label "
 class SiteData:
     """All data of one hospital, which never leave the hospital.
 
-    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies` has
-    one per mode, with distinct names. `labels`, each 0 or 1, have shape (patients,); a single array
-    stands for the label ``died``. `patients` are the hospital's identifiers, distinct and for local
-    use. `row_unit` is a patient, or for example a discharge if patients cannot be identified.
+    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. Each mode has
+    one of the `vocabularies`, with distinct names. `labels` are arrays of 0 and 1, shape
+    (patients,). A single array is the label ``died``. `patients` are the hospital's distinct local
+    identifiers. `row_unit` is a patient, or e.g. a discharge if patients cannot be identified.
     """
 
     name: str
@@ -119,7 +119,7 @@ class SiteData:
             save_npz(file, arrays)
 
     def read(self) -> SiteData:
-        """Return this object; compare `SiteFile.read`."""
+        """Return this object, as the counterpart of `SiteFile.read`."""
         return self
 
     @cached_property
@@ -186,14 +186,14 @@ class Truth:
     """Planted phenotypes of artificial data.
 
     `factors` has one feature factor per mode, of shape (codes, R), with columns of norm 1. `usage`,
-    of shape (sites, R), says whether a site has a phenotype.
+    of shape (sites, R), marks the phenotypes that exist at each site.
     """
 
     factors: tuple[NDArray[np.float64], ...]
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that some codes leave in every mode, or None if there are none."""
+        """Return the phenotypes that keep codes in every mode, or None if no phenotype does."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -268,8 +268,8 @@ class Cohort:
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
     def __getitem__(self, rows: Any) -> Cohort:
-        # Patients are indexed like the rows of an array, so that scikit-learn can split them. Other
-        # arrays, indexed with the same rows, would have another order if the rows did not ascend.
+        # Patients are indexed like the rows of an array, so that scikit-learn can split them. Rows
+        # must ascend, so that other arrays indexed with the same rows have the same order.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -412,7 +412,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """The data file of a site, with the public parts loaded. `read` loads the patients."""
+    """The data file of a site, with the public parts loaded. `read` loads the patients' data."""
 
     path: Path
     name: str
@@ -424,7 +424,7 @@ class SiteFile:
 
 
 SiteSource = SiteData | SiteFile
-"""A site. The method `read` gives its patients."""
+"""A site, whose method `read` returns the patients' data."""
 
 
 def open_site(path: str | Path) -> SiteFile:

@@ -40,7 +40,7 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 class Table(NamedTuple):
     """The columns and rows to read of a table, as in `dpfact_flower.data.tables.load_table`.
 
-    `there` is an SQL condition on the rows that a database sends, where ``$schema`` stands for the
+    `there` is an SQL condition on the rows that a database sends. ``$schema`` stands there for the
     table's schema.
     """
 
@@ -237,7 +237,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[tuple[TextIO, Any]]:
-    """Open a CSV file in DuckDB's private folder, and load what was written as table `into`."""
+    """Open a CSV file in DuckDB's private folder, and load its final content as table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

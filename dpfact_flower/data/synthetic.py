@@ -2,7 +2,7 @@
 
 A patient has one to four active phenotypes, with some time windows for each. In a window every mode
 draws its codes from the phenotype, with some background noise. All combinations of the codes in a
-window co-occur. Code frequencies follow a power law, and a few patients come very often. Sites
+window co-occur. Code frequencies follow a power law, and a few patients have many windows. Sites
 differ in how common each phenotype is, and some phenotypes exist at one site only. In-hospital
 death depends on the active phenotypes. Equal settings give equal data.
 """
@@ -159,7 +159,7 @@ class _Planted(NamedTuple):
     """The population model, from which patients are drawn.
 
     `sources` are distributions of each mode's codes, shape (I_n, R + 1): R phenotypes, then the
-    background. `prevalence` is the share of the phenotypes at each site, shape (T, R). `risk` is
+    background. `prevalence` is each phenotype's share at each site, shape (T, R). `risk` is
     the log odds of death that an active phenotype adds, shape (R,).
     """
 
@@ -222,7 +222,7 @@ def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw a few codes for each phenotype, common ones for more phenotypes."""
+    """Draw a few codes for each phenotype. Common codes belong to more phenotypes."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -286,7 +286,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> _Windows:
-    """Draw the windows of each active phenotype, more of all for a frequent patient."""
+    """Draw the windows of each active phenotype. Frequent patients have more windows."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])

@@ -48,7 +48,7 @@ _EVERY = 0.25
 
 @dataclass(frozen=True)
 class Dialect:
-    """Format of a CSV file, for details that the first line does not show.
+    """The parts of a CSV file's format that its first line does not show.
 
     An empty `delimiter` stands for the most frequent of comma, semicolon, tab and ``|``.
     """
@@ -75,7 +75,7 @@ class Rows(NamedTuple):
     concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
     only rows with this value in the column ``mode`` count. `renamed` gives columns of frames other
     names. `sites` names the site of each frame. The rows then get a column ``site``, and
-    identifiers become ``SITE/PATIENT``, because equal ones at two sites mean two patients.
+    identifiers become ``SITE/PATIENT``, because two sites may use the same identifier.
     """
 
     name: str
@@ -144,7 +144,7 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
                 "tensors; allow more memory, or keep fewer codes"
             ) from None
         except duckdb.Error as error:
-            raise DataError(  # its own message may quote a patient's line
+            raise DataError(  # DuckDB's message may quote a patient's line
                 f"DuckDB could not build the tensors ({type(error).__name__})"
             ) from None
         finally:
@@ -175,7 +175,7 @@ def watched(watch: ProgressCallback) -> Iterator[None]:
 
 @contextmanager
 def report_progress(connection: Connection, name: str) -> Iterator[None]:
-    """Report the queries inside the block as one task, whose share never falls."""
+    """Report the queries inside the block as one task, whose progress never decreases."""
     watch, done = _watch.get(), Event()
     if watch is no_progress:
         yield
@@ -201,9 +201,9 @@ def report_progress(connection: Connection, name: str) -> Iterator[None]:
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
-    """Return files of tables, and folders of Parquet, by the tables' names in lower case.
+    """Map the tables' names in lower case to their files or folders of Parquet.
 
-    A file precedes a folder, and the shortest file name wins.
+    Files take precedence over folders, and shorter file names over longer file names.
     """
     folder = Path(folder)
     if folder.is_file():
@@ -259,14 +259,14 @@ def load_table(
     or a folder of Parquet files, with columns of text, whole numbers, dates or times. A time with a
     zone is converted to UTC. A blank field is NULL.
 
-    `columns`, in lower case, are required, in any case in the file. An `optional` one that the file
-    lacks is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
-    ``code_1``, ``code_2``, ... `select` and `where` are SQL over all of them: the columns of the
-    result, and the condition for keeping a row. `hint` makes advice about a missing column from the
-    existing ones.
+    `columns`, in lower case, are required. The file may use any case. A missing `optional` column
+    is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
+    ``code_1``, ``code_2``, ... `select` and `where` are SQL over all these columns: the columns of
+    the result, and the condition for keeping a row. `hint` turns the existing columns into advice
+    about a missing column.
 
     With `may_be_cut`, an incomplete last line of CSV is left out instead of refused. Return whether
-    there was one.
+    a line was left out.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -301,8 +301,8 @@ def _run_csv(
 ) -> list[tuple[int, str]]:
     """Run a query over a file, and return the refused lines with the reasons.
 
-    DuckDB fails or refuses correct lines of a file that mixes LF and CRLF, as when a header was put
-    before another program's rows. A faulty file is therefore read again from a copy with LF.
+    DuckDB can fail on a file that mixes LF and CRLF, for example because of an added header, or
+    refuse correct lines. A faulty file is therefore read again from a copy with LF.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -434,12 +434,12 @@ def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return a column's name as SQL."""
+    """Return a column's name, quoted for SQL."""
     return '"{}"'.format(name.replace('"', '""'))
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL."""
+    """Return a text as an SQL literal."""
     return "'{}'".format(text.replace("'", "''"))
 
 

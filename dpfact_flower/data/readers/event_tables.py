@@ -54,13 +54,13 @@ _TEXT = "printable text other than NaN or NULL in every row"
 _CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
 _TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
 _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# Times of these lengths are checked well enough by DuckDB's cast alone.
+# DuckDB's cast is enough to check times of these lengths.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970, because integer division truncates towards zero."""
+"""Minutes from the year 1 to 1970; they keep dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Offset that marks minutes in UTC, and the number for an invalid time; columns cost memory."""
+"""Offset that marks minutes in UTC, and the number for an invalid time. Columns cost memory."""
 _SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
@@ -71,7 +71,7 @@ _LIKELY = {
 _LIKE_A_NAME = re.compile(
     "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))([a-z_ .]|icd(9|10))+"
 )
-"""Form of a column name. A first line without names may hold a patient's data."""
+"""Form of a column name. A first line of other texts may hold a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes that differ from another in leading zeros, dots or case alone": """
@@ -87,8 +87,8 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 class Columns:
     """Names of the columns of event tables, in upper or lower case.
 
-    With an empty name, the description is not read, nor the one of time and encounter that the
-    window does not need.
+    A column with an empty name is not read. The name may be empty for the description, and for the
+    time or the encounter if the window does not need that column.
     """
 
     patient: str = "patient"
@@ -145,8 +145,8 @@ class LabelTable:
     """A table with one row per patient, and the column that holds the label: 0 or 1, no or yes.
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. `missing` is the label, 0 or 1, of patients who are not in the table. Without it,
-    such patients are an error.
+    tables. `missing` is the label, 0 or 1, of patients who are not in the table. If `missing` is
+    empty, the table must contain all patients.
     """
 
     file: Place
@@ -173,10 +173,10 @@ def read(
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
     `tables` has two or more feature modes, in the tensor's order. A path names a file with the
-    given `columns` and `dialect`. `name` is the single site's, or the cohort's if there is a table
+    given `columns` and `dialect`. `name` names the single site, or the cohort if there is a table
     of `sites` (patient and ``site``). Patients who are not in that table are left out.
-    `window_days` is the largest distance in days between the events of a cell; with None, they have
-    the same encounter.
+    `window_days` is the largest distance in days between the events of a cell. With None, the
+    events of a cell have the same encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -318,7 +318,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return arguments that would read the table, or an empty text."""
+    """Return a hint with arguments that fit the table, or an empty text."""
     taken = {what: name for what, name in names.items() if name in found}
     for what in ("patient", "code", "time", "encounter"):
         if what not in taken and (name := _likely(what, set(found) - set(taken.values()), found)):
@@ -378,7 +378,7 @@ def _whole_minutes(time: str) -> str:
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Count the events of each mode that equal the events of another mode, and warn of them."""
+    """Count the events of each mode that equal the events of another mode, and log a warning."""
     for one, other in itertools.combinations(sources, 2):
         events = count_rows(connection, table_of(one))
         both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"

@@ -1,7 +1,7 @@
 """Read events from frames of pandas, polars, Arrow or DuckDB, with the checks of `event_tables`.
 
 A frame has the columns of an event table, and optionally ``site``. Give one frame for each feature
-mode, or one with a column ``mode``.
+mode, or a single frame with a column ``mode``.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def read(
     """Read frames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps our column names, ``mode`` and ``site`` among them, to yours: ``{"patient": "subject_id",
-    "code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
+    maps the standard column names, including ``mode`` and ``site``, to the frames' names, such as
+    ``{"code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
     label's name to a frame of ``patient`` and a column with the label's name. The rest is as in
     `event_tables`.
     """

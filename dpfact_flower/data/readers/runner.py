@@ -57,10 +57,10 @@ def read(
 
     `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
     a file. `source` is a place as in `dpfact_flower.data.sources.open_source`. `name` is the
-    cohort's, and possibly its single site's, if the script asks for one. `window_days` is the
-    largest distance in days between the events of a cell, if the script has a window of days; with
-    None, only the encounter limits the window. `given` are the common `Options` of readers and the
-    script's own.
+    cohort's name, if the script asks for a name, and may also name a single site. `window_days` is
+    the largest distance in days between the events of a cell, if the script has a window of days.
+    With None, only the encounter limits the window. `given` has values for the `Options` that all
+    readers share and for the script's own options.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -86,7 +86,7 @@ def read(
 
 
 class _Work:
-    """A script that is running. `labels` are the labels of patients so far."""
+    """A script that is running. `labels` are the patients' labels that exist so far."""
 
     def __init__(
         self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]
@@ -105,7 +105,7 @@ class _Work:
             except (
                 duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException
             ) as error:  # fmt: skip
-                quote = str(error).splitlines()[0]  # of the script, never of a patient
+                quote = str(error).splitlines()[0]  # quotes the script, never a patient
                 raise DataError(f"{self._script.name}.sql: {quote}") from None
 
     def _run(self, statement: Statement, source: Source) -> None:

@@ -61,8 +61,8 @@ class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
     Users give a TOML table, which is a map in SQL, as ``NAME=VALUE`` pairs. An option ``mode`` is a
-    table whose names are the feature modes. An array holds codes, which the command reads from the
-    file of a list.
+    table whose names are the feature modes. An array holds codes, which the command line reads from
+    a file.
     """
 
     help: str
@@ -95,12 +95,12 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader that is an SQL script. Its head gives all fields except name and statements.
+    """A reader that is an SQL script. The script's head sets all fields but name and statements.
 
     - `modes`: number of codes of each feature mode, in the tensor's order. A mode with the name of
       an option exists only if the option is true.
-    - `window`: ``days``: a number of days, or the encounter if the number is 0. ``days alone``: a
-      number of days. ``days in encounter``: both. ``encounter``: the encounter.
+    - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
+      number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
     - `source`: tables, or one file of lines, which becomes the table ``lines`` with the columns
       ``number`` and ``line``. `folders`: subfolders that may hold tables.
     - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.

@@ -31,9 +31,9 @@ class Options(TypedDict, total=False):
 
     `top` is the number of most frequent codes of each mode to keep, or None for all.
     `vocabularies` are public code lists to use instead. Both are in the order of the modes.
-    `rolled_up` names a grouping by mode; codes are replaced before a vocabulary is chosen. Sites
+    `rolled_up` maps modes to groupings, which replace codes before the choice of `top`. Sites
     with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
-    patients without a cell, as empty rows. `memory` is what DuckDB may use before it spills.
+    patients without a cell, as empty rows. `memory` is DuckDB's limit before it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -109,7 +109,7 @@ def label_readmissions(connection: Connection, stays: str, patients: str) -> tup
     """Add the label ``readmitted`` (within 30 days of discharge) to a table of patients.
 
     `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Overlapping
-    stays, and stays that follow at once, count as one. If none has both times, no label is added.
+    stays and directly consecutive stays count as one. No label is added if no stay has both times.
     """
     dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():

@@ -32,8 +32,8 @@ def read(
     """Read a FROSTT tensor as one site, or as several of equal size for a simulation.
 
     `path` is a ``.tns`` or ``.tns.gz`` file: indices from 1 and a count in each line. `patients` is
-    the position of the patients' mode, from 1. `modes` names the others in their order, by default
-    ``mode-2``, ``mode-3``, ... by position; `vocabularies` gives their codes instead of numbers.
+    the position of the patients' mode, from 1. `modes` names the other modes in order, by default
+    ``mode-2``, ``mode-3``, ... by position. `vocabularies` gives codes in place of numbers.
     With several `parts`, the sites are ``part-1``, ``part-2``, ...; patient n is at site
     1 + (n - 1) mod `parts`.
     """
@@ -67,7 +67,7 @@ def read(
 
 
 def read_tns(path: str | Path) -> SparseTensor:
-    """Read a tensor from FROSTT text. Indices begin at 1, or at 0 if one of them is 0."""
+    """Read a tensor from FROSTT text. Indices begin at 1, or at 0 if an index is 0."""
     table = _read_table(Path(path))
     if table.size == 0:
         raise DataError(f"{path}: holds no cell")
@@ -84,7 +84,7 @@ def read_tns(path: str | Path) -> SparseTensor:
 def _read_table(path: Path) -> Floats:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no data: `read_tns` refuses that
+            warnings.simplefilter("ignore", UserWarning)  # `read_tns` refuses an empty file
             return np.loadtxt(path, comments="#", ndmin=2, encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
