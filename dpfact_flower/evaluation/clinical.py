@@ -1,8 +1,8 @@
 """Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
 Groups and pairs compare a model with a public classification of its codes, so they are as public as
-the model. Coherence needs patients: a site's own stays at the site. Each figure is shown beside
-that of *dealt* models: every code keeps its weights, each of which goes to a random phenotype.
+the model. Coherence needs patients, so it stays at the site. Each figure is shown beside
+that of *dealt* models, which give each weight of a code to a random phenotype.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _privacy(summary: Summary) -> str:
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon and, in brackets, that for replacing a record, as `dpfact ledger` does."""
+    """Return epsilon and, in brackets, epsilon for replacing a record, as `dpfact ledger` does."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"

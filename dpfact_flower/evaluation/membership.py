@@ -1,4 +1,4 @@
-"""The rule that decides who has a phenotype, and counts of patients.
+"""The rule that assigns phenotypes to patients, and counts of patients.
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
 1. Therefore a score does not depend on the number of a patient's codes. With a score of 1 the

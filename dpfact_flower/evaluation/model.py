@@ -46,7 +46,7 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 
 @dataclass(frozen=True)
 class CodeRow:
-    """A code in a phenotype, which has a number, from 1, and a `name` if somebody named it.
+    """A code in a phenotype. The phenotype has a number, from 1, and possibly a `name`.
 
     The code with `place` 1 has the largest share of its mode. `weight` is the factor's entry,
     `share` that entry over the column's absolute sum, and `lift` the share over the code's mean

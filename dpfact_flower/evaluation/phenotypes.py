@@ -234,7 +234,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype cannot have a coefficient, from the `label` of its patients."""
+    """Return why a phenotype has no coefficient, or None. `label` is its patients' outcome."""
     if np.ptp(column) == 0:
         return "the membership is the same for all patients"
     if len(label) < SMALL:

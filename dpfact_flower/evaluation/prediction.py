@@ -151,7 +151,7 @@ def training_masks(
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield one mask of the training patients for each repetition. All strata are split alike.
 
-    Unlike scikit-learn's stratified splits, this takes a stratum of one patient.
+    Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
     """
     rng = np.random.default_rng(seed)
     for _ in range(splits):

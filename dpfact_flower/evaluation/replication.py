@@ -125,7 +125,7 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
 
 
 def protection(summary: Summary) -> str:
-    """Describe the protection of a run's patients, with no epsilon without its claim."""
+    """Describe the protection of a run's patients. Every epsilon comes with its claim."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"

@@ -60,7 +60,7 @@ _ORDERS = (1.0, prose.LAMBDA, 0.2)
 def write_report(folder: Path) -> Path:
     """Write ``report.html`` from the files of a finished run's folder. Only its owner can read it.
 
-    The page of a deployed run leaves out measures that only the sites can make.
+    The page of a deployed run omits measures that need the sites' data.
     """
     folder = Path(folder)
     with belonging(folder):
@@ -208,9 +208,9 @@ class CodeList:
 class Card:
     """The card of one phenotype.
 
-    `title` is the name that a person gave, or made of the codes. With a person's name, `made` is
-    the title made of the codes. The `text` describes the patients, the certainty and the chart
-    review. `search` has everyday words for the codes.
+    `title` is the name that a person gave, or a title made of the codes. With a person's
+    name, `made` is the title made of the codes. `text` describes the patients, the
+    certainty and the chart review. `search` has everyday words for the codes.
     """
 
     number: int
@@ -282,7 +282,7 @@ def _first_by_any_order(rows: Sequence[CodeRow], most: int) -> tuple[CodeRow, ..
 
 
 def odds_reach(associations: Iterable[Association]) -> float:
-    """Return the odds at the end of a scale for nine in ten intervals and estimates to `_FAR`."""
+    """Return the end of a scale that fits 90 % of interval ends, and estimates up to `_FAR`."""
     given = list(associations)
     ends = sorted(abs(end) for a in given for end in a.interval or ())
     near = [abs(a.coefficient) for a in given if a.coefficient is not None]

@@ -68,8 +68,8 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is the data of a simulation. Without `measured`, its summary has no more than a
-    deployment's. `counted` means that the run was planned with its exact number of patients.
+    `cohort` is the data of a simulation. Without `measured`, its summary has only the content of a
+    deployment's summary. `counted` means that the plan used the exact number of patients.
     """
     given = ""  # facts taken from the data without noise, as text after a claim
     if cohort is not None and coordinator.privacy.privacy == "patient":

@@ -98,7 +98,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models over all sites' data; the first four after the last round."""
+    """Errors of sites' own models over all data. The first four fields are of the last round."""
 
     rmse: float
     fit: float
@@ -159,10 +159,10 @@ class Measured:
     """Measures of a simulation, which has all sites' data on one machine.
 
     `fms` is the factor match score with the planted phenotypes, if these are known. `auc` is the
-    first label's. `errors` is None without a round after which all sites measured errors, and for
-    another loss. `fit_shared` is the share of the data that the shared factors explain with every
-    patient refitted, and `fit_frequencies` the share that the frequencies of codes explain.
-    `coherence` is None if nothing was learned.
+    first label's. `errors` is None for another loss, and if no round has errors from all sites.
+    `fit_shared` is the share of the data that the shared factors explain with every patient
+    refitted, and `fit_frequencies` the share that the frequencies of codes explain. `coherence` is
+    None if nothing was learned.
     """
 
     fms: float | None

@@ -39,7 +39,7 @@ Codes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Item:
-    """A pattern on the page: the leading codes of a phenotype, or some of another's, by mode."""
+    """A pattern on the page: leading codes by mode, from one phenotype or from two."""
 
     phenotype: int
     kind: Kind

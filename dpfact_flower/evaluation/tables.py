@@ -16,7 +16,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the share of the phenotype's patients with the code, `everybody` that of all.
+    `observed` is the code's share of the phenotype's patients, `everybody` of all patients.
     """
 
     code: str
@@ -66,7 +66,7 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """All phenotypes of a group of patients, the outcomes' `rates`, and the share `without` any."""
+    """Phenotypes of some patients, the outcomes' `rates`, and the share `without` phenotypes."""
 
     patients: int
     phenotypes: tuple[Phenotype, ...]

@@ -41,7 +41,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return the errors of a model on a tensor. Rounding may not make the total the smaller."""
+        """Return the errors of a model on a tensor. The total is at least the non-zeros' error."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
