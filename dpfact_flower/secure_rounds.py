@@ -27,7 +27,7 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""Sends each node its request and returns the replies. With True, it waits for lost sites."""
+"""A function that sends nodes their requests and returns the replies. True: await lost sites."""
 
 
 class SecureRounds:
@@ -41,7 +41,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Get every site's key, from the folder of a resumed run, and plan for these sites."""
+        """Get every site's key, from the folder if the run is resumed, and plan for these sites."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         self._sums = self._begin()
@@ -109,7 +109,7 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish the sum from the first attempt's replies; return sites, failures and slot totals.
 
-        Without a sum, the totals are empty, and the sites are the charged sites.
+        If there is no sum, the totals are empty, and the sites are the sites that were charged.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)

@@ -1,7 +1,7 @@
 """All settings, each with its type, default, allowed range and one line of help.
 
-Where settings enter (Flower's run config and node config, a message, the command line),
-`from_config` builds an object, which is passed on from there. Configs and the command line use
+Settings come from Flower's run config and node config, a message, or the command line. There,
+`from_config` builds a settings object, which is passed on. Configs and the command line use
 hyphens, as Flower does: ``round_timeout`` is ``round-timeout``.
 """
 
@@ -43,7 +43,7 @@ def setting(
     help: str,  # noqa: A002 - the word argparse and typer use
     allowed: str = "",
 ) -> Any:
-    """Declare a field. `allowed` is a number's range, as "(0, 1]", or a text's pattern."""
+    """Declare a field. `allowed` is the range of a number, like "(0, 1]", or a text's pattern."""
     return dataclasses.field(default=default, metadata={"help": help, "allowed": allowed})
 
 
@@ -214,8 +214,8 @@ class PrivacySettings(Settings):
     def resolved(self, solver: SolverSettings) -> SolverSettings:
         """Return the solver's settings in this privacy mode.
 
-        Paper mode takes the paper's elastic weight, because its claim does not allow a weight that
-        depends on the patients, and shortens the default step, which is too long for it.
+        Paper mode uses the paper's elastic weight, because the paper's claim allows no weight that
+        depends on the patients. The default step is too long for this mode and is shortened.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta

@@ -32,7 +32,7 @@ minute, and an executor that waits for the parts of a message gives up after ano
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation, because a site measures itself and keeps the result."""
+    """A strategy without evaluation, because each site measures and keeps its own results."""
 
     def configure_evaluate(self, *_: object, **__: object) -> Iterable[Message]:
         """Return no messages."""
@@ -96,7 +96,7 @@ class DPFact(TrainOnlyStrategy):
 
         By default, rounds and timeout come from the run settings, and the start comes from the
         public seed. After a resume, rounds keep their numbers in the history, but are counted from
-        1 in Flower's `Result`. A `QuorumError` says that too few sites connected or answered.
+        1 in Flower's `Result`. Raise a `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -267,7 +267,7 @@ class DPFact(TrainOnlyStrategy):
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
         """Return the replies of this round, by the node that got the request.
 
-        Flower's error for a lost node has the SuperLink's node id instead.
+        Flower's error for a lost node has the SuperLink's node id instead of this node's.
         """
         sent = {message.metadata.message_id: message for message in self._sent}
         came: dict[int, Message] = {}

@@ -74,7 +74,7 @@ BITS = _register_bits()
 """Bits of a register. On processors with narrower registers, LLVM combines several registers."""
 
 WIDTH = BITS // 32
-"""Number of float32 values per register. Rows of a stack are padded to a multiple of `LANES`."""
+"""Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`."""
 
 REGISTERS = 32 if BITS == 512 else 16
 """Number of registers."""

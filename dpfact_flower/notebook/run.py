@@ -68,7 +68,7 @@ class Run:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
-        """Write what `read`, `dpfact report`, `export` and `compare` need into an empty folder."""
+        """Write the input of `read`, `dpfact report`, `export` and `compare` to an empty folder."""
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):

@@ -85,7 +85,7 @@ def _busy_for_failing(send: Callable[..., httpx.Response]) -> Callable[..., http
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, which asks for a message, to return the run of a reply that waits otherwise."""
+    """Wrap `pull`, which asks for a message. If none comes, return the run of a waiting reply."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

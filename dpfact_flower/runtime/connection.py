@@ -1,7 +1,7 @@
 """Submit a run to a SuperLink in Flower's configuration, follow the run, and get its outcome.
 
 `flwr run` exits with 0 even if the run fails, and the run's log ends when the ServerApp is killed,
-a minute before the SuperLink notices. So the outcome is asked for until the SuperLink reports it.
+a minute before the SuperLink notices. So this module polls the SuperLink for the run's outcome.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def quiet_environment() -> dict[str, str]:
     """Return the environment for Flower's commands, with their helpers in the PATH."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
     environment = {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
-    for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # set by Jupyter; Flower's JSON obeys them
+    for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # Jupyter sets these for colours
         environment.pop(coloured, None)
     return environment
 
@@ -98,8 +98,8 @@ class Connection:
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and return the number of the run.
 
-        A failed request is not repeated: a SuperLink that went away meanwhile may have accepted the
-        run, and sites would be charged for both.
+        A failed request is not repeated: the SuperLink may have accepted the run before failing,
+        and sites would be charged for two runs.
         """
         settings = " ".join(f"{key}={_toml(value)}" for key, value in config.items())
         words = ["run", str(app), self.name, "--run-config", settings]
@@ -114,8 +114,8 @@ class Connection:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
         `log` is a file descriptor for the log, by default this process's output. Raise a
-        RunUnknownError if the SuperLink does not report the run for five minutes, and warn about a
-        run that does not begin, which Flower does not.
+        RunUnknownError if the SuperLink does not report the run for five minutes. Warn if the run
+        does not begin, because Flower gives no such warning.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:

@@ -39,7 +39,7 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, and a second one at once. `config`
+    The first SIGTERM ends the process after the current message, a second SIGTERM at once. `config`
     is read again for every message. `node_user` is a name or number, by default this process's own.
     """
     refuse_unknown_version()

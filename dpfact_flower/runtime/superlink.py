@@ -100,7 +100,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor whose lines go to a follower, all of them by the context's end."""
+    """Yield a file descriptor. All lines written to it reach a follower by the context's end."""
     read, write = os.pipe()
 
     def follow() -> None:

@@ -1,11 +1,11 @@
 """`dpfact superlink`: the centre's SuperLink, which ends when its helper has ended.
 
-Flower does not restart the helper that starts ServerApps, the SuperExec, if it is killed, and every
-run stays `pending`. This SuperLink ends then, so that systemd restarts both.
+If the SuperExec, the helper that starts ServerApps, is killed, Flower does not restart it, and all
+runs stay `pending`. This SuperLink ends in that case, so that systemd restarts both.
 
-Flower's SuperLink waits only five seconds for its own database, which two runs on a slow machine
-exceed, and then answers with status 500: the SuperExec ends with all ServerApps, and a SuperNode
-gives up or forgets its message. This SuperLink waits nearly as long as its clients do.
+Flower's SuperLink waits only five seconds for its own database, and two runs on a slow machine can
+need more. After that, it answers with status 500: the SuperExec ends with all ServerApps, and a
+SuperNode gives up or forgets its message. This SuperLink waits nearly as long as its clients do.
 """
 
 from __future__ import annotations

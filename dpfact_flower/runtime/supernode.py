@@ -56,12 +56,12 @@ _PATIENCE_SECONDS = 60.0
 
 
 class OwnSuperNode:
-    """The address of a SuperNode, for requests only while one user's process listens there.
+    """The address of a SuperNode. It gets requests only while a given user's process listens.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind its port and get answers at the expense of the hospital's budget. The listening process is
     therefore checked before each request, and again before reading the answer. Connections are
-    closed after each request: an open one would keep serving whoever held the port for a moment.
+    closed after each request, because an open connection could belong to an earlier listener.
     """
 
     def __init__(self, host: str, port: int, uid: int) -> None:
@@ -175,17 +175,17 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
             yield ClaimedMessage(_fetched(client, context), context, client)
         finally:
             retries.max_tries = 1
-            # A heartbeat would hold the message for ever. After the report, the token is no longer
+            # Heartbeats would hold the message for ever. After the report, the token is no longer
             # valid, and Flower's client would end this process.
             heartbeat.stop()
         client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message, but not its app, as `flwr.supernode.runtime.run_clientapp` does.
+    """Fetch the claimed message without its app, like `flwr.supernode.runtime.run_clientapp`.
 
-    Flower's own function waits more than an hour for parts that are missing because the server
-    ended during the transfer, and a site answers only one message at a time.
+    If the server ends during the transfer, Flower's own function waits for missing parts for more
+    than an hour, and meanwhile the site could not answer any other message.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:

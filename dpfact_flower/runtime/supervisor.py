@@ -1,10 +1,10 @@
 """A supervisor that ends a command and all its descendants when the parent process ends.
 
-Flower's servers and Ray start helpers, some in sessions of their own, which outlive a killed
+Flower's servers and Ray start helpers, some in their own sessions. Such helpers outlive a killed
 parent. The supervisor is this file, run as a program between the parent and the command. When the
 parent ends for any reason, a pipe closes, and the supervisor ends the command and its helpers. On
 Linux, it adopts orphaned descendants, and kills children until none is left. On other systems, it
-ends its process group, which some helpers leave.
+ends its process group, and helpers that have left the group survive.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
 
 
 def supervise(command: Sequence[str]) -> int:
-    """Run a command until it exits, stdin closes or SIGTERM arrives. Then end its helpers."""
+    """Run a command until it exits, stdin closes or SIGTERM arrives. Then stop its helpers."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()

@@ -41,7 +41,7 @@ _GRACE_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """The input of a process. `held` are the bytes that the executor holds of the message."""
+    """The input of a process. `held` is the number of message bytes that the executor holds."""
 
     message: Message
     run: int
@@ -67,7 +67,7 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """Answers a SuperNode's messages, each in its own process, with the settings in `config`."""
+    """A producer of answers to a SuperNode's messages, each in its own process, by `config`."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
@@ -96,7 +96,7 @@ class Answering:
             question = Question(work.message, work.context.run_id, work.context.node_id, own)
             metadata = work.message.metadata
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
-            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system waits no longer
+            seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system's limit
             end = time.monotonic() + seconds
             note = Path(settings.state_dir, ANSWERING)  # for the hospital's metrics
             with suppress(OSError):
@@ -120,7 +120,7 @@ class Answering:
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
 
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
-        """Return a process's output in time: its clock's start, its reply's size, and its reply.
+        """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
         The reply is sent before the process has ended, because the time to free its memory depends
         on the patients. The next message waits for the end of the process.

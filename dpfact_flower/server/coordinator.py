@@ -33,13 +33,13 @@ _logger = logging.getLogger(__name__)
 class CoordinatorOptions(TypedDict, total=False):
     """Options of a `Coordinator`.
 
-    `vocabulary` is the digest of the vocabularies. Sites with others refuse the run. "" skips this
-    check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the run
-    continues from the checkpoint there, with its job name if `run` has none. Otherwise, an
-    unfinished run in the folder is refused, and a finished run is replaced. A `durable` checkpoint
-    waits for the disk. Otherwise it survives a killed process but perhaps not a power loss, which
-    is for simulations, in which no site is charged. `rule` makes the `ServerRule` from feature
-    shape and settings. The default is the rule that `run` names.
+    `vocabulary` is the digest of the code lists. Sites with other lists refuse the run. "" skips
+    this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the
+    run continues from this checkpoint, with its job name if `run` has no job name. Otherwise, an
+    unfinished run in the folder is refused, and a finished run is replaced. `durable` checkpoints
+    wait for the disk. Other checkpoints may be lost in a power failure, and are for simulations,
+    in which no site is charged. `rule` makes the `ServerRule` from the feature shape and settings.
+    The default is the rule that `run` names.
     """
 
     solver: SolverSettings | None
@@ -53,7 +53,7 @@ class CoordinatorOptions(TypedDict, total=False):
 
 
 class Coordinator:
-    """The server of a run, which is called round by round.
+    """The server of a run. Strategies call its methods round by round.
 
     `feature_shape` is the number of codes of each feature mode. See `CoordinatorOptions`.
     """
@@ -155,7 +155,7 @@ class Coordinator:
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return patient mode's planned release for a round; None in the last or in other modes."""
+        """Return patient mode's release for a round; None in the last round and in other modes."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
@@ -211,8 +211,8 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return the seconds that sites have for a round. A later answer is not charged.
 
-        With `grace`, a round ends that many seconds after the slowest time of the quorum in earlier
-        rounds, because sites must know the time from the request.
+        Requests state this time. With `grace`, it is thus derived from earlier rounds: the slowest
+        time in which the quorum answered, plus `grace` seconds.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -251,9 +251,9 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, the replies are empty, and `sums` has the totals. If there is no complete
-        sum, `sums` is empty too. Below the quorum, the factors stay unchanged. A `QuorumError` says
-        that the run cannot continue without this round.
+        With secure sums, the replies are empty, and `sums` has the totals. Without a complete sum,
+        `sums` is empty too. Below the quorum, the factors stay unchanged. Raise a `QuorumError` if
+        the run cannot continue without this round.
         """
         by_name = sorted(replies, key=lambda reply: reply.site)
         count = Counter(reply.site for reply in by_name)

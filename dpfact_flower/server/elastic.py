@@ -30,7 +30,7 @@ _LEAST = 1e-6
 class ElasticRule:
     """Elastic averaging of the sites' factors, eq. (global), after a start.
 
-    The start is random from the public seed or, in mode "none", made from the sites'
+    The start is random (from the public seed) or, in mode "none", made from the sites'
     co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
     co-occurrences of the most frequent codes. Such a start shows each phenotype's usage at each
     site, which sets the site's weight in the mean. A subclass with its own `update` always starts
@@ -137,10 +137,10 @@ class ElasticRule:
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull to the replies' mean, weighted by `shares`, by one of `parts` parts of a round.
+        """Pull the factors to the mean of the replies, weighted by `shares`, by a part of a round.
 
-        Each part moves the factors by ``1 - (1 - T * step) ** (1 / parts)`` of the remaining
-        distance, so all parts together move the factors by ``T * step``.
+        Each of the `parts` moves the factors by ``1 - (1 - T * step) ** (1 / parts)`` of the
+        remaining distance. All parts together move the factors by ``T * step`` of the distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -221,7 +221,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return the number of rounds of a start; long code lists need one more, for counts."""
+    """Return the number of rounds of a start. Long code lists need an extra round for counts."""
     return 2 if paired_codes(feature_shape) else 1
 
 

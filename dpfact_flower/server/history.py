@@ -43,10 +43,10 @@ class RoundRecord:
     """A round as one line of `history.jsonl`.
 
     `sites` has the sorted names of the sites with usable replies. `updated` is False if the quorum
-    was missed and the global factors stayed unchanged. From sending the requests, `seconds` counts
-    until the last reply is read, and `quorum_seconds` until the quorum had answered; 0 if it was
-    missed. `ended` is UTC in ISO format. `arrivals` are the replies of an asynchronous round, in
-    order.
+    was missed and the global factors stayed unchanged. Both times begin when requests are sent:
+    `seconds` ends when the last reply is read, and `quorum_seconds` when the quorum has answered (0
+    if the quorum was missed). `ended` is UTC in ISO format. `arrivals` lists the replies of an
+    asynchronous round in their order.
     """
 
     round: int

@@ -6,9 +6,9 @@ a site that answers more often does not count more. A reply counts fully for two
 with a falling weight: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
 
-Rounds still have numbers, because budgets are planned over them. A round is over when the quorum
-and more than half of the connected sites have answered it. A slow site skips to the current round.
-A fast site waits when it is one round ahead, because further replies would add little.
+Rounds still have numbers, because budgets are planned by round. A round is over when the quorum and
+more than half of the connected sites have answered. A slow site skips to the current round. A fast
+site waits when it is one round ahead, because its further replies would add little.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STATE = "on_arrival"
 class _Site:
     """The server's state of a site.
 
-    `round` and `version` (of the model) belong to the last request, and `asked` is the open one.
+    `round` and `version` (of the model) belong to the last request. `asked` is the open request.
     `answered` is the last answered round. `last` is the last reply, based on version `based`, or
     the start's factors if the site has answered only the start. `failed` says whether the last
     request got no usable reply.
@@ -120,7 +120,7 @@ class OnArrival(Coordinator):
     def ask(self, name: str) -> RoundRequest | None:
         """Return the next request to a connected site; None if the site must answer first or wait.
 
-        Save the run before sending the request, so a resumed run repeats the same request.
+        Save the run before sending the request, so that a resumed run repeats the same request.
         """
         number = self._next(name)
         if number is None:
@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
     def advance(self, connected: Collection[str], now: float) -> None:
         """Close the round if most connected sites have answered, or if no further reply can arrive.
 
-        `now` counts seconds since the last synchronous round or since the run was resumed.
+        `now` is the time in seconds since the last synchronous round or since the run was resumed.
         """
         if self.is_over or not self._is_done(connected):
             return
@@ -185,7 +185,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return requests for a preflight, of which each unfinished site accepts at least one."""
+        """Return preflight requests. Each unfinished site accepts at least one of the requests."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

@@ -1,8 +1,8 @@
 """Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
 
 The SuperLink registers each hospital's key with the hospital's name. A node that answers under
-another name is refused, because the named hospital's own replies could then not be used, although
-they are charged. Without a registered name, the first name that the node gives counts.
+another name is refused. Otherwise the named hospital's own replies would be charged but could not
+be used. If no name is registered, the first name that the node gives counts.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def called(node: int, site: str) -> str:
 class Readiness:
     """A site's answer to the preflight, or the absence of an answer. Unknown texts are empty.
 
-    `fault` says why the site would not answer a round; empty if it would. `seconds` counts from the
-    request to the answer. `clock` is the smallest number of seconds by which the site's clock can
-    be ahead; negative if it is behind.
+    `fault` says why the site would not answer a round, and is empty for a ready site. `seconds` is
+    the time from the request to the answer. `clock` is the smallest number of seconds by which the
+    site's clock can be ahead. It is negative if the clock is behind.
     """
 
     node: int
@@ -92,8 +92,8 @@ class Readiness:
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
     """Decide whether a run may begin, and return the nodes to leave out.
 
-    A `QuorumError` names every fault and its remedy, unless `leave_out` is set and enough sites for
-    the quorum are ready.
+    If a site is not ready, raise a `QuorumError` that names every fault and its remedy, unless
+    `leave_out` is set and enough sites for the quorum are ready.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
@@ -120,7 +120,7 @@ def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """Read the file of `write_readiness`; empty without a file."""
+    """Read the file of `write_readiness`. Without a file, return an empty list."""
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]

@@ -16,7 +16,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class ServerRule(Protocol):
-    """The server's half of a rule; `dpfact_flower.site.rules` has the other half of this name.
+    """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
     `privacy` has all planned values. `selection` has the positions of the selected codes, one array
     per feature mode, and is empty if all codes are used. A rule that weights codes also has a
@@ -60,10 +60,10 @@ class ArrivalRule(ServerRule, Protocol):
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Update the factors from the latest replies of all sites, of which one is new.
+        """Update the factors from all sites' latest replies after a new reply has arrived.
 
-        A reply's share is 1 unless the reply is stale. One call for each site moves the factors, in
-        total, as far as one `update`.
+        A reply's share is 1 unless the reply is stale. Calling this method once for each site moves
+        the factors as far as a single `update`.
         """
 
 

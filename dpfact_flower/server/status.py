@@ -45,7 +45,7 @@ class SiteStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """The status of a run. `missed` has the rounds with answers but without a quorum."""
+    """The status of a run. `missed` lists the rounds with some answers but without a quorum."""
 
     job: str
     privacy: str

@@ -35,9 +35,9 @@ _LEAST = 1e-6
 def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator
 ) -> Factors:
-    """Return the factors that explain surrogates best, or those of `start` without surrogates.
+    """Return the factors that explain surrogates best, or `start` if there are no surrogates.
 
-    `releases` are the source of `start`, one release per site, with noise of standard deviation
+    `start` was computed from `releases`, one release per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.
     """
     surrogates = surrogates_of(releases, start, sigma, CROSS, rng, number=_MANY)

@@ -80,12 +80,12 @@ class Hospital:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that passed every check, before any patient is read for it.
+    """A request that passed every check, before any patient is read.
 
-    `ledger` is None if the site has no ledger yet. `rows` are all its rows, and `last` is the
-    latest row of the job. `repeated` is the row that already answers this request. `store` gives
-    access only to files without patient data. Call `free_disk` right before the reserved disk space
-    is needed.
+    `ledger` is None if the site has no ledger yet. `rows` has all rows of the ledger, and `last` is
+    the latest row of the job. `repeated` is the row that already answers this request. `store`
+    gives access only to files without patient data. Call `free_disk` right before the reserved disk
+    space is needed.
     """
 
     request: RoundRequest
@@ -104,7 +104,7 @@ class Admitted:
         return _planned(self.work) is not None
 
     def check_same_data(self, fingerprint: str) -> None:
-        """Refuse data that changed within a job, and close the job so that it is checked once."""
+        """Refuse data that changed within a job, and close the job to avoid further checks."""
         if self.last is not None and self.last.fingerprint != fingerprint:
             self.store.close()
             raise StateError(_OTHER_DATA.format(job=self.request.job))
@@ -160,7 +160,7 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 def _secure(
     hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
 ) -> SecureRound | None:
-    """Return the requested stage of a secure sum; None in a preflight or without a sum."""
+    """Return the requested stage of a secure sum; None in a preflight or a run without sums."""
     planned, stage = _planned(work), request.secure
     if planned is None:
         if stage is not None:
@@ -274,7 +274,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that is over, or one with other settings."""
+    """Refuse a round that is over, or a round with other settings."""
     if last is None:
         return
     if request.round <= last.round:
@@ -343,8 +343,8 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     """Refuse a round if more rounds would read the patients than the hospital allows.
 
-    The server can time every round, and a round with much noise costs almost nothing. A run that
-    has not begun must fit as a whole.
+    The server can time every round, and a round with much noise costs almost no budget. All rounds
+    of a new run must fit within the limit.
     """
     work, answered, begun = admission.work, len(admission.rows), admission.last is not None
     needed = 1 if begun else work.charged_rounds

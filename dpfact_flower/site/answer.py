@@ -47,7 +47,7 @@ class _Progress:
 class Site:
     """A hospital in a run; `dpfact_flower.server.coordinator.Coordinator` is the server.
 
-    The parameters are as for `dpfact_flower.site.admission.Hospital`. A data file in `source` is
+    `dpfact_flower.site.admission.Hospital` explains the parameters. A data file in `source` is
     read when a round needs the patients.
     """
 
@@ -101,7 +101,7 @@ class Site:
     def note_refusal(self, reason: str) -> None:
         """Count a refusal for the hospital's own monitoring."""
         if not self._hospital.simulation:
-            with suppress(Exception):  # not even a lack of memory may change the reply
+            with suppress(Exception):  # no failure here may change the reply
                 count_refusal(self._hospital.folder, code_in(reason))
 
     def _end(self, admission: Admitted) -> Release:
@@ -155,7 +155,7 @@ class Site:
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and the job's folder, and count an attempt.
 
-        A refused request does not get here. Otherwise a server could fill the disk with new jobs.
+        Refused requests create no folder. Otherwise a server could fill the disk with new jobs.
         """
         hospital, request = self._hospital, admission.request
         with ExitStack() as held:
@@ -177,7 +177,7 @@ class Site:
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """Replace every error by the same one, and remove the patients from memory at the end."""
+        """Replace every error by the same error, and remove the patients from memory at the end."""
         progress.patients_read = True
         try:
             yield

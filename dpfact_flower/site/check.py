@@ -99,7 +99,7 @@ def check(title: str) -> Callable[[Check], Check]:
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
     """Run every check, or only those that work before the processes are `started`.
 
-    If the settings or the key cannot be read, only this is reported.
+    If the settings or the key cannot be read, the only finding is this fault.
     """
     places: list[Place] = []
 

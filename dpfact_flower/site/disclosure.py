@@ -14,7 +14,7 @@ _MOST_TEXT = 800
 
 
 def log_privately(site: str, error: Exception) -> str:
-    """Write an error to the site's own log, and return the text that may leave.
+    """Write an error to the site's own log, and return the text that may leave the site.
 
     Errors of other packages may quote the data, so only their type and place are logged.
     """

@@ -31,8 +31,8 @@ def bytes_to_reserve(
 ) -> int:
     """Return the number of bytes to reserve for the rest of a run, the same for every request.
 
-    No run of this package's rules needs more. A larger run of another rule reserves 4 times as
-    much, or 16 times as much, and so on.
+    The usual size is enough for every run with this package's rules. A larger run of another rule
+    reserves 4 times as much, or 16 times as much, and so on.
     """
     if not events:
         return _LEAST

@@ -101,8 +101,8 @@ def run_round(
     """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
     `state` is the site's state after its last round, or None to start from the global factors. The
-    site's name and the public seed determine the start and the visiting order. The names in `modes`
-    become the names of the releases.
+    site's name and the public seed determine the start and the visiting order. The releases are
+    named by `modes`.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")

@@ -1,7 +1,7 @@
 """A hospital's keys for secure sums: its own long-term key, and the public keys of all sites.
 
-Hospitals exchange the public keys without the server. Whoever replaces a key can impersonate a
-site.
+Hospitals exchange the public keys without the server, because an attacker with write access to the
+keys could impersonate a site.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def read_key_file(path: Path) -> Ed25519PrivateKey:
 
 
 def read_peers(path: Path) -> dict[str, bytes]:
-    """Read names and public keys, one ``NAME KEY`` per line; a `#` begins a comment."""
+    """Read names and public keys, one ``NAME KEY`` per line. A `#` begins a comment."""
     check_own(path, reading=True)
     peers: dict[str, bytes] = {}
     lines = _read(path).decode(errors="replace").split("\n")  # no other character ends a line

@@ -1,8 +1,8 @@
 """A hospital's figures for its own monitoring, which never leave the hospital.
 
-Refusals are counted by the error code that left the site, so no server can fill the disk with them.
-Refusals by a site without a ledger, and those with the code "state" (the folder itself is at
-fault), appear only in the log.
+Refusals are counted by the error code that left the site, so no server can fill the disk by causing
+refusals. Refusals by a site without a ledger, and refusals with the code "state" (the folder itself
+is at fault), appear only in the log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Patient mode at a site: each round releases one statistic.
 
 A release depends on the patients' cells, public settings and earlier releases. No state without
-noise passes from one round to the next. After the last round, which asks for no release, the site
-fits its own model to the global factors (`dpfact_flower.site.refit`).
+noise passes from one round to the next. The last round asks for no release. After this round, the
+site fits its own model to the global factors (`dpfact_flower.site.refit`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PatientRound:
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
-    """Return the run's schedule and costs, which the site computes from the request's settings."""
+    """Return the run's schedule and costs, computed at the site from the request's settings."""
     try:
         request.privacy.check_solver(request.solver)
     except SettingsError as error:
@@ -138,11 +138,11 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """Return the l2,1 weight on a patient's factor for each phenotype, from released values alone.
+    """Return each phenotype's l2,1 weight on a patient's factor, from released values alone.
 
     The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` where n_r is the norm of
     column r, estimated by the phenotype's usage in the released start. A phenotype with average
-    usage gets the ridge `relative_l21`. One whose usage is within the noise is switched off.
+    usage gets the ridge `relative_l21`. A phenotype whose usage is within the noise is turned off.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

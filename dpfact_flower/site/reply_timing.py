@@ -18,15 +18,15 @@ import time
 from dpfact_flower.errors import LateError, RoundFailedError
 
 _SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
-"""Time for sending the reply: a share of the message's time to live, and at most seconds."""
+"""Time for sending the reply: a share of the message's time to live, and a limit in seconds."""
 
 
 class ReplyDelay:
     """A delay of one reply until `seconds` after its request; 0 means no delay.
 
     The request came in at `came_in` (by `time.monotonic`), and the reply must leave `time_left`
-    seconds later. `wait` sets `late` if the reply was not ready in time, and `ready` to the seconds
-    until it was, which must not leave the site.
+    seconds later. `wait` sets `late` if the reply was not ready in time. It sets `ready` to the
+    seconds until the reply was ready, a number that must not leave the site.
     """
 
     def __init__(

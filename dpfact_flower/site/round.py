@@ -47,7 +47,7 @@ class JobState(Protocol):
 
 
 class RoundWork(Protocol):
-    """A privacy mode's part of a round. Its maker refuses a request that does not fit the site."""
+    """A privacy mode's part of a round. A request that does not fit the site gets no such part."""
 
     cost_scope: str
     """The part of the run that `cost` covers, as text for messages."""

@@ -18,7 +18,7 @@ class SiteRule(Protocol):
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> RoundWork:
-        """Return the rule's part, or refuse a request that does not fit. Read no patient."""
+        """Return the rule's part of the round, or refuse an unfit request. Read no patient."""
 
 
 site_rules: Registry[SiteRule] = Registry(

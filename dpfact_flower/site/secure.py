@@ -1,8 +1,8 @@
 """A site's half of secure sums: stages of requests, and the files of a job.
 
 The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
-job's key, and the latest round's noisy vector and answer, each on the disk before a reply that
-depends on it leaves.
+job's key, and the latest round's noisy vector and answer. Each file is on the disk before a reply
+that depends on the file leaves.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """A stage of a secure sum that this site may answer (see `secure_round`).
 
-    `job` has this site's key for the job. `question` is None in the stage of keys. `state` is this
-    site's earlier answer in the same round.
+    `job` has this site's key for the job. `question` is None in the stage that exchanges keys.
+    `state` is this site's earlier answer in the same round.
     """
 
     keyring: Keyring

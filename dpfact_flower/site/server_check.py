@@ -18,7 +18,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults of the connection to a SuperLink, each with its remedy.
 
     Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
-    `--root-certificates`. Of a public page over TLS, only the certificate and the time are read.
+    `--root-certificates`. Only the certificate and time of a public page (TLS) are read.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

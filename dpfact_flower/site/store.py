@@ -2,8 +2,8 @@
 
 Each round has one file, with the site's factors without noise. A round's file is written before the
 ledger's row, and the previous file is deleted after the row. The ledger's last row decides which
-file counts, so after a crash the site is either before or after the round. Only the answer to a
-repeated request of mode "none" is made from such a file.
+file counts, so after a crash the site is either before or after the round. The site sends values
+from such a file only to answer a repeated request in mode "none".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors after a round, without noise and never sent. Patient factors come first.
+    """A site's own factors after a round, without noise. They are never sent. Patients come first.
 
     `eta` is the step size.
     """
@@ -70,7 +70,7 @@ class RoundMeasures:
 class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
-    State from data with another `fingerprint` is refused. Public files need no fingerprint.
+    State that was made from data with another `fingerprint` is refused. Public files need no check.
     Without `durable`, for simulations, writes do not wait for the disk.
     """
 
