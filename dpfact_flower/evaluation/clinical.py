@@ -1,7 +1,7 @@
 """Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
 Groups and pairs compare a model with a public classification of its codes, so they are as public as
-the model. Coherence needs patients, so it stays at the site. Each figure is shown beside
+the model. Coherence needs patients, so a site's value stays there. Each figure is shown beside
 that of *dealt* models, which give each weight of a code to a random phenotype.
 """
 
