@@ -56,7 +56,7 @@ _BOUND, _WIDEST = 0.1, 1.0
 because a patient whom the model explains well gets less weight. At 1 hardly any part is clipped."""
 _WIDER = 0.1
 """Bound per unit of signal per phenotype and code. With more codes, parts have smaller norms."""
-_CLEAR = 100.0
+_CLEAR = 1000.0
 """Signal of the whole budget above which refinements are not averaged over rounds."""
 _MEMORY = 0.5
 """Share of the earlier rounds in the average of refinements."""
