@@ -79,7 +79,7 @@ def load(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
 
 def only_round(data: str, rank: str, solver: str = "exact") -> dict[str, Any]:
     """Peak memory of one round. The tensor is read without checks and copies."""
-    from dpfact_flower.machine.npy import load_npz
+    from dpfact_flower.machine.parsed import load_npz
     from dpfact_flower.tensor import SparseTensor
 
     arrays = load_npz(data, ())

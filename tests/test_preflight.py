@@ -16,7 +16,7 @@ from dpfact_flower.errors import QuorumError, StateError
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server import readiness
-from dpfact_flower.server.checkpoint import CHECKPOINT
+from dpfact_flower.server.history import CHECKPOINT
 from dpfact_flower.server.readiness import READINESS, Readiness, judge, read_readiness
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings

@@ -20,14 +20,14 @@ from flwr.app import Error, Message
 from dpfact_flower import secure_rounds
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DPFactError
-from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.privacy import Share
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime import grid as grids
 from dpfact_flower.runtime.federate import _sites_app
 from dpfact_flower.server import secure
-from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
+from dpfact_flower.server.history import CHECKPOINT
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records

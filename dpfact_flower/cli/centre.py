@@ -43,9 +43,8 @@ def centre_init(
 
     NAME is the DNS name (or address) under which hospitals reach the centre.
     """
-    from dpfact_flower.machine.credentials import read_certificate
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
-    from dpfact_flower.runtime.installation import renew_centre, write_centre
+    from dpfact_flower.runtime.installation import read_certificate, renew_centre, write_centre
 
     folder = folder.expanduser().absolute()
     if renew:
@@ -76,9 +75,9 @@ def centre_admit(
     NAME.pub is the file that dpfact site init wrote. The file must be named after the hospital.
     Admission ties that name to the key. The centre must be running.
     """
-    from dpfact_flower.machine.credentials import read_node_key
     from dpfact_flower.privacy.secure_sum import keys
     from dpfact_flower.runtime.connection import Connection
+    from dpfact_flower.runtime.installation import read_node_key
 
     path = public_key.expanduser().absolute()
     check_name("NAME", path.stem)

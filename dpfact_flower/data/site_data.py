@@ -20,8 +20,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
-from dpfact_flower.machine.npy import load_npz, save_npz
-from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.machine.parsed import from_json, load_npz, save_npz
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows

@@ -24,8 +24,7 @@ from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.npy import load_npz
-from dpfact_flower.machine.parsed import from_json, parse_as
+from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import Scalar
 
 T = TypeVar("T")

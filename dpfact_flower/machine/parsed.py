@@ -1,10 +1,15 @@
-"""JSON from an untrusted file, parsed to plain values or to a dataclass."""
+"""Untrusted files and messages, parsed: JSON, and arrays in NumPy's formats."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, TypeVar
+import zipfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError
 
@@ -14,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST = 20
 """Largest number of missing keys, and of wrong values, that one error names."""
+_LEVEL = 2
+"""Compression level. It takes a quarter of the time of zlib's default, for 1/8 more bytes."""
 
 
 def from_json(text: str | bytes) -> Any:
@@ -51,3 +58,51 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
             wrong.append(f"{key} {fault['msg'].replace('Input should be', 'must be', 1)}".strip())
     lacks = [f"lacks {', '.join([*dict.fromkeys(missing)][:_MOST])}"] if missing else []
     return "; ".join(lacks + wrong[:_MOST])
+
+
+def read_npy(file: IO[bytes]) -> NDArray[Any]:
+    """Read a writable array that `numpy.save` wrote; raise a DataError for any other content.
+
+    NumPy reserves as much memory as the header claims, but uses memory only for bytes present.
+    """
+    try:
+        array = np.lib.format.read_array(file, allow_pickle=False)
+        if array.dtype.names is not None or not array.dtype.itemsize or file.read(1):
+            raise ValueError("records, values without bytes, or more bytes than the header says")
+        return array
+    except Exception as error:  # NumPy, its tokeniser and zlib raise different errors
+        raise DataError(f"not an array in .npy format ({type(error).__name__})") from None
+
+
+def save_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a compressed .npz file like `numpy.savez_compressed`, but faster."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def load_npz(
+    path: str | Path, names: Sequence[str], *, others: bool = True
+) -> dict[str, NDArray[Any]]:
+    """Read all arrays in `names` from an .npz file. With `others`, read its other arrays too."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                name = member.removesuffix(".npy")
+                if others or name in names:
+                    with archive.open(member) as file:
+                        arrays[name] = read_npy(file)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: is a folder; name one of its .npz files") from None
+    except Exception as error:  # zipfile and zlib raise different errors for damaged files
+        raise DataError(
+            f"{path}: not a readable .npz file ({type(error).__name__}); restore it from a copy, "
+            "or make it again"
+        ) from None
+    if missing := [name for name in names if name not in arrays]:
+        raise DataError(f"{path}: lacks the array(s) {', '.join(missing)}; it has {sorted(arrays)}")
+    return arrays

@@ -19,8 +19,7 @@ from dpfact_flower.machine.files import disk_errors
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
-from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
-from dpfact_flower.server.history import Failure, RoundRecord, write_history
+from dpfact_flower.server.history import CHECKPOINT, Checkpoint, Failure, RoundRecord, write_history
 from dpfact_flower.server.rules import MakeRule, rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors

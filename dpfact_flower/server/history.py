@@ -1,19 +1,28 @@
-"""The server's records of rounds: `history.jsonl`, one line per round."""
+"""A run's records on the server's disk: `history.jsonl` and `checkpoint.npz`.
+
+Both are written after each round. The history has one line per round, for people and reports. The
+checkpoint lets a run continue.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from dpfact_flower.errors import DataError, heard
-from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.parsed import from_json
+import numpy as np
+
+from dpfact_flower.errors import DataError, StateError, heard
+from dpfact_flower.machine.files import disk_errors, replacing
+from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
+from dpfact_flower.tensor.arrays import Array
 
 HISTORY = "history.jsonl"
+CHECKPOINT = "checkpoint.npz"
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ def read_history(folder: Path) -> list[RoundRecord]:
     """Read a run's `history.jsonl`. Raise a `DataError` if the file is missing or damaged."""
     path = folder / HISTORY
     try:
-        return read_lines(path.read_bytes().splitlines())
+        return _parsed(path.read_bytes().splitlines())
     except OSError as error:
         why = f"cannot be read ({error.strerror}); is this the folder of a run?"
         raise DataError(f"{path}: {why}") from None
@@ -91,19 +100,62 @@ def read_history(folder: Path) -> list[RoundRecord]:
         raise DataError(f"{path}: {error}") from None
 
 
-def read_lines(lines: Sequence[bytes | str]) -> list[RoundRecord]:
-    """Parse records from their lines. A `DataError` names a damaged line."""
-    records = []
-    for number, text in enumerate(lines, start=1):
+def _parsed(lines: Sequence[bytes | str]) -> list[RoundRecord]:
+    try:
+        return parse_as(list[RoundRecord], [from_json(line) for line in lines])
+    except ValueError:
+        raise DataError("damaged: its lines are not records of rounds") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """The state of a run between two rounds.
+
+    `identity` has the settings that must stay the same for the run to continue, and `arrays` the
+    rule's `state`.
+    """
+
+    identity: dict[str, Any]
+    job: str
+    rounds: int
+    records: list[RoundRecord]
+    arrays: Mapping[str, Array]
+
+    @property
+    def finished_rounds(self) -> int:
+        """Number of finished rounds."""
+        return self.records[-1].round if self.records else 0
+
+    def write(self, path: Path, *, durable: bool) -> None:
+        """Replace the previous checkpoint."""
+        meta = {"identity": self.identity, "job": self.job, "rounds": self.rounds}
+        history = "\n".join(record.line for record in self.records)
+        notes = {"meta": np.array(json.dumps(meta)), "history": np.array(history)}
+        arrays = {**self.arrays, **notes}
+        with replacing(path, durable=durable) as file:
+            np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def read(cls, path: Path) -> Checkpoint:
+        """Read a checkpoint. Raise a `StateError` if the file is damaged or cannot be read."""
+        with disk_errors(path):
+            path.open("rb").close()
         try:
-            line = from_json(text)
-            values = {
-                "round": int(line["round"]),
-                "sites": tuple(line["sites"]),
-                "failures": tuple(Failure(**failure) for failure in line["failures"]),
-                "arrivals": tuple(Arrival(*fields) for fields in line["arrivals"]),
-            }
-            records.append(RoundRecord(**{**line, **values}))
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
-            raise DataError(f"line {number} is damaged") from None
-    return records
+            arrays = load_npz(path, ["checksum", "meta", "history"])
+            if str(arrays.pop("checksum")) != _checksum(arrays):
+                raise DataError("checksum")
+        except DataError:
+            raise StateError(
+                f"{path}: damaged checkpoint; restore it from a copy, or start a new run"
+            ) from None
+        meta = json.loads(str(arrays.pop("meta")))
+        records = _parsed(str(arrays.pop("history")).splitlines())
+        return cls(**meta, records=records, arrays=arrays)
+
+
+def _checksum(arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -14,8 +14,7 @@ from typing import Any
 
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.privacy import account
-from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
-from dpfact_flower.server.history import HISTORY, RoundRecord, read_history
+from dpfact_flower.server.history import CHECKPOINT, HISTORY, Checkpoint, RoundRecord, read_history
 from dpfact_flower.server.readiness import Readiness, called, read_readiness
 from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import PrivacyRefusedError, StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import private_folder, replacing
-from dpfact_flower.machine.npy import load_npz
-from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.machine.parsed import from_json, load_npz
 from dpfact_flower.privacy import Noise, Release, release_masked
 from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.privacy.secure_sum import keys

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import for_owner, private_folder, replacing
-from dpfact_flower.machine.npy import load_npz
-from dpfact_flower.machine.parsed import from_json
+from dpfact_flower.machine.parsed import from_json, load_npz
 from dpfact_flower.privacy.ledger import LEDGER, verified_head
 from dpfact_flower.settings import Scalar
 from dpfact_flower.tensor import Factors

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
 from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.sparse import SparseTensor

@@ -17,7 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
-from dpfact_flower.machine.npy import read_npy
+from dpfact_flower.machine.parsed import read_npy
 from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 

@@ -22,9 +22,8 @@ from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.server.history import HISTORY, read_history
+from dpfact_flower.server.history import CHECKPOINT, HISTORY, Checkpoint, read_history
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT

@@ -15,7 +15,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.server.checkpoint import CHECKPOINT, Checkpoint
+from dpfact_flower.server.history import CHECKPOINT, Checkpoint
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT

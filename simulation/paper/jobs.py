@@ -20,7 +20,7 @@ import numpy as np
 import dpfact_flower
 from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.npy import load_npz
+from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.tensor import Factors
 
 _HERE = Path(__file__).parent

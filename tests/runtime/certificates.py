@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from dpfact_flower.machine.credentials import new_authority, new_node_key, new_server
+from dpfact_flower.runtime.installation import new_authority, new_node_key, new_server
 
 
 class Certificates(NamedTuple):

@@ -10,10 +10,9 @@ import pytest
 from dpfact_flower import DPFact
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
 from dpfact_flower.server import coordinator as coordinator_module
-from dpfact_flower.server.checkpoint import CHECKPOINT
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
-from dpfact_flower.server.history import HISTORY, Failure, RoundRecord, read_history
+from dpfact_flower.server.history import CHECKPOINT, HISTORY, Failure, RoundRecord, read_history
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply

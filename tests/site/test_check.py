@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
-from dpfact_flower.machine import credentials
 from dpfact_flower.machine.access import user_name
 from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import check, server_check
@@ -299,8 +299,8 @@ def centre(tmp_path_factory):
     """A server with TLS that says what a test wants the time to be."""
     folder = tmp_path_factory.mktemp("centre")
     with pytest.MonkeyPatch.context() as short:
-        short.setattr(credentials, "_AUTHORITY_DAYS", 61)
-        short.setattr(credentials, "_SERVER_DAYS", 60)
+        short.setattr(installation, "_AUTHORITY_DAYS", 61)
+        short.setattr(installation, "_SERVER_DAYS", 60)
         files, ahead = make_certificates(folder, "centre"), [0.0]
 
     class Page(BaseHTTPRequestHandler):
