@@ -6,7 +6,7 @@ from dpfact_flower.evaluation.formatting import duration, number, outcome, perce
 from dpfact_flower.evaluation.replication import LIKELY, certainty
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.privacy import price_of_replacing, rounded_up
-from dpfact_flower.privacy.scope import about_rows
+from dpfact_flower.privacy.guarantee import about_rows
 
 _WAYS_OUT = {
     "none": "start = cooccurrence, more rounds, fewer or more frequent codes, or a lower rank",

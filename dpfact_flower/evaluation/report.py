@@ -35,7 +35,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
 from dpfact_flower.evaluation.tables import Association, Phenotype, PhenotypeTable, SharedPhenotypes
-from dpfact_flower.privacy.scope import NOT_COVERED
+from dpfact_flower.privacy.guarantee import NOT_COVERED
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,

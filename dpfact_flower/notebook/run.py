@@ -28,7 +28,7 @@ from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import price_of_replacing, rounded_up
-from dpfact_flower.privacy.scope import about_rows
+from dpfact_flower.privacy.guarantee import about_rows
 from dpfact_flower.server.history import RoundRecord, read_history, write_history
 
 if TYPE_CHECKING:
