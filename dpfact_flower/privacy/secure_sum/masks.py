@@ -1,16 +1,18 @@
-"""Mask words by keystreams modulo 2**64, derive keys, and select the bits to send.
+"""Mask words by keystreams modulo 2**64, and derive, agree on and share the keys of masks.
 
 Bits `LOW` to `LOW` + 8 width - 1 of a masked word are sent. Dropping bits of a *masked* word is
 post-processing. Rounding a vector before masking is not post-processing, because a sum of rounded
 vectors is not a function of the sum.
 
-ChaCha20 is as in RFC 8439, HKDF as in RFC 5869, and X25519 as in RFC 7748.
+ChaCha20 is as in RFC 8439, HKDF as in RFC 5869, and X25519 as in RFC 7748. Seeds of masks are
+shared by Shamir's method (1979) modulo 2**255 - 19, a prime.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
@@ -28,6 +30,9 @@ LOW = 16
 """Number of low bits that are never sent. The dropped part is below 1/256 of a share's standard
 deviation, 2**24."""
 _NOISE_BITS = 24
+PRIME = 2**255 - 19
+SEED_BYTES = 32
+"""Number of bytes of a seed and of a share. The lowest byte is first."""
 _BLOCK = 1 << 14  # words per block, to which all keystreams are added; fits into a cache
 
 
@@ -107,3 +112,48 @@ def signed(words: Words, width: int) -> NDArray[np.int64]:
 
 def _keystream(key: bytes) -> CipherContext:
     return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+
+
+# --- Shares of a mask's seed, for numbered places -------------------------------------------------
+
+
+def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
+    """Draw a seed below the prime, uniform up to 2**-256 if the bytes are uniform."""
+    number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
+    return number.to_bytes(SEED_BYTES, "little")
+
+
+def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
+    """Return values at 1, 2, ..., `places` of a random polynomial, whose value at 0 is the seed.
+
+    Any `threshold` shares give the seed. Fewer shares reveal nothing about it.
+    """
+    rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    polynomial = [int.from_bytes(seed, "little"), *rest]
+    values = [_value(polynomial, place) for place in range(1, places + 1)]
+    return [value.to_bytes(SEED_BYTES, "little") for value in values]
+
+
+def seed_from(shares: Mapping[int, bytes]) -> bytes:
+    """Return the seed from at least `threshold` shares by place, by Lagrange interpolation at 0.
+
+    Shares are not authenticated: a false share gives a different number.
+    """
+    seed = 0
+    for place, share in shares.items():
+        above, below = 1, 1
+        for other in shares:
+            if other != place:
+                above = above * other % PRIME
+                below = below * (other - place) % PRIME
+        weight = above * pow(below, -1, PRIME)
+        seed += int.from_bytes(share, "little") * weight
+    return (seed % PRIME).to_bytes(SEED_BYTES, "little")
+
+
+def _value(polynomial: Sequence[int], place: int) -> int:
+    """Return a polynomial's value; the constant coefficient is first."""
+    value = 0
+    for coefficient in reversed(polynomial):
+        value = (value * place + coefficient) % PRIME
+    return value

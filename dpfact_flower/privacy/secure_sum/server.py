@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError, QuorumError, shown
-from dpfact_flower.privacy.secure_sum import masks, shamir
+from dpfact_flower.privacy.secure_sum import masks
 from dpfact_flower.privacy.secure_sum.keys import Question, Terms, context_of
 from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
@@ -69,7 +69,7 @@ def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) ->
             seeds[site] = openings[site].seed
         else:
             shares = list(_shares(site, question, openings).items())
-            seeds[site] = shamir.recover(dict(shares[: terms.threshold]))
+            seeds[site] = masks.seed_from(dict(shares[: terms.threshold]))
     return seeds
 
 

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError
-from dpfact_flower.privacy.secure_sum import keys, masks, shamir
+from dpfact_flower.privacy.secure_sum import keys, masks
 from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, context_of
 
 Step = Literal["round", "attempt", "repeat"]
@@ -67,8 +67,8 @@ class Opening:
     shares: Mapping[str, bytes] = field(repr=False)
 
     def __post_init__(self) -> None:
-        if any(len(secret) != shamir.SIZE for secret in (self.seed, *self.shares.values())):
-            raise MessageError(f"opening: need a seed and shares of {shamir.SIZE} bytes each")
+        if any(len(secret) != masks.SEED_BYTES for secret in (self.seed, *self.shares.values())):
+            raise MessageError(f"opening: need a seed and shares of {masks.SEED_BYTES} bytes each")
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,8 +216,8 @@ def answer(
     noisy = draw() if step == "round" or state is None else state.noisy
     if not job.terms.dropouts:
         return RoundState(question, noisy)
-    seed = shamir.new_secret(random_bytes)
-    shares = shamir.share(seed, job.terms.threshold, len(question.members))
+    seed = masks.new_seed(random_bytes)
+    shares = masks.shares_of(seed, job.terms.threshold, len(question.members))
     share_of = dict(zip(question.sites, shares, strict=True))
     context, site = context_of(job.terms, question), job.member.site
     sealed = {
@@ -267,7 +267,7 @@ def opened(
             cipher = _sealing(secret, context, other, job.member.site)
             with suppress(InvalidTag):
                 share = cipher.decrypt(_NONCE, sealed[other], context)
-                if len(share) == shamir.SIZE:
+                if len(share) == masks.SEED_BYTES:
                     shares[other] = share
     return replace(state, opening=Opening(state.seed, shares))
 

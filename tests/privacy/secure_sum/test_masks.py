@@ -1,7 +1,9 @@
-"""Known answers of the primitives, and which bits of a word travel."""
+"""Known answers of the primitives, which bits of a word travel, and shares of a seed."""
 
 import hmac
 import math
+import os
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -113,3 +115,40 @@ def test_width(patients, ratio, width):
         largest = 16 * (patients * ratio + 64) * 2**24
         assert largest <= 2 ** (masks.LOW + 8 * width - 1)
         assert math.log2(largest) > masks.LOW + 8 * (width - 1) - 1
+
+
+# --- Shares of a seed -----------------------------------------------------------------------------
+
+SECRETS = st.integers(0, masks.PRIME - 1).map(lambda n: n.to_bytes(32, "little"))
+
+
+def number(value):
+    return value.to_bytes(32, "little")
+
+
+def test_the_worked_example(monkeypatch):
+    """1234 + 166 x + 94 x^2, the usual one: (1, 1494), (2, 1942), (3, 2578), ..."""
+    coefficients = iter([166, 94])
+    monkeypatch.setattr(masks.secrets, "randbelow", lambda _: next(coefficients))
+    shares = masks.shares_of(number(1234), 3, 6)
+    assert shares == [number(n) for n in (1494, 1942, 2578, 3402, 4414, 5614)]
+    assert masks.seed_from({2: number(1942), 4: number(3402), 5: number(4414)}) == number(1234)
+
+
+@given(SECRETS, st.integers(1, 6), st.integers(0, 3))
+def test_any_so_many_give_the_secret_and_fewer_another_number(secret, threshold, more):
+    shares = dict(enumerate(masks.shares_of(secret, threshold, threshold + more), start=1))
+    for places in combinations(shares, threshold):
+        assert masks.seed_from({place: shares[place] for place in places}) == secret
+        if threshold > 1:
+            assert masks.seed_from({place: shares[place] for place in places[1:]}) != secret
+    assert masks.seed_from(shares) == secret
+
+
+def test_new_secrets_are_below_the_prime_and_differ():
+    made = [masks.new_seed(os.urandom) for _ in range(500)]
+    assert len({*made}) == 500
+    assert max(int.from_bytes(secret, "little") for secret in made) < masks.PRIME
+    assert np.unpackbits(np.frombuffer(b"".join(made), np.uint8)).mean() == pytest.approx(
+        0.5 * 255 / 256, abs=0.01
+    )
