@@ -32,7 +32,7 @@ from dpfact_flower.audit.target import SIGMA, AuditTarget, SimulatedSite, Transc
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6

@@ -19,7 +19,7 @@ from scipy import signal, stats
 from dpfact_flower.audit.finding import ALPHA, Finding, ShareDone, count_of
 from dpfact_flower.audit.hostile import as_release
 from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, random_selection
-from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
+from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
 from dpfact_flower.tensor import Factors, Floats
 
 _BOUNDS = (0.1, 1.0)

@@ -31,7 +31,7 @@ from dpfact_flower.audit.target import (
     subsample,
 )
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 
 _PATIENTS = 6
 _REACHED = 0.99

@@ -17,8 +17,8 @@ from dpfact_flower.client import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import Release
-from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
+from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carried_by
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState

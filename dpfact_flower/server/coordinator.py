@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.history import CHECKPOINT, Checkpoint, Failure, RoundRecord, write_history
 from dpfact_flower.server.rules import MakeRule, rule_for

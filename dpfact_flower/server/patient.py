@@ -20,9 +20,9 @@ from dpfact_flower.estimation.running_average import RunningAverage
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.patient.kinds import PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
+from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_halves, fitted_to_surrogates

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.privacy.secure_sum import server as rules

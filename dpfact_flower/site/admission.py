@@ -20,8 +20,8 @@ from dpfact_flower.machine.files import disk_errors, locked
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve

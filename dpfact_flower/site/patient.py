@@ -17,8 +17,8 @@ from dpfact_flower.errors import MessageError, SettingsError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, ReleaseEvent, release_nothing
 from dpfact_flower.privacy.patient import release, share
-from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
+from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.site.round import JobState, RoundOutcome, check_modes, stream

@@ -22,7 +22,7 @@ from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import private_folder, replacing
 from dpfact_flower.machine.parsed import from_json, load_npz
 from dpfact_flower.privacy import Noise, Release, release_masked
-from dpfact_flower.privacy.patient.kinds import PlannedRelease
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.privacy.secure_sum import site as rules
 from dpfact_flower.site.keyring import Keyring

@@ -14,7 +14,7 @@ import numpy as np
 from dpfact_flower.privacy import Noise, Release
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.noise import SIGMA
-from dpfact_flower.privacy.patient import kinds
+from dpfact_flower.privacy.patient import releases
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.privacy.release import replay
 from dpfact_flower.site import patient as patient_site
@@ -25,7 +25,7 @@ from dpfact_flower.site.store import SiteState
 FAR = 100.0
 """A bound that no patient reaches."""
 _refinement, _cooccurrence, _code_counts = (
-    kinds.refinement, kinds.cooccurrence, kinds.code_counts,
+    releases.refinement, releases.cooccurrence, releases.code_counts,
 )  # fmt: skip
 _release = patient_site.release
 
@@ -50,7 +50,7 @@ def with_refinement(wrong):
             total = np.asarray(wrong(tensor, real, bound=bound, sigma=sigma, factors=factors))
             return BoundedSum(total.astype(np.int64), bound, sigma)
 
-        monkeypatch.setattr(kinds, "refinement", refinement)
+        monkeypatch.setattr(releases, "refinement", refinement)
 
     return inject
 
@@ -128,7 +128,7 @@ def start_of_other_norm(monkeypatch):
         bounded = _cooccurrence(tensor, sigma=sigma)
         return replace(bounded, total=(bounded.total * np.sqrt(2)).astype(np.int64))
 
-    monkeypatch.setattr(kinds, "cooccurrence", cooccurrence)
+    monkeypatch.setattr(releases, "cooccurrence", cooccurrence)
 
 
 def codes_not_scaled(monkeypatch):
@@ -141,7 +141,7 @@ def codes_not_scaled(monkeypatch):
             total += np.where(part > 0, SIGMA / sigma * (1 - 1e-9), 0)
         return BoundedSum(total.astype(np.int64), 1.0, sigma)
 
-    monkeypatch.setattr(kinds, "code_counts", code_counts)
+    monkeypatch.setattr(releases, "code_counts", code_counts)
 
 
 def state_carried_over(monkeypatch):

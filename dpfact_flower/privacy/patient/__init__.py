@@ -1,9 +1,9 @@
 """Plan, compute and perturb the releases of patient mode.
 
 `plan` computes releases and their cost from public facts. `statistics` (with `pairs`) computes
-bounded sums. `release` and `share` add noise. The proof is in ``docs/explanation/proof.md``.
+bounded sums. `releases` adds noise. The proof is in ``docs/explanation/proof.md``.
 """
 
-from dpfact_flower.privacy.patient.release import release, share, step_of
+from dpfact_flower.privacy.patient.releases import release, share, step_of
 
 __all__ = ["release", "share", "step_of"]

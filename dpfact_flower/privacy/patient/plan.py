@@ -30,7 +30,6 @@ from dpfact_flower.privacy.conversions import (
 )
 from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
-from dpfact_flower.privacy.patient.kinds import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.outlook import (
     Facts,
     Needs,
@@ -39,6 +38,7 @@ from dpfact_flower.privacy.patient.outlook import (
     needs_of,
     outlook_of,
 )
+from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
 from dpfact_flower.settings import PrivacySettings
