@@ -18,8 +18,13 @@ from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient import step_of
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.answer import Site
-from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.reply_timing import ReplyDelay, overrun, sending_from
+from dpfact_flower.site.disclosure import (
+    ReplyDelay,
+    log_privately,
+    overrun,
+    public_reason,
+    sending_from,
+)
 from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_timeout
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +45,7 @@ class DPFactClient(NumPyClient):
     `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`.
     `settings` needs `state_dir` and `allow_privacy`. `simulation` and `beside` have the meaning in
     `dpfact_flower.site.admission.Hospital`. `came_in` and `time_left` are times of the first
-    request, as in `dpfact_flower.site.reply_timing.ReplyDelay`.
+    request, as in `dpfact_flower.site.disclosure.ReplyDelay`.
     """
 
     def __init__(

@@ -23,8 +23,7 @@ from dpfact_flower.data.site_data import open_site, site_files
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.settings import AppSettings, SiteSettings, refuse_unknown
-from dpfact_flower.site.disclosure import log_privately, public_reason
-from dpfact_flower.site.reply_timing import ReplyDelay, seconds_left
+from dpfact_flower.site.disclosure import ReplyDelay, log_privately, public_reason, seconds_left
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 

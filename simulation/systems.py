@@ -25,8 +25,7 @@ from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import slot_totals
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
-from dpfact_flower.site.patient import PatientRound
-from dpfact_flower.site.refit import personal
+from dpfact_flower.site.patient import PatientRound, personal
 from dpfact_flower.site.round import RoundOutcome
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver import solve

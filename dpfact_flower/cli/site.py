@@ -180,7 +180,7 @@ def site_refit(
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings
     from dpfact_flower.site.config import read_node_config
-    from dpfact_flower.site.refit import refit, unfitted
+    from dpfact_flower.site.patient import refit, unfitted
 
     settings = SiteSettings.from_config(read_node_config(config))
     site = load_site(settings.data_path)
@@ -229,7 +229,7 @@ def show(
 ) -> None:
     """Show the public line of a key, or the names and fingerprints of a peers file."""
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
-    from dpfact_flower.site.keyring import read_peers
+    from dpfact_flower.site.secure import read_peers
 
     path = file.expanduser().absolute()
     if site:
@@ -241,7 +241,7 @@ def show(
 
 def _show_key(path: Path, site: str) -> None:
     from dpfact_flower.privacy.secure_sum.keys import fingerprint, public_text, read_public_key
-    from dpfact_flower.site.keyring import read_key_file
+    from dpfact_flower.site.secure import read_key_file
 
     text = public_text(read_key_file(path))
     say(f"{site} {text}\nfingerprint: {fingerprint(read_public_key(text))}")

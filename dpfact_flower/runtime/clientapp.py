@@ -18,8 +18,7 @@ from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import message_to_bytes
 from dpfact_flower.runtime.worker import Question
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.disclosure import log_privately
-from dpfact_flower.site.reply_timing import ReplyDelay
+from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 

@@ -30,7 +30,7 @@ from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_d
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import AppSettings, SiteSettings
 from dpfact_flower.site.disclosure import log_privately
-from dpfact_flower.site.refit import refit
+from dpfact_flower.site.patient import refit
 from dpfact_flower.strategy import DPFact
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"

@@ -30,9 +30,8 @@ from dpfact_flower.runtime.supernode import (
 )
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.config import read_node_config
-from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
 from dpfact_flower.site.metrics import ANSWERING
-from dpfact_flower.site.reply_timing import ReplyDelay, seconds_left
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")

@@ -24,13 +24,12 @@ from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.disclosure import ReplyDelay
 from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve
-from dpfact_flower.site.keyring import keyring_of, simulated_keyring
 from dpfact_flower.site.lockout import check_attempts, check_not_rolled_back
-from dpfact_flower.site.reply_timing import ReplyDelay
 from dpfact_flower.site.round import RoundWork, localised, stream
 from dpfact_flower.site.rules import site_rules
-from dpfact_flower.site.secure import SecureRound, secure_round
+from dpfact_flower.site.secure import SecureRound, keyring_of, secure_round, simulated_keyring
 from dpfact_flower.site.store import SiteStore, has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest

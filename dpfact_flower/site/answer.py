@@ -22,10 +22,9 @@ from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.admission import Admitted, Hospital, admitted, check_budget, check_follows
 from dpfact_flower.site.config import check_choices, check_data_site
-from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.metrics import count_refusal
-from dpfact_flower.site.reply_timing import ReplyDelay
 from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
 from dpfact_flower.site.secure import SecureRound, forget
 from dpfact_flower.site.store import SiteState, SiteStore

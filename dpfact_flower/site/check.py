@@ -27,9 +27,9 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import check_choices, check_data_site, read_node_config
 from dpfact_flower.site.disk_reservation import largest_run
-from dpfact_flower.site.keyring import keyring_of
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.metrics import answering_seconds
+from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.server_check import server_faults
 from dpfact_flower.site.store import has_jobs
 

@@ -1,16 +1,35 @@
-"""Disclosure of errors: the text goes to the site's own log, and only a code leaves the site."""
+"""What a reply reveals besides a release: the code of an error, and the time at which it leaves.
+
+The text of an error goes to the site's own log, and only its code leaves the site.
+
+The duration of a round depends on the patients. With `reply-after`, every reply leaves that many
+seconds after the request arrived. A reply that is not ready by then leaves after twice that time,
+or four times that time, and so on, and says that the round failed. So a late reply reveals one bit,
+and one more bit for each doubling, but not the exact duration.
+
+The time to live of a message sets the deadline of its round. A charge after the deadline would be
+useless, because the server no longer collects the reply. So the deadline is checked before the
+patients are read, and again right before the charge is committed.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 import traceback
 from pathlib import Path
 
-from dpfact_flower.errors import CODE_PREFIX, DPFactError
+from dpfact_flower.errors import CODE_PREFIX, DPFactError, LateError, RoundFailedError
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
 """Largest number of characters of an error in the log, so that a line stays below 1 kB."""
+_SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
+"""Time for sending the reply: a share of the message's time to live, and a limit in seconds."""
+PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
+                "state")  # fmt: skip
+"""Codes that `public_reason` may return for a failed round."""
 
 
 def log_privately(site: str, error: Exception) -> str:
@@ -28,12 +47,83 @@ def log_privately(site: str, error: Exception) -> str:
     return public_reason(error)
 
 
-PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
-                "state")  # fmt: skip
-"""Codes that `public_reason` may return for a failed round."""
-
-
 def public_reason(error: BaseException) -> str:
     """Return the only text about a failed round that may leave the site: the error's code."""
     code = error.code if isinstance(error, DPFactError) else "internal"
     return f"{CODE_PREFIX}{code} (details are in the site's own log)"
+
+
+class ReplyDelay:
+    """A delay of one reply until `seconds` after its request; 0 means no delay.
+
+    The request came in at `came_in` (by `time.monotonic`), and the reply must leave `time_left`
+    seconds later. `wait` sets `late` if the reply was not ready in time. It sets `ready` to the
+    seconds until the reply was ready, a number that must not leave the site.
+    """
+
+    def __init__(
+        self, seconds: float, came_in: float | None = None, time_left: float = math.inf
+    ) -> None:
+        self._seconds = seconds
+        self._came_in = time.monotonic() if came_in is None else came_in
+        self._deadline = self._came_in + time_left
+        self._over = seconds <= 0
+        self.late = False
+        self.ready = 0.0
+
+    def wait(self) -> None:
+        """Wait until the reply is due. Later calls return at once."""
+        if self._over:
+            return
+        self.ready = self._passed()
+        due = self._due()
+        self.late = due > self._seconds
+        while (remaining := due - self._passed()) > 0:
+            time.sleep(remaining)
+        self._over = True
+
+    def check_in_time(self) -> None:
+        """Refuse the round if a reply that is ready now would leave after the deadline."""
+        leaves = self._came_in + (self._due() if self._seconds > 0 else self._passed())
+        if leaves > self._deadline:
+            delayed = f", held until reply-after = {self._seconds:g} s" if self._seconds > 0 else ""
+            raise LateError(
+                f"a reply{delayed} would leave {leaves - self._deadline:.1f} s too late for its "
+                "round: nothing is charged. If this happens often, the round-timeout is too short"
+            )
+
+    def restart(self) -> None:
+        """Measure from now, because the request had to wait for the reply to another request."""
+        self._came_in = time.monotonic()
+
+    def _due(self) -> float:
+        """Return the seconds from the request until a reply that is ready now may leave."""
+        due, passed = self._seconds, self._passed()
+        while passed > due:
+            due *= 2
+        return due
+
+    def _passed(self) -> float:
+        return time.monotonic() - self._came_in
+
+
+def seconds_left(created_at: float, time_to_live: float) -> float:
+    """Return the seconds from now until the reply to a newly arrived message must leave.
+
+    `created_at` is in seconds since 1970 by the sender's clock, which may be ahead of this one. The
+    result is negative after the deadline.
+    """
+    return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
+
+
+def sending_from(time_to_live: float) -> float:
+    """Return the time to live without the seconds that are reserved for sending the reply."""
+    return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
+
+
+def overrun() -> RoundFailedError:
+    """Return the error that replaces every late reply."""
+    return RoundFailedError(
+        "the reply was not ready when it was due: reply-after is too short. A charged release is "
+        "kept, and sent if the server requests it again"
+    )

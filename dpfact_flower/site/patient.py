@@ -1,27 +1,46 @@
 """Patient mode at a site: each round releases one statistic.
 
 A release depends on the patients' cells, public settings and earlier releases. No state without
-noise passes from one round to the next. The last round asks for no release. After this round, the
-site fits its own model to the global factors (`dpfact_flower.site.refit`).
+noise passes from one round to the next. The last round asks for no release, and the site keeps its
+request. The hospital fits its own model to the global factors later (`refit`). No reply waits for
+this fit, because its duration and success depend on the patients. The model never leaves the site.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import SiteSource
-from dpfact_flower.errors import MessageError, SettingsError, shown
+from dpfact_flower.data.site_data import SiteData, SiteSource
+from dpfact_flower.errors import DataError, MessageError, SettingsError, StateError, shown
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Noise, ReleaseEvent, release_nothing
+from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.privacy.patient import release, share
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
-from dpfact_flower.site.round import JobState, RoundOutcome, check_modes, stream
+from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.round import (
+    JobState,
+    RoundOutcome,
+    check_modes,
+    local_settings,
+    localised,
+    measure,
+    scaled,
+    solved,
+    stream,
+)
+from dpfact_flower.site.store import ENDING, REPEAT_END, RoundMeasures, SiteState, SiteStore
+from dpfact_flower.solver.exact import fitted_patients
+from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -152,3 +171,67 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     norms, average = np.sqrt(usage_only), float(np.sqrt(np.mean(usage_only)))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)
+
+
+_PERSONAL_PASSES = 10
+"""Smallest number of passes of a refit, because no later round continues the fit."""
+
+
+def refit(
+    data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
+) -> RoundMeasures:
+    """Fit a site's own model around the final global factors, and write it to the job's folder."""
+    name = settings.site or data.name
+    root = Path(settings.state_dir).expanduser()
+    tag = data_tag(root / name, data.fingerprint)
+    store = SiteStore(root, name, job, tag, durable=not simulation)
+    request = localised(last_request(store), settings)
+    tensor = data.select_codes(request.selection).tensor
+    if tensor.nnz == 0:
+        raise DataError(f"site {name}: no patient has any of the run's codes")
+    state, measures = personal(tensor, request, name)
+    store.save(state)
+    store.keep_only(state.round)
+    store.note(measures)
+    return measures
+
+
+def last_request(store: SiteStore) -> RoundRequest:
+    """Return the last request of a run."""
+    ending = store.ending()
+    if ending is None:
+        raise StateError(f"{store.folder}: the run has not ended here, so it cannot be refitted")
+    try:
+        return RoundRequest.from_wire(*ending)
+    except MessageError as error:
+        raise StateError(f"{store.folder / ENDING}: damaged ({error}); {REPEAT_END}") from None
+
+
+def unfitted(folder: Path) -> list[str]:
+    """Return the names of the finished runs in a site's folder that have no refitted model."""
+    ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
+    return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
+
+
+def personal(
+    tensor: SparseTensor, request: RoundRequest, site: str
+) -> tuple[SiteState, RoundMeasures]:
+    """Fit A, B, C at full precision around the global factors in the last request of the run.
+
+    `tensor` has only the selected codes.
+    """
+    tensor = scaled(tensor, request.solver)
+    rng = np.random.default_rng(stream(request, site))
+    began = time.perf_counter()
+    # The l2,1 weight acts from the first pass, because the global phenotypes have formed.
+    with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
+    patients = fitted_patients(tensor, request.anchors)
+    solver = local_settings(with_l21, (patients, *request.anchors))
+    solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
+    start = SiteState(0, (patients, *request.anchors), solver.eta)
+    local = solved(tensor, start, request, solver, rng, site=site)
+    seconds = time.perf_counter() - began
+    return (
+        SiteState(request.round, local.factors, local.eta),
+        measure(tensor, local, request.round, seconds, last=True),
+    )

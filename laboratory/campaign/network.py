@@ -17,7 +17,7 @@ from flwr.app import Error, Message
 from dpfact_flower import client_app, collect, preflight, strategy
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.site import answer, reply_timing
+from dpfact_flower.site import answer, disclosure
 from dpfact_flower.wire import records
 from tests.crash import answered_in_a_child, failing_at
 
@@ -185,7 +185,7 @@ class Network(InProcessGrid):
 def on_this_clock(clock: Clock) -> Iterator[None]:
     """Let all that waits or looks at the time use a clock."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client_app, collect, reply_timing, preflight, strategy):
+        for module in (client_app, collect, disclosure, preflight, strategy):
             patch.setattr(module, "time", clock)
         yield
 

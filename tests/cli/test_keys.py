@@ -5,7 +5,7 @@ import pytest
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.privacy.secure_sum.keys import fingerprint, read_public_key
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.keyring import keyring_of, read_peers
+from dpfact_flower.site.secure import keyring_of, read_peers
 from tests.commands import dpfact
 
 

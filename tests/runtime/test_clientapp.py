@@ -6,7 +6,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.runtime import clientapp
 from dpfact_flower.runtime.worker import Question
-from dpfact_flower.site.reply_timing import ReplyDelay
+from dpfact_flower.site.disclosure import ReplyDelay
 
 CANARY = "canary-4711"
 

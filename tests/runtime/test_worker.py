@@ -18,8 +18,8 @@ from dpfact_flower.runtime.supernode import OwnSuperNode, claimed, message_to_by
 from dpfact_flower.runtime.worker import Answering, Question
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.disclosure import ReplyDelay
 from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
-from dpfact_flower.site.reply_timing import ReplyDelay
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.process

@@ -40,7 +40,7 @@ from dpfact_flower.settings import (
     SiteSettings,
     SolverSettings,
 )
-from dpfact_flower.site import admission, answer, patient, reply_timing
+from dpfact_flower.site import admission, answer, disclosure, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
@@ -367,7 +367,7 @@ AFTER = {
     "forgetting looks": (Path, "unlink"),
     "closing the ledger": (Ledger, "close"),
     "letting go of the patients": (answer, "forget_patients"),
-    "waiting": (reply_timing.ReplyDelay, "wait"),
+    "waiting": (disclosure.ReplyDelay, "wait"),
 }
 """Where an error left as another code, or kept a charged release back."""
 
@@ -428,13 +428,13 @@ def test_once_it_is_charged_a_release_goes_out_whatever_follows(worlds, place, e
 def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(worlds, error, monkeypatch):
     met = []
 
-    def wait(_: reply_timing.ReplyDelay) -> None:
+    def wait(_: disclosure.ReplyDelay) -> None:
         if not met:  # the folder's; the door waits again
             met.append(None)
             raise error
 
     monkeypatch.setattr(answer, "compute", raising(MemoryError()))
-    monkeypatch.setattr(reply_timing.ReplyDelay, "wait", wait)
+    monkeypatch.setattr(disclosure.ReplyDelay, "wait", wait)
     assert worlds[0].ask(1) == ("dpfact:failed", 0)
     assert met
 
@@ -468,9 +468,9 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, 
     monkeypatch.setattr(patient.PatientRound, "bounded", compute)
     monkeypatch.setattr(answer, "compute", lambda *_: compute())
     monkeypatch.setattr(
-        reply_timing.ReplyDelay,
+        disclosure.ReplyDelay,
         "wait",
-        lambda self, wait=reply_timing.ReplyDelay.wait: (held.append(held[0]()), wait(self)),
+        lambda self, wait=disclosure.ReplyDelay.wait: (held.append(held[0]()), wait(self)),
     )
     assert world.ask(1).reply == "dpfact:failed"
     assert held[1:] == [None, None]
@@ -513,7 +513,7 @@ def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
         now[0] += 5.0
         return compute(*arguments)
 
-    monkeypatch.setattr(reply_timing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(disclosure, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for world in worlds:
         world.go_to(number)
     monkeypatch.setattr(answer, "compute", slow)
@@ -614,7 +614,7 @@ def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worl
 def test_a_preflight_says_that_replies_are_held_for_too_long(worlds, monkeypatch):
     client = worlds[0].client
     client._reply_after = 600.0
-    monkeypatch.setattr(reply_timing.ReplyDelay, "wait", lambda self: None)
+    monkeypatch.setattr(disclosure.ReplyDelay, "wait", lambda self: None)
     arrays, config = worlds[0].requests[1].to_wire()
     with pytest.raises(RoundRefusedError, match="dpfact:late"):
         client.preflight(arrays, {**config, "round-timeout": 600.0})

@@ -5,7 +5,7 @@ import pytest
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.keyring import keyring_of
+from dpfact_flower.site.secure import keyring_of
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dpfact_flower.privacy.ledger import Ledger, data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.answer import Site
-from dpfact_flower.site.refit import refit, unfitted
+from dpfact_flower.site.patient import refit, unfitted
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply

@@ -17,8 +17,8 @@ from dpfact_flower.machine.files import locked
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import admission, answer, reply_timing
-from dpfact_flower.site.reply_timing import ReplyDelay, seconds_left
+from dpfact_flower.site import admission, answer, disclosure
+from dpfact_flower.site.disclosure import ReplyDelay, seconds_left
 from dpfact_flower.wire import records
 from tests.site.test_failures import PRIVACY, requests
 
@@ -44,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(reply_timing, "time", clock)
+    monkeypatch.setattr(disclosure, "time", clock)
     monkeypatch.setattr(client_app, "time", clock)
     return clock
 
@@ -105,7 +105,7 @@ def test_a_round_is_over_when_its_reply_could_not_leave_in_time(
 def test_what_is_left_of_a_round_leaves_time_to_send_and_no_wrong_clock_adds_to_it(
     monkeypatch, since, to_live, left
 ):
-    monkeypatch.setattr(reply_timing.time, "time", lambda: 5000.0)
+    monkeypatch.setattr(disclosure.time, "time", lambda: 5000.0)
     assert seconds_left(5000.0 - since, to_live) == pytest.approx(left, rel=1e-12)
 
 
