@@ -28,8 +28,9 @@ def report(
     With --beside, the report says for each phenotype whether other runs found it again: with other
     noise, without noise, or at another epsilon. The matches are kept in beside.json.
     """
-    from dpfact_flower.evaluation.replication import replications, write_replications
+    from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
+    from dpfact_flower.evaluation.run_folder import write_replications
 
     if beside:
         write_replications(folder, replications(folder, beside))

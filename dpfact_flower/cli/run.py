@@ -127,7 +127,7 @@ def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> N
 
 def _finish(folder: Path, as_json: bool) -> None:
     """Show a run in a few lines with the paths of its files, or print its summary as JSON."""
-    from dpfact_flower.evaluation.headline import headline
+    from dpfact_flower.evaluation.prose import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 
     summary = read_summary(folder)

@@ -1,4 +1,8 @@
-"""Comparison of finished runs: a table, and a page that compares every run with the first."""
+"""Comparison of finished runs: a table, a page, and the phenotypes that return in other runs.
+
+A phenotype that returns in runs with other noise, without noise, or of other data is unlikely to be
+the luck of one run. Only models are compared.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpfact_flower.errors import SettingsError
+import numpy as np
+from numpy.typing import NDArray
+
+from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
-from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
-from dpfact_flower.evaluation.prose import titles
-from dpfact_flower.evaluation.replication import protection, replications
-from dpfact_flower.evaluation.run_folder import read_summary
+from dpfact_flower.evaluation.prose import titles, uninformative_message
+from dpfact_flower.evaluation.run_folder import read_model, read_summary
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
+from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
+from dpfact_flower.tensor.match import match_columns
+
+_CHANCES = 20
+_CHANCE_LEVEL = 95
+_DIGITS = 6
+"""Decimals to which likenesses are rounded, so that equal likenesses compare as equal."""
+FAIR = 0.85
+"""Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
+Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
+Dense = tuple[NDArray[np.float64], ...]
 
 
 def comparison(folders: Sequence[Path]) -> str:
@@ -64,6 +81,13 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
         "of them solver": errors and f"{errors.solver_seconds:.1f}",
     }
     return {header: text or "-" for header, text in known.items()}
+
+
+def protection(summary: Summary) -> str:
+    """Describe the protection of a run's patients. Every epsilon comes with its claim."""
+    if summary.spent is None:
+        return "without noise"
+    return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
 
 
 def _privacy(summary: Summary) -> str:
@@ -155,3 +179,55 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
             panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
     return found, picture
+
+
+# --- Replication ----------------------------------------------------------------------------------
+
+
+def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
+    """Match a run's phenotypes with those of other runs with the same modes, by names of codes."""
+    ours = read_model(folder)
+    return tuple(_replication(ours, other) for other in others)
+
+
+def _replication(ours: Model, other: Path) -> Replication:
+    left, right = _aligned(ours, read_model(other), other)
+    match, chance = match_columns(left, right), by_chance(left, right)
+    fair = round(FAIR ** len(left), _DIGITS)
+    pairs = [
+        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
+        for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
+    ]
+    pairs.sort(key=lambda pair: pair.number)
+    how = protection(read_summary(other))
+    return Replication(other.resolve().name, how, left[0].shape[1], tuple(pairs))
+
+
+def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
+    """Return both models with a row for every code of either model."""
+    names = [[v.name for v in lists] for _, lists in (ours, theirs)]
+    if names[0] != names[1]:
+        raise DataError(f"{other}: its modes are {', '.join(names[1])}; need {', '.join(names[0])}")
+    left: list[NDArray[np.float64]] = []
+    right: list[NDArray[np.float64]] = []
+    for a, v, b, w in zip(*ours, *theirs, strict=True):
+        place = {code: i for i, code in enumerate(dict.fromkeys((*v.codes, *w.codes)))}
+        for factor, codes, aligned in ((a, v.codes, left), (b, w.codes, right)):
+            dense = np.zeros((len(place), factor.shape[1]))
+            dense[[place[code] for code in codes]] = factor
+            aligned.append(dense)
+    return tuple(left), tuple(right)
+
+
+def by_chance(ours: Dense, theirs: Dense) -> list[float]:
+    """Return `Pair.chance` of each phenotype, computed by recombining the other run's modes."""
+    partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
+    for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
+        tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))
+        match = match_columns(ours, tied)
+        for mine, cosine in zip(match.estimate, match.cosines, strict=True):
+            partners[mine].append(float(cosine))
+    return [
+        round(float(np.percentile(cosines, _CHANCE_LEVEL)), _DIGITS) if cosines else 0.0
+        for cosines in partners
+    ]

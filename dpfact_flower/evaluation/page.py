@@ -1,4 +1,4 @@
-"""Pages: single HTML files that need no network and forbid the browser to load anything.
+"""Single HTML pages that need no network and load nothing, and the numbers on pages as text.
 
 The Content-Security-Policy allows only the page's own script, by its hash. The same values give the
 same bytes. matplotlib and Jinja2 are imported only here, because a site must not wait for them.
@@ -11,14 +11,13 @@ import hashlib
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.data.icd import SYSTEMS
 from dpfact_flower.errors import DataError, DPFactError, MissingDependencyError
-from dpfact_flower.evaluation import formatting
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import rounded_up
 
@@ -109,16 +108,88 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 
 
+_NUMBERS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
+    "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+    "twenty",
+)  # fmt: skip
+_SMALLEST_P = 0.001
+_OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
+
+
+def outcome(label: str) -> str:
+    """Return the name of a label's outcome, or the label itself if it is not in the list."""
+    return _OUTCOMES.get(label, label)
+
+
+def counted(count: int) -> str:
+    """Write a number for a sentence: as a word up to twenty, then in digits."""
+    return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
+
+
+def size(count: float) -> str:
+    """Write a number of bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def p_value(p: float) -> str:
+    """Write a p-value with its relation sign, as in the tables of medical journals."""
+    return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
+
+
+def odds(coefficient: float) -> str:
+    """Write the odds ratio of log odds, with few digits and never as 0.00."""
+    if coefficient < math.log(0.005):
+        return "<0.01"
+    if coefficient > math.log(99.5):
+        return ">99"
+    ratio = math.exp(coefficient)
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
+
+
+def number(value: float) -> str:
+    """Write a number with four significant digits, or from 1000 on as a whole number."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def percent(share: float) -> str:
+    """Write a share as a percentage with one decimal and a proper minus sign."""
+    return f"{100 * share:.1f} %".replace("-", "−")
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Write ascending numbers as ranges: ``1–3, 7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number <= runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
+
+
 _FILTERS: dict[str, Callable[..., Any]] = {
     "rounded_up": rounded_up,
-    "bytes": formatting.size,
-    "duration": formatting.duration,
-    "p_value": formatting.p_value,
-    "number": formatting.number,
-    "percent": formatting.percent,
-    "odds": formatting.odds,
-    "outcome": formatting.outcome,
-    "ranges": formatting.ranges,
+    "bytes": size,
+    "duration": duration,
+    "p_value": p_value,
+    "number": number,
+    "percent": percent,
+    "odds": odds,
+    "outcome": outcome,
+    "ranges": ranges,
     # a place on a scale of width 160, from odds of 1/reach to reach
     "odds_place": lambda value, reach: round(80 + 80 * value / math.log(reach)),
     # whether the odds' interval is within 0.1 to 10; few patients give wider intervals

@@ -18,23 +18,29 @@ from typing import Any
 from dpfact_flower.data.code_names import body_systems
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import clinical, prose
-from dpfact_flower.evaluation.formatting import outcome, ranges
-from dpfact_flower.evaluation.headline import uninformative_message
 from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel
-from dpfact_flower.evaluation.page import belonging, figure, write_page
+from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
-from dpfact_flower.evaluation.replication import Replication, certainty, read_replications
+from dpfact_flower.evaluation.prose import uninformative_message
 from dpfact_flower.evaluation.run_folder import (
     REPORT,
     Review,
     read_config,
     read_names,
     read_phenotypes,
+    read_replications,
     read_summary,
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
-from dpfact_flower.evaluation.tables import Association, Phenotype, PhenotypeTable, SharedPhenotypes
+from dpfact_flower.evaluation.tables import (
+    Association,
+    Phenotype,
+    PhenotypeTable,
+    Replication,
+    SharedPhenotypes,
+    certainty,
+)
 from dpfact_flower.privacy.guarantee import NOT_COVERED
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (

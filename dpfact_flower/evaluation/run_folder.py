@@ -22,7 +22,7 @@ from dpfact_flower.data.code_names import named
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.evaluation.tables import GlobalCodes, Replication, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import Scalar
@@ -34,6 +34,7 @@ CONFIG = "config.toml"
 PHENOTYPES = "phenotypes.json"
 REPORT = "report.html"
 NAMES = "names.toml"
+BESIDE = "beside.json"
 _NUMPYS_OWN = {"file", "allow_pickle"}  # parameters of np.savez_compressed
 _LONGEST_NAME = 120
 
@@ -106,6 +107,22 @@ def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
         return parse_as(GlobalCodes, content)
 
     return read_json_as(folder / PHENOTYPES, parse)
+
+
+def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
+    """Write ``beside.json``."""
+    write_json(folder / BESIDE, [asdict(run) for run in runs])
+
+
+def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
+    """Read ``beside.json``. The result is empty if the file does not exist."""
+    path = folder / BESIDE
+    if not path.exists():
+        return ()
+    runs = read_json_as(path, lambda content: parse_as(tuple[Replication, ...], content))
+    if any(run.rank != rank for run in runs):
+        raise DataError(f"{path}: it is of another model; write it again: dpfact report --beside")
+    return runs
 
 
 def write_config(folder: Path, config: Mapping[str, Scalar], versions: Mapping[str, str]) -> None:

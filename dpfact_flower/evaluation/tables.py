@@ -1,4 +1,4 @@
-"""Tables of phenotypes: the content of ``phenotypes.json``.
+"""Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is a number, None if patients were not counted, or a word if the number would
 reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` if fewer than ten are left
@@ -7,6 +7,7 @@ over, and ``hidden`` if other numbers would complete it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Share = float | str | None
@@ -107,3 +108,76 @@ class GlobalCodes:
     """Content of a deployment's ``phenotypes.json``: each component's codes by mode."""
 
     codes: dict[str, tuple[tuple[CodeWeight, ...], ...]]
+
+
+# --- beside.json ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A phenotype and its partner in another run: numbers from 1, and their likeness.
+
+    `match` is the product over the modes of the cosines between the two, `fair` the product of
+    cosines of .85, and `chance` the 95th percentile of matches when the modes of the other run's
+    phenotypes are recombined at random. Frequent codes alone can produce a match up to `chance`.
+    """
+
+    number: int
+    other: int
+    match: float
+    fair: float
+    chance: float
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the other run has the phenotype too."""
+        return self.match > max(self.fair, self.chance)
+
+    @property
+    def is_by_chance(self) -> bool:
+        """Whether codes that are in many phenotypes could explain the match."""
+        return self.fair < self.match <= self.chance
+
+
+@dataclass(frozen=True)
+class Replication:
+    """The matches of a run's phenotypes in another run, whose folder is `name`.
+
+    `how` describes the `protection` of the other run's patients. `rank` is that of the first run.
+    """
+
+    name: str
+    how: str
+    rank: int
+    pairs: tuple[Pair, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of replicated phenotypes."""
+        return sum(pair.is_replicated for pair in self.pairs)
+
+    def partner(self, number: int) -> Pair | None:
+        """Return a phenotype's pair, or None if the phenotype has no partner."""
+        return next((pair for pair in self.pairs if pair.number == number), None)
+
+
+STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
+LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
+MOST_FALSE, _EVEN = 0.1, 0.5
+"""A phenotype is likely real if the chance that other patients lack it is at most `MOST_FALSE`, and
+uncertain if this chance is at most `_EVEN`."""
+
+
+def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
+    """Return one word for a phenotype's certainty, from its pair in each other run.
+
+    Without pairs, it follows from the `chance` that the phenotype is missing in other patients.
+    """
+    if not pairs:
+        if chance is None:
+            return ""
+        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= _EVEN else DOUBTFUL
+    count = sum(pair.is_replicated for pair in pairs)
+    if count:
+        return STABLE if count == len(pairs) else PARTLY
+    return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND

@@ -1,4 +1,7 @@
-"""`federate`: a whole run in this process, from sites in memory or from a run config."""
+"""`federate`: a whole run in this process, on sites in memory or from a run config.
+
+Sites in memory can be our types, tensors and matrices of other libraries, or DataFrames.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from dpfact_flower.data.readers import frames
+from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.tables import columns_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.machine.files import private_scratch
 from dpfact_flower.machine.logs import ProgressCallback, flower_quiet, no_progress
-from dpfact_flower.notebook.inputs import as_cohort
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.runtime import federate as runtime
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.settings import Scalar, SiteSettings
+from dpfact_flower.tensor.foreign import as_tensor
+from dpfact_flower.tensor.sparse import SparseTensor
 
 
 def federate(
@@ -43,7 +52,7 @@ def federate(
         A run config with hyphenated keys, at least `data` and `out`, as in a run's
         ``config.toml``; see ``dpfact settings``. Give either `config` or `sites`.
     sites : optional
-        The sites' data, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`.
+        The sites' data, in any of the forms of `as_cohort`.
     vocabularies, window_days
         See `as_cohort`.
     out : path, optional
@@ -133,3 +142,129 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
         max_rank=max(config.solver.rank, SiteSettings().max_rank),
         max_tau=max(config.solver.tau, SiteSettings().max_tau),
     )
+
+
+# --- Accepted forms of a site ---------------------------------------------------------------------
+
+NAME = "sites"
+"""Name of a cohort that is made of parts."""
+ONE_MODE = "codes"
+"""Name of the only feature mode of a matrix."""
+
+
+def as_cohort(
+    given: Any,
+    *,
+    vocabularies: Sequence[Vocabulary] | None = None,
+    window_days: int | None = 30,
+    keep_empty: bool = False,
+) -> Cohort:
+    """Return a cohort of the given sites.
+
+    Parameters
+    ----------
+    given : Cohort, one site, sequence of sites, or mapping of name to site
+        A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
+        sparse.COO or an array, with patients first; a DataFrame with a row per patient and a column
+        per code; or a DataFrame of events, see `dpfact_flower.data.readers.frames`. Events with a
+        column ``site`` give several sites. Sites without names become ``site-1`` and so on.
+    vocabularies : sequence of Vocabulary, optional
+        Public code lists, one per feature mode. Without them, the codes of tensors are numbers, and
+        the codes of events are those that occur. In a private run, this reveals codes without a
+        charge.
+    window_days : int or None
+        For events: see `frames.read`.
+    keep_empty : bool
+        For events: whether to keep patients without a cell.
+    """
+    if isinstance(given, Cohort):
+        return given
+    named = _named(given)
+    if all(frames.holds_events(site) for site in named.values()):
+        options: dict[str, Any] = {
+            "vocabularies": vocabularies, "window_days": window_days, "keep_empty": keep_empty,
+        }  # fmt: skip
+        if len(named) > 1:
+            return frames.read_sites(named, NAME, **options)
+        ((name, frame),) = named.items()
+        return frames.read(frame, name, **options)
+    sites = [_site(name, site, vocabularies) for name, site in named.items()]
+    return Cohort(NAME, tuple(sites))
+
+
+def is_site(given: Any) -> bool:
+    """Return whether an object is a single site, not a cohort or a list."""
+    return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
+
+
+def holds_sites(given: Any) -> bool:
+    """Return whether an object is a collection of sites."""
+    parts = given.values() if isinstance(given, Mapping) else given
+    return isinstance(given, (Cohort, Mapping)) or (
+        isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_site, parts))
+    )
+
+
+def is_matrix(given: Any) -> bool:
+    """Return whether an object is a plain matrix with a row per patient and a column per code."""
+    if isinstance(given, (Cohort, SiteData, SparseTensor)) or frames.holds_events(given):
+        return False
+    return len(getattr(given, "shape", ())) == 2 and not hasattr(given, "subs")
+
+
+def rows_of(given: Any) -> tuple[str, ...] | None:
+    """Return the names of a frame's rows, or None. Only pandas frames have row names."""
+    return tuple(map(str, given.index)) if hasattr(given, "index") else None
+
+
+def numbered(sizes: Sequence[int]) -> tuple[Vocabulary, ...]:
+    """Return vocabularies of numbered codes: ``x0``, ``x1`` and so on."""
+    modes = [f"mode-{mode}" for mode in range(1, len(sizes) + 1)] if len(sizes) > 1 else [ONE_MODE]
+    return tuple(
+        Vocabulary(mode, tuple(f"x{code}" for code in range(size)))
+        for mode, size in zip(modes, sizes, strict=True)
+    )
+
+
+def _named(given: Any) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        named = {str(name): site for name, site in given.items()}
+    elif is_site(given) or holds_sites(given):
+        for number, site in enumerate([given] if is_site(given) else given, start=1):
+            name = site.name if isinstance(site, SiteData) else f"site-{number}"
+            if name in named:
+                raise DataError(f"sites: two are called {name}; give each a name of its own")
+            named[name] = site
+    if not named or not all(map(is_site, named.values())):
+        raise DataError(
+            "sites: need a Cohort, a site, a list of sites or a mapping of names to sites; a site "
+            "is a SiteData, a SparseTensor, a sparse matrix or tensor, an array or a DataFrame"
+        )
+    return named
+
+
+def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> SiteData:
+    if isinstance(given, SiteData):
+        return replace(given, name=name)
+    if frames.holds_events(given):
+        raise DataError(
+            f"site {name}: is a DataFrame of events, and other sites are not; make a SiteData of "
+            "each with the same vocabularies"
+        )
+    if codes := columns_of(given):  # a frame with a row per patient
+        lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
+        if hasattr(given, "to_numpy"):  # pandas or polars
+            cells = given.to_numpy()
+        else:  # DuckDB or Arrow
+            held = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given
+            cells = np.column_stack([held[code] for code in codes])
+        try:
+            tensor = as_tensor(cells)
+        except DataError as error:
+            raise DataError(
+                f"site {name}: {error}. If its rows are events, read them with read_events"
+            ) from None
+        return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
+    tensor = as_tensor(given)
+    return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))

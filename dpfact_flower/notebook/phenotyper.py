@@ -19,10 +19,10 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.model import GlobalModel, Memberships, pandas
 from dpfact_flower.machine.logs import flower_quiet
-from dpfact_flower.notebook.federated import federate
-from dpfact_flower.notebook.inputs import (
+from dpfact_flower.notebook.federated import (
     ONE_MODE,
     as_cohort,
+    federate,
     holds_sites,
     is_matrix,
     is_site,
@@ -56,7 +56,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     random_state : int, RandomState instance or None
         Public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies, window_days
-        As for `dpfact_flower.notebook.inputs.as_cohort`.
+        As for `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon
         As for `dpfact_flower.federate`. **Without `state_dir`, a ledger lasts for one fit**: each
         fit spends `epsilon` again on the same patients, and no ledger records the total.
@@ -127,7 +127,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
         Parameters
         ----------
-        X : sites, in any of the forms of `dpfact_flower.notebook.inputs.as_cohort`
+        X : sites, in any of the forms of `dpfact_flower.notebook.federated.as_cohort`
             A matrix with a row per patient is one site.
         sites : array_like of shape (patients,), optional
             Name of each patient's site, if X is a matrix, a tensor or one site.

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import clinical_measures
-from dpfact_flower.evaluation.headline import headline, uninformative_message
 from dpfact_flower.evaluation.model import GlobalModel, pandas
+from dpfact_flower.evaluation.prose import headline, uninformative_message
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
     read_config,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.certainty import false_discovery, typical_counts
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
-from dpfact_flower.estimation.refine import refine_factor
-from dpfact_flower.estimation.running_average import RunningAverage
+from dpfact_flower.estimation.refine import RunningAverage, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent

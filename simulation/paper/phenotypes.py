@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpfact_flower.evaluation.formatting import p_value
+from dpfact_flower.evaluation.page import p_value
 from dpfact_flower.tensor.match import match_columns
 from simulation.paper.convergence import fit_job
 from simulation.paper.datasets import Dataset, load

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.evaluation.replication import FAIR, by_chance
+from dpfact_flower.evaluation.comparison import FAIR, by_chance
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors

@@ -9,12 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfact_flower.evaluation.comparison import write_comparison
+from dpfact_flower.evaluation.comparison import replications, write_comparison
 from dpfact_flower.evaluation.membership import leading_codes
-from dpfact_flower.evaluation.replication import replications, write_replications
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import write_sheet
-from dpfact_flower.evaluation.run_folder import read_model, write_model, write_name, write_summary
+from dpfact_flower.evaluation.run_folder import (
+    read_model,
+    write_model,
+    write_name,
+    write_replications,
+    write_summary,
+)
 from tests.browser import browser, faults
 from tests.evaluation.folders import run_folder, site_of
 from tests.evaluation.summaries import MEASURED, SIMULATED

@@ -8,7 +8,7 @@ import pytest
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation import summarise as module
 from dpfact_flower.evaluation.clinical import coherence
-from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.run_folder import read_model, read_phenotypes, read_summary
 from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
 from dpfact_flower.evaluation.tables import GlobalCodes

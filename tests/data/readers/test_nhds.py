@@ -11,7 +11,7 @@ from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.evaluation.headline import headline
+from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.notebook.federated import federate
 from tests.cli.test_data import data

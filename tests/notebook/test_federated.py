@@ -11,7 +11,7 @@ import pyttb
 from dpfact_flower import read_events
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.notebook.inputs import as_cohort
+from dpfact_flower.notebook.federated import as_cohort
 
 EVENTS = pd.DataFrame(
     [
