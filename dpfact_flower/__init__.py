@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from dpfact_flower.solver import solve
     from dpfact_flower.strategy import DPFact
     from dpfact_flower.tensor import SparseTensor
-    from dpfact_flower.tensor.cp import CPModel
-    from dpfact_flower.tensor.match import factor_match_score
+    from dpfact_flower.tensor.cp import CPModel, factor_match_score
 
 _HOMES = {
     "CPModel": "tensor.cp",
@@ -47,7 +46,7 @@ _HOMES = {
     "SolverSettings": "settings",
     "SparseTensor": "tensor",
     "Vocabulary": "data.vocabulary",
-    "factor_match_score": "tensor.match",
+    "factor_match_score": "tensor.cp",
     "federate": "notebook.federated",
     "read_events": "data.readers.frames",
     "solve": "solver",

@@ -1,23 +1,102 @@
-"""Full English names of codes, from classifications in the public domain.
+"""The coding system, chapter, body system and full English name of a code.
 
-The names ship with the package in the folder ``names``, which also lists their sources. No network
-is needed. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system of a code.
-Codes without a prefix are assigned together: their mode gets the system that knows most of them.
+The names are in the public domain and ship with the package in the folder ``names``, which also
+lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system
+of a code. Codes without a prefix are assigned together: their mode gets the system that knows most
+of them. Dots do not matter.
+
+Both versions of ICD order their codes by chapter, so the first code of a chapter marks the
+chapter's beginning.
 """
 
 from __future__ import annotations
 
 import lzma
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
 
-from dpfact_flower.data import icd
-from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.data.vocabulary import Vocabulary, csv_rows
 
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
 """Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of their diagnoses."""
+FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
+"""Folder of the tables of names. A README there names the sources."""
+_PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
+VERSIONS = {"icd9": "9", "icd10": "10"}
+"""Version of ICD by prefix."""
+_FORMS = {
+    "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
+    "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
+}
+"""Form of a diagnosis code in each version, without its dot. The group is the category."""
+
+
+class Chapter(NamedTuple):
+    """A chapter: first and last category, name, and the first code of each body system."""
+
+    first: str
+    last: str
+    name: str
+    systems: tuple[tuple[str, str], ...]
+
+
+def _chapters() -> Iterator[tuple[str, Chapter]]:
+    text = (FOLDER / "chapters.csv").read_text(encoding="utf-8")
+    for row in csv_rows(text)[1]:
+        later = [tuple(part.split(maxsplit=1)) for part in row["later"].split(";") if part]
+        systems = ((row["first"], row["system"]), *((first, word) for first, word in later))
+        yield row["version"], Chapter(row["first"], row["last"], row["name"], systems)
+
+
+CHAPTERS = {
+    version: tuple(chapter for own, chapter in _chapters() if own == version) for version in _FORMS
+}
+"""Chapters of each version, in the order of their codes."""
+
+BODY_SYSTEMS = tuple(
+    dict.fromkeys(word for chapter in CHAPTERS["9"] for _, word in chapter.systems)
+)
+"""All words for body systems."""
+
+
+def parts(code: str) -> tuple[str, str]:
+    """Return the prefix in lower case (may be empty), and the code in capitals without its dot."""
+    match = _PARTS.fullmatch(code)
+    assert match is not None  # the last group matches any text
+    return (match[1] or "").lower(), match[2].replace(".", "").upper()
+
+
+def version_of(codes: Iterable[str]) -> str:
+    """Return the version, 9 or 10, that is the only fit for more of the codes without a prefix."""
+    bare = {code for prefix, code in map(parts, codes) if not prefix}
+    nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
+    return "10" if len(ten - nine) > len(nine - ten) else "9"
+
+
+def category(version: str, code: str) -> str:
+    """Return the category of a diagnosis code without its dot, or an empty text."""
+    match = _FORMS[version].fullmatch(code)
+    return match[1] if match else ""
+
+
+def chapter(version: str, code: str) -> Chapter | None:
+    """Return the chapter of a diagnosis code without its dot."""
+    own = category(version, code)
+    fits = (c for c in CHAPTERS[version] if len(c.first) == len(own) and c.first <= own <= c.last)
+    return next(fits, None)
+
+
+def _body_system(version: str, code: str) -> str:
+    """Return the word for a diagnosis code's body system, or an empty text. The code has no dot."""
+    found = chapter(version, code)
+    words = [word for first, word in found.systems if first <= code] if found else []
+    return words[-1] if words else ""
+
 
 _PATHS = {
     "cardiovascular": "cardiovascular", "pulmonary": "respiratory", "renal": "renal",
@@ -47,8 +126,8 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
     Unless `exact`, the name of the closest group above the code stands for a missing name.
     """
-    bare, table = icd.parts(code)[1], names_of(system)
-    for first, last, name, _ in icd.CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
+    bare, table = parts(code)[1], names_of(system)
+    for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
         if f"{first}-{last}" == bare:
             return name
     shortest = len(bare) if exact else _SHORTEST.get(system, len(bare))
@@ -69,7 +148,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
     `codes` are all codes of the mode, because one code is not enough to identify a system. A mode
     named after procedures has no diagnoses. A mode named after drugs has no known system.
     """
-    prefixes = [icd.parts(code)[0] for code in codes]
+    prefixes = [parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
     for code, prefix in zip(codes, prefixes, strict=True):
         groups.setdefault(prefix, []).append(code)
@@ -78,7 +157,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Return the body system of each code, from `icd.SYSTEMS`, or an empty text for other codes.
+    """Return the body system of each code, from `BODY_SYSTEMS`, or an empty text for other codes.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
     the body systems. Otherwise only known diagnoses have a body system.
@@ -87,7 +166,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
     if any(by_path) and all("|" in code for code in codes):
         return by_path
     return [
-        icd.system(own[3:-2], icd.parts(code)[1]) if own in ("icd9cm", "icd10cm") else ""
+        _body_system(own[3:-2], parts(code)[1]) if own in ("icd9cm", "icd10cm") else ""
         for own, code in zip(systems(mode, codes), codes, strict=True)
     ]
 
@@ -136,7 +215,7 @@ def _is_cut(word: str, whole: str) -> bool:
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
     if prefix.startswith("ccs"):
         return prefix
-    bare, procedures = [icd.parts(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
+    bare, procedures = [parts(code)[1] for code in codes], bool(_PROCEDURES.search(mode))
     possible: tuple[str, ...] = ()
     if prefix:
         both = (f"{prefix}pcs",) if procedures else (f"{prefix}cm", f"{prefix}pcs")
@@ -144,7 +223,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
     if procedures:
         possible = ("icd9pcs", "icd10pcs")
     elif not _OTHER_MODES.search(mode):
-        if icd.version_of(codes) == "10":
+        if version_of(codes) == "10":
             possible = ("icd10cm",) * (len({code[:1] for code in bare}) >= _LETTERS)
         else:
             possible = ("icd9cm",) * any(map(_ONLY_ICD9CM.fullmatch, map(str.upper, codes)))
@@ -170,7 +249,7 @@ def names_of(system: str) -> dict[str, str]:
     The first character of a line encodes how many characters it shares with the line before.
     """
     lines, last = [], ""
-    for line in lzma.decompress((icd.FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):
+    for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):
         last = last[: ord(line[0]) - ord(" ")] + line[1:]
         lines.append(last)
     half = len(lines) // 2

@@ -29,8 +29,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dpfact_flower.data.clinical_events import count, replace_codes, table_of
-from dpfact_flower.data.code_names import clearer, holds_procedures, name_of, systems
-from dpfact_flower.data.icd import VERSIONS, category, chapter, parts, version_of
+from dpfact_flower.data.code_names import (
+    VERSIONS,
+    category,
+    chapter,
+    clearer,
+    holds_procedures,
+    name_of,
+    parts,
+    systems,
+    version_of,
+)
 from dpfact_flower.data.vocabulary import csv_rows, read_text
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 

@@ -21,7 +21,7 @@ from dpfact_flower.estimation.start import random_model
 from dpfact_flower.estimation.surrogates import code_counts, likely_pairs, surrogate_patients
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
-from dpfact_flower.tensor.match import column_cosines, match_columns
+from dpfact_flower.tensor.cp import column_cosines, match_columns
 
 SPLITS = 6
 """Number of draws of z."""

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import false_discovery_control, hypergeom
 from sklearn.metrics import roc_auc_score
 
-from dpfact_flower.data.code_names import body_systems, name_of, systems
-from dpfact_flower.data.icd import parts
+from dpfact_flower.data.code_names import body_systems, name_of, parts, systems
 from dpfact_flower.data.roll_up import ccs
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import MissingDependencyError

@@ -25,7 +25,7 @@ from dpfact_flower.evaluation.run_folder import read_model, read_summary
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-from dpfact_flower.tensor.match import match_columns
+from dpfact_flower.tensor.cp import match_columns
 
 _CHANCES = 20
 _CHANCE_LEVEL = 95

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpfact_flower.data.icd import SYSTEMS
+from dpfact_flower.data.code_names import BODY_SYSTEMS
 from dpfact_flower.errors import DataError, DPFactError, MissingDependencyError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import rounded_up
@@ -194,5 +194,5 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "odds_place": lambda value, reach: round(80 + 80 * value / math.log(reach)),
     # whether the odds' interval is within 0.1 to 10; few patients give wider intervals
     "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
-    "system_class": lambda system: f"s{SYSTEMS.index(system)}",
+    "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",
 }

@@ -56,9 +56,8 @@ from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.tensor.cp import CPModel
+from dpfact_flower.tensor.cp import CPModel, factor_match_score
 from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.match import factor_match_score
 
 PAPER_BYTES_PER_SECOND = 15e6
 """The paper's assumed transfer rate, 15 MB/s."""

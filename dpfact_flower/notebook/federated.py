@@ -23,8 +23,7 @@ from dpfact_flower.notebook.run import Run
 from dpfact_flower.runtime import federate as runtime
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.settings import Scalar, SiteSettings
-from dpfact_flower.tensor.foreign import as_tensor
-from dpfact_flower.tensor.sparse import SparseTensor
+from dpfact_flower.tensor.sparse import SparseTensor, as_tensor
 
 
 def federate(

@@ -31,7 +31,7 @@ from dpfact_flower.notebook.federated import (
 )
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.settings import Scalar
-from dpfact_flower.tensor.foreign import as_tensor
+from dpfact_flower.tensor.sparse import as_tensor
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -1,7 +1,7 @@
 """Sparse tensors, their CP models, and measures of both.
 
-Import `cp` and `match` from their own modules, because they need numba, which takes half a second
-to import. The tensor type does not need numba.
+Import models from `cp`, which needs numba. Importing numba takes half a second, and the tensor type
+does not need it.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection, Weights

@@ -1,7 +1,8 @@
 """Sparse count tensors in coordinate form; mode 0 is the patients.
 
 `SparseTensor` is the only tensor type inside the package. `from_coo` validates indices and values
-once, so solvers and mechanisms need not check them again.
+once, so solvers and mechanisms need not check them again. `as_tensor` converts other libraries'
+tensors without importing the libraries.
 """
 
 from __future__ import annotations
@@ -175,6 +176,34 @@ class SparseTensor:
         for part in self.parts():
             digest.update(np.ascontiguousarray(self.values[part], "<f4").data)
         return digest.hexdigest()
+
+
+def as_tensor(value: Any) -> SparseTensor:
+    """Convert another library's tensor of counts, whose first mode is the patients.
+
+    The input is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array. The
+    zero cells of an array are dropped.
+    """
+    if isinstance(value, SparseTensor):
+        return value
+    if hasattr(value, "subs") and hasattr(value, "vals"):  # pyttb.sptensor
+        return _of_coordinates(value.subs, value.vals, value.shape)
+    if hasattr(value, "tocoo"):  # scipy.sparse
+        value = value.tocoo()
+    if hasattr(value, "coords") and hasattr(value, "data"):  # scipy.sparse, and sparse.COO
+        return _of_coordinates(np.transpose(np.asarray(value.coords)), value.data, value.shape)
+    is_pyttb = type(value).__module__.partition(".")[0] == "pyttb"
+    cells = np.asarray(value.data if is_pyttb else value)
+    if cells.dtype.kind not in "biuf":
+        raise DataError(f"tensor: need numbers, got dtype {cells.dtype}")
+    places = np.nonzero(cells)
+    return SparseTensor.from_coo(np.transpose(places), cells[places], cells.shape)
+
+
+def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
+    numbers = np.asarray(values).reshape(-1)
+    places = np.asarray(indices).reshape(len(numbers), len(shape))
+    return SparseTensor.from_coo(places, numbers, shape)
 
 
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from dpfact_flower.data import icd
+from dpfact_flower.data.code_names import FOLDER
 
 _OWN = Path(__file__).parent
 _WRITTEN_OUT = {
@@ -77,7 +77,7 @@ def main(inputs: Path) -> None:
     mapped = json.loads((mappings / "ICD10_CM_CCSR" / "dx_cat1_mapping.json").read_text())
     assert tables["ccsr"].keys() == set(mapped.values())
     for system, table in tables.items():
-        (icd.FOLDER / f"{system}.xz").write_bytes(_packed(table))
+        (FOLDER / f"{system}.xz").write_bytes(_packed(table))
         print(f"{system}: {len(table):,} names")  # noqa: T201 - a script
 
 

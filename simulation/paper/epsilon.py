@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.paper.datasets import DELTA, Dataset
 from simulation.paper.jobs import Job, Results
 from simulation.paper.plan import Plan

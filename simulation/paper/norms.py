@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpfact_flower.tensor.match import match_columns
+from dpfact_flower.tensor.cp import match_columns
 from simulation.paper.datasets import load
 from simulation.paper.jobs import Job, Result, Results
 from simulation.paper.plan import Plan

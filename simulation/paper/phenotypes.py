@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.evaluation.page import p_value
-from dpfact_flower.tensor.match import match_columns
+from dpfact_flower.tensor.cp import match_columns
 from simulation.paper.convergence import fit_job
 from simulation.paper.datasets import Dataset, load
 from simulation.paper.jobs import Job, Result, Results

@@ -28,7 +28,7 @@ from dpfact_flower.server.history import RoundRecord
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.baselines import Snapshot, pooled
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als

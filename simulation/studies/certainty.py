@@ -31,7 +31,7 @@ from dpfact_flower.evaluation.comparison import FAIR, by_chance
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.match import match_columns
+from dpfact_flower.tensor.cp import match_columns
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines import pooled
 from simulation.paper.report import Table

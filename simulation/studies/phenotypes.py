@@ -26,7 +26,7 @@ from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.paper.measures import shared_error
 from simulation.paper.report import Table

@@ -44,7 +44,7 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.baselines import pooled
 from simulation.paper.measures import codes_of, death_scores, projected, shared_error

@@ -22,7 +22,7 @@ from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.arguments import at_least, one_line_errors
 from simulation.baselines import Snapshot
 from simulation.baselines.centralised import centralised

@@ -31,7 +31,7 @@ from dpfact_flower.evaluation.membership import (
 )
 from dpfact_flower.notebook.federated import federate
 from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.match import match_columns
+from dpfact_flower.tensor.cp import match_columns
 from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.studies.halves import HALVES, half, merged
 from simulation.systems import NO_NOISE

@@ -20,7 +20,7 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.evaluation.prediction import code_presence
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import solve
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 
 SMALL = {"patients": 600, "modes": "procedures:20:2,diagnoses:30:3", "phenotypes": 5}
 

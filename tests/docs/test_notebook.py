@@ -10,7 +10,7 @@ import pytest
 mpl.use("agg")
 from matplotlib import pyplot
 
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 
 PAGE = Path(__file__).parents[2] / "docs" / "notebooks" / "own-data.ipynb"
 pytestmark = pytest.mark.slow

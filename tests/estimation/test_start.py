@@ -18,7 +18,7 @@ from dpfact_flower.estimation.start import (
     start_factors,
     usage_of,
 )
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from tests.patience import PATIENCE
 
 SIZES, RANK = (14, 18), 4

@@ -16,7 +16,7 @@ from dpfact_flower.evaluation.membership import (
     scores,
 )
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.match import match_columns
+from dpfact_flower.tensor.cp import match_columns
 from tests.conftest import count_tensor
 from tests.evaluation.folders import site_of
 

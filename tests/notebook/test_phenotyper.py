@@ -15,7 +15,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from dpfact_flower import DPFactPhenotyper
 from dpfact_flower.errors import DataError, PrivacyRefusedError, SettingsError
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 
 PLAIN = {"privacy": "none", "rounds": 2}
 EXEMPT = {

@@ -12,7 +12,7 @@ from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
 

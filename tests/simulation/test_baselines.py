@@ -17,8 +17,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import initial_state
 from dpfact_flower.site.round import stream
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import CPModel
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import CPModel, factor_match_score
 from simulation.baselines import by_site, joined, pooled, site_tensors, start, topics
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als, to_pyttb, weighted

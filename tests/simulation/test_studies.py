@@ -16,7 +16,7 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.match import factor_match_score
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.studies import (
     against_epsilon,
     certainty,

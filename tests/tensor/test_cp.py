@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import CPModel, norm_squared
+from dpfact_flower.tensor.cp import (
+    CPModel,
+    column_cosines,
+    factor_match_score,
+    match_columns,
+    norm_squared,
+)
 from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.match import column_cosines, factor_match_score, match_columns
 
 SHAPES = [(7, 5), (6, 5, 4), (5, 4, 3, 2)]
 

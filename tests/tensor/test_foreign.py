@@ -10,7 +10,7 @@ import tensorly
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor.cp import CPModel
-from dpfact_flower.tensor.foreign import as_tensor
+from dpfact_flower.tensor.sparse import as_tensor
 
 CELLS = np.random.default_rng(0).poisson(0.6, (6, 5, 4)).astype(float)
 
