@@ -107,8 +107,6 @@ NOT_RUN = {
     ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
     ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,
-    ("docs/explanation/noise.md", "python -m timeit"): "a time",
-    ("docs/explanation/noise.md", "python -m pytest"): "these tests themselves",
     ("docs/how-to/clinical-reality.md", "python -m simulation"): HOURS,
     ("docs/how-to/data.md", "python -m benchmarks.ehr"): HOURS,
     ("docs/how-to/slow-sites.md", "python -m simulation"): HOURS,
