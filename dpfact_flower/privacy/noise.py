@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.compiled import compiled
-from dpfact_flower.privacy.conversions import DISCRETE_SLACK
 from dpfact_flower.privacy.events import at_least_one
 
 SIGMA_BITS = 24
@@ -31,7 +30,6 @@ SIGMA = 1 << SIGMA_BITS
 
 Bits = NDArray[np.uint64]
 _WORDS = 4096  # 64-bit words requested at a time
-_ROUNDING = 1 + 1e-12  # exceeds the rounding of a few float operations
 
 
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
@@ -40,34 +38,6 @@ def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArr
     `random_bytes` is `os.urandom`, or a seeded generator in simulation. A sample takes 24 bytes.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
-
-
-def gaussian_slack(count: int) -> float:
-    """Return the extra epsilon over exact Gaussian noise, for `count` released values.
-
-    If integer statistics with Gaussian noise of standard deviation `SIGMA`, rounded to integers,
-    are (epsilon, delta)-DP, then with the noise of `discrete_gaussian` these statistics are
-    (epsilon + slack, exp(slack) delta)-DP. This holds for any adaptive sequence of releases with
-    `count` values in all, for epsilon <= 500 and delta >= 1e-100.
-
-    With p the discrete Gaussian and q the rounded one, for every integer n ::
-
-        -1 / (24 SIGMA**2) <= log(q(n) / p(n)) <= n**2 / (24 SIGMA**4) + (less than 1e-1000000)
-
-    The first inequality bounds p by q for every transcript. The second inequality bounds q by p for
-    noise with sum(n**2) <= (2 count + 3200) SIGMA**2. Rounded Gaussian noise is outside this set
-    with probability below exp(-800). Proof: ``docs/explanation/noise.md``.
-
-    The slack is (3 count + 3200) / (24 SIGMA**2), rounded up: 4.5e-10 for a million values. A slack
-    above `DISCRETE_SLACK`, from 2.2e9 values on, is refused.
-    """
-    slack = (3 * at_least_one("count", count) + 3200) / (24 * SIGMA**2) * _ROUNDING
-    if slack > DISCRETE_SLACK:
-        raise SettingsError(
-            f"count: {count} values under discrete noise are too many to be accounted for as "
-            f"Gaussian; their slack is {slack:.2g}, allowed is {DISCRETE_SLACK:g}"
-        )
-    return slack
 
 
 def _sample(

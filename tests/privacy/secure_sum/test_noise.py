@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.privacy.noise import SIGMA, _sample, discrete_gaussian, gaussian_slack
+from dpfact_flower.privacy.noise import SIGMA, _sample, discrete_gaussian
 from tests.privacy.secure_sum.group import Group
 
 ALPHA = 1e-6
@@ -74,8 +74,9 @@ def test_at_the_products_grid_tau_is_nothing():
     assert log10_tau(50) < log10_tau(2) + 1 < -1e15
     # So shares of m sites have the slack of m times the variance; tau, at each value and for each
     # of two data sets, adds nothing.
-    slack = gaussian_slack(134_000) / 4 + 2 * 134_000 * 10.0 ** log10_tau(4)
-    assert slack == pytest.approx(gaussian_slack(134_000) / 4, rel=1e-15)
+    of_one = (3 * 134_000 + 3200) / (24 * SIGMA**2)  # the lemma of docs/explanation/noise.md
+    slack = of_one / 4 + 2 * 134_000 * 10.0 ** log10_tau(4)
+    assert slack == pytest.approx(of_one / 4, rel=1e-15)
     assert slack < 2e-10
 
 
