@@ -173,14 +173,11 @@ def _levers(outlook: Outlook) -> Table:
 
 def _asked(needs: Needs) -> str:
     text = (
-        f"a site needs about {_bytes(needs.memory)} of memory besides its data, sends "
-        f"{_bytes(needs.sent)} and computes for {needs.seconds:,.0f} s on one idle core"
+        f"a site needs about {_bytes(needs.memory)} of memory besides its data and sends "
+        f"{_bytes(needs.sent)}"
     )
     if needs.server:
-        text += (
-            f"; the server needs about {_bytes(needs.server)} and computes for about "
-            f"{needs.server_seconds:,.0f} s"
-        )
+        text += f"; the server needs about {_bytes(needs.server)} of memory"
     return text + f"; far less with codes = {needs.codes}" * bool(needs.codes)
 
 

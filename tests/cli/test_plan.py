@@ -47,12 +47,9 @@ def test_it_foresees_what_helps_and_what_a_site_needs():
     assert f"{100 * found['outlook']['chance']:.0f} in 100" in text
     assert "2.4 GB of memory" in text
     needs = found["needs"]
-    server = (
-        f"the server needs about 7.8 GB and computes for about {needs['server_seconds']:,.0f} s"
-    )
-    assert server in text
+    assert "the server needs about 7.8 GB of memory" in text
     assert needs["server"] == pytest.approx(7.8e9, rel=0.01)
-    assert found["needs"]["codes"] == "1000x1000"
+    assert needs["codes"] == "1000x1000"
     assert "codes = 1000x1000" in text
     levers = {lever["name"]: lever for lever in found["outlook"]["levers"]}
     assert set(levers) == {"rank", "epsilon", "patients", "codes", "sites"}

@@ -40,14 +40,6 @@ _SURROGATE_BYTES = 80_000_000
 _SENT_BITS, _MASKED_BITS = 12, 32
 """Bits of a value in a message (docs/explanation/noise.md), and of a masked value (48 if `patients`
 is unknown)."""
-_NOISE_SECONDS, _REFIT_SECONDS = 1e-6, 2e-7
-"""Seconds on an idle core for one value's noise, and for one patient's refit per phenotype."""
-_FIT_STEPS, _SEARCH_STEPS = 100, 12
-"""Iterations of the server's start in addition to one growth iteration per phenotype, and steps of
-growth's search for a phenotype, each with one direction per site and four random directions."""
-_PRODUCTS, _SURROGATE_SECONDS = 3e10, 0.4
-"""Multiply-adds per second of an idle core, and seconds per phenotype for surrogates, measured for
-518 and 200 codes, 20 and 50 phenotypes and 6 to 200 sites."""
 
 
 class Facts(NamedTuple):
@@ -115,8 +107,7 @@ class Lever(NamedTuple):
 class Outlook(NamedTuple):
     """The forecast for a plan, from public facts alone. Values are NaN if these facts are unknown.
 
-    `sentence` has the verdict in plain words, with the changes that would help. `rank` is the
-    largest number of phenotypes with a good verdict, from 1 to the plan's number. `signal` is
+    `sentence` has the verdict in plain words, with the changes that would help. `signal` is
     patients per phenotype against the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for I
     patients, n codes and T sites. This noise is the largest eigenvalue of a random matrix. At this
     signal, planted, distinct phenotypes reached the factor match score `score`, and `chance` is the
@@ -125,7 +116,6 @@ class Outlook(NamedTuple):
 
     verdict: Verdict
     sentence: str
-    rank: int
     signal: float
     score: float
     chance: float
@@ -133,18 +123,15 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Resources that a run needs at one site and at the server, in bytes and seconds of a core.
+    """Memory and traffic in bytes that a run needs at one site, and the server's memory.
 
-    `memory` is for the largest release, without the patients' data, and `seconds` for all releases
-    (for the noise alone if `patients` is unknown). The server's values are for the start, or 0 if
-    sites are unknown. `codes` is a setting that would make a large start smaller.
+    `memory` is for the largest release, without the patients' data. `server` is for the start, or 0
+    if sites are unknown. `codes` is a setting that would make a large start smaller.
     """
 
     memory: int
     server: int
-    server_seconds: float
     sent: int
-    seconds: float
     codes: str
 
 
@@ -164,12 +151,11 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
         return Outlook(
             "unknown",
             "The outlook is unknown: set patients and sites to public estimates.",
-            facts.rank, math.nan, math.nan, math.nan, (),
+            math.nan, math.nan, math.nan, (),
         )  # fmt: skip
     signal = facts.start_scale * multiplier
     score = float(np.interp(signal, _SIGNALS, _SCORES))
     strength = signal * math.sqrt(facts.rank)
-    rank = max(1, min(facts.rank, math.floor(facts.rank * (strength / good_strength()) ** 2)))
     chance = chance_of(strength)
     verdict: Verdict = "weak"
     if strength >= good_strength():
@@ -178,23 +164,18 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
         verdict = "hopeless"
     levers = _levers(facts, strength, mu, epsilon, delta)
     sentence = _sentence(verdict, facts, signal, epsilon, levers)
-    return Outlook(verdict, sentence, rank, signal, score, chance, levers)
+    return Outlook(verdict, sentence, signal, score, chance, levers)
 
 
-def needs_of(counts: tuple[int, ...], refinements: int, facts: Facts, offered: str) -> Needs:
-    """Return the resources for releases with `counts` values. `offered` becomes `Needs.codes`."""
+def needs_of(counts: tuple[int, ...], facts: Facts, chosen: str) -> Needs:
+    """Return the resources for releases with `counts` values. `chosen` is the setting `codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
-    values = sum(counts) * slots
-    each = facts.patients / facts.sites if facts.known else 0.0
-    refits = _REFIT_SECONDS * each * facts.rank * refinements
-    codes = "" if offered or sum(facts.sizes) <= _MANY_CODES else _fewer(facts.sizes, _MANY_CODES)
+    many = not chosen and sum(facts.sizes) > _MANY_CODES
     return Needs(
-        BYTES_A_VALUE * max(counts) * slots,
-        _server_bytes(facts) if facts.sites else 0,
-        _server_seconds(facts) if facts.sites else 0.0,
-        values * bits // 8,
-        _NOISE_SECONDS * values + refits,
-        codes,
+        memory=BYTES_A_VALUE * max(counts) * slots,
+        server=_server_bytes(facts) if facts.sites else 0,
+        sent=sum(counts) * slots * bits // 8,
+        codes=_fewer(facts.sizes, _MANY_CODES) if many else "",
     )
 
 
@@ -202,13 +183,6 @@ def _server_bytes(facts: Facts) -> int:
     values, apart = strict_size(sum(facts.sizes)), min(facts.sums, _APART)
     each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
     return max(values * each, _SURROGATE_BYTES)
-
-
-def _server_seconds(facts: Facts) -> float:
-    rank, apart = facts.rank, min(facts.sums, _APART)
-    columns = rank * (_FIT_STEPS + rank + _SEARCH_STEPS * (apart + 4))
-    products = 2 * apart * sum(facts.sizes) ** 2 * columns
-    return products / _PRODUCTS + _SURROGATE_SECONDS * rank
 
 
 def _levers(

@@ -160,7 +160,7 @@ def plan_patient(
         facts, math.sqrt(2 * split.start), math.sqrt(2 * total), settings.epsilon, settings.delta
     )
     counts = tuple(release.count for release in releases)
-    needs = needs_of(counts, split.rounds * len(kept), facts, settings.codes)
+    needs = needs_of(counts, facts, settings.codes)
     return PatientPlan(
         releases, len(releases) + 1, split.share, split.rounds, bound, memory, settings.delta,
         outlook, needs, facts.sharing,
