@@ -166,18 +166,17 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
         _correlation("between jobs", [(s[first][:-1], s[first][1:]) for s in cut]),
         _correlation("between sites", [(s[first], s[other]) for s in cut]),
         _correlation("asked again", [(s[first], s[again]) for s in cut]),
-        _correlation("within a release", [(s[first], None) for s in cut]),
+        _correlation("within a release", [(s[first], s[first]) for s in cut]),
     )
 
 
-def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats | None]]) -> Finding:
+def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
     """Return the largest |z| (Fisher's) of the correlations of paired rows, at any offset."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
-        jobs = len(one) if two is None else min(len(one), len(two))
-        mate = one[:jobs] if two is None else two[:jobs]
-        products, overlaps = _lagged(one[:jobs], mate)
-        if two is None:
+        jobs = min(len(one), len(two))
+        products, overlaps = _lagged(one[:jobs], two[:jobs])
+        if one is two:
             overlaps[one.shape[1] - 1] = 0  # offset 0 compares a value with itself
         looked = overlaps * jobs >= _LEAST_OVERLAP
         if not looked.any():

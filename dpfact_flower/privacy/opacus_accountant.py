@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
 
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.privacy.conversions import (
@@ -57,10 +56,8 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         else:
             self.history.append((multiplier, rate, 1))
 
-    def get_epsilon(self, delta: float, **kwargs: Any) -> float:
+    def get_epsilon(self, delta: float) -> float:
         """Return the epsilon spent so far: infinity after a step without noise."""
-        if kwargs:
-            raise SettingsError(f"zcdp accountant takes no options; got {', '.join(kwargs)}")
         log_of_inverse(delta)  # refuses a delta outside (0, 1)
         history = [_checked_step(step) for step in self.history]
         if not history:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dpfact_flower.privacy.conversions import log_of_inverse, rho_for_epsilon, sigma_of
+from dpfact_flower.privacy.conversions import rho_for_epsilon, sigma_of
 from dpfact_flower.privacy.events import PAPER_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.noise_source import Noise
@@ -26,12 +26,6 @@ class PaperPlan:
     delta: float
     rounds: int
     factors: int = 2
-
-    def __post_init__(self) -> None:
-        positive("rho", self.rho)
-        log_of_inverse(self.delta)
-        at_least_one("rounds", self.rounds)
-        at_least_one("factors", self.factors)
 
     @property
     def total_rho(self) -> float:

@@ -146,11 +146,6 @@ def test_bad_delta_is_refused(delta):
             accountant.get_epsilon(delta)
 
 
-def test_options_are_refused():
-    with pytest.raises(SettingsError, match="alphas"):
-        after(HISTORIES[0]).get_epsilon(1e-5, alphas=[2.0])
-
-
 def test_opacus_calibrates_noise_with_our_accountant():
     register()
     multiplier = get_noise_multiplier(
