@@ -62,9 +62,6 @@ GIVEN = {
     "README.md": ["import pandas\nevents = pandas.read_csv('events.csv', parse_dates=['time'])"],
     "docs/how-to/audit.md": [_EICU],
     "docs/how-to/existing-flower.md": [_EICU],
-    "docs/how-to/extend.md": [
-        f"{_SITES}from dpfact_flower import Cohort\nCohort('own', sites[:3]).save('data/own')"
-    ],
     "docs/how-to/results.md": [f"{_SITES}sites[0].save('SITE.npz')"],
 }
 """What a page takes for granted, as commands or Python to run before it."""

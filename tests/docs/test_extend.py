@@ -2,18 +2,23 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from dpfact_flower import DPFact, InProcessGrid
 from dpfact_flower.cli.main import app
+from dpfact_flower.client_app import app as client
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import PRESETS
 from dpfact_flower.machine.registry import Registry
+from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.guarantee import accountants
 from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.rules import site_rules
@@ -99,24 +104,90 @@ def repeated(tensor: SparseTensor, times: int) -> SparseTensor:
     return SparseTensor.from_coo(indices, np.tile(tensor.values, times), (times * patients, *sizes))
 
 
-def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, first, cohort: Cohort):
+class FrequencyRule:
+    """The server's half of the page's rule: one column per mode, with the codes' noisy shares."""
+
+    name = "frequency"
+    rounds = 1
+    selection = ()
+    event_of: Callable[..., ReleaseEvent]  # the page's function
+
+    def __init__(self, feature_shape, solver, privacy, run):
+        self.privacy, self.sizes = privacy, tuple(feature_shape)
+        self.factors = tuple(np.zeros((size, 1), np.float32) for size in self.sizes)
+
+    def anchors(self, round_number):
+        return ()  # sites need no factors for this round
+
+    def reply_shapes(self, round_number):
+        return [(sum(self.sizes),)]
+
+    def planned_events(self, round_number):
+        return (self.event_of(self.privacy, self.sizes),)
+
+    def check_sites(self, sites):
+        pass
+
+    def needs_quorum(self, round_number):
+        return True
+
+    def update(self, round_number, replies):
+        total = np.maximum(sum(reply.arrays[0].astype(np.float64) for reply in replies), 0)
+        modes = np.split(total, np.cumsum(self.sizes)[:-1])
+        self.factors = tuple((m / max(m.sum(), 1))[:, None].astype(np.float32) for m in modes)
+
+    def state(self):
+        return {f"factor_{mode}": factor for mode, factor in enumerate(self.factors)}
+
+    def restore(self, arrays):
+        self.factors = tuple(arrays[f"factor_{mode}"] for mode, _ in enumerate(self.sizes))
+
+
+def learn_frequencies(cohort: Cohort) -> Coordinator:
+    """Run the rule in one process, with a ledger for each site."""
+    sites = [
+        {
+            "site": site.name,
+            "data-path": f"data/own/{site.name}.npz",
+            "state-dir": str(Path("state", site.name).absolute()),
+            "allow-privacy": "patient",
+            "max-epsilon": 1.0,
+            "allow-rules": "frequency",
+        }
+        for site in cohort.sites
+    ]
+    strategy = DPFact(
+        cohort.sites[0].tensor.feature_shape,
+        rule=FrequencyRule,
+        privacy=PrivacySettings(epsilon=1.0),
+        run=RunSettings(sites=len(sites), min_sites=len(sites)),
+    )
+    strategy.start(InProcessGrid(client, sites))
+    return strategy.coordinator
+
+
+def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(
+    folder, first, cohort: Cohort, monkeypatch
+):
     # Of everybody fifty, so that the noise cannot hide what is largest.
     many = [
         SiteData(site.name, repeated(site.tensor, 50), site.vocabularies) for site in cohort.sites
     ]
     Cohort("own", tuple(many)).save(folder / "data" / "own")
     names = run("A rule with a release", first)
+    monkeypatch.setattr(FrequencyRule, "event_of", staticmethod(names["event_of"]), raising=False)
+    coordinator = learn_frequencies(cohort)
     for site in cohort.sites:
         with Ledger(folder / "state" / site.name / site.name, create=False) as ledger:
             (event,) = ledger.events()
             assert ledger.verify() == []
-        assert event == names["event_of"](names["strategy"].coordinator.privacy, (9, 12))
-    (record,) = names["strategy"].coordinator.records
+        assert event == names["event_of"](coordinator.privacy, (9, 12))
+    (record,) = coordinator.records
     assert record.sites == ("site-1", "site-2", "site-3")
-    for factor in names["frequencies"]:
+    for factor in coordinator.factors:
         assert factor.sum() == pytest.approx(1, rel=1e-6)
     # Everybody has code 0 of both modes (see `cohort`): the largest of some 20, through the noise.
-    assert [int(factor.argmax()) for factor in names["frequencies"]] == [0, 0]
+    assert [int(factor.argmax()) for factor in coordinator.factors] == [0, 0]
 
 
 def test_a_loss_is_taken_by_name(first):
