@@ -98,9 +98,9 @@ def superlink(context: typer.Context) -> None:
 
     flower-superlink itself would keep running, and every run would stay pending.
     """
-    from dpfact_flower.runtime.superlink_main import superlink_main
+    from dpfact_flower.runtime.services import run_superlink
 
-    superlink_main(context.args)
+    run_superlink(context.args)
 
 
 def submit(

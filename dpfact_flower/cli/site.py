@@ -113,9 +113,9 @@ def site_connect(context: typer.Context) -> None:
 
     flower-supernode itself would keep running offline, and systemd would not start it again.
     """
-    from dpfact_flower.runtime.connect import connect
+    from dpfact_flower.runtime.services import run_supernode
 
-    connect(context.args)
+    run_supernode(context.args)
 
 
 @site_app.command("check")

@@ -107,7 +107,10 @@ class Connection:
             words += ["--federation-config", federation_config]
         answer = self._ask(*words)
         if not answer.get("run-id"):
-            raise RunFailedError(f"nothing was started: {_reason(answer)} (see flwr ls)")
+            raise RunFailedError(
+                f"it is unknown whether the run was started: {_reason(answer)}; look with "
+                f"flwr ls {self.name} before you submit it again"
+            )
         return str(answer["run-id"])
 
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts it at
 the hospital: anyone who may submit a run can run code there. This executor starts the installed
-`dpfact_flower.runtime.clientapp` instead, and never unpacks, installs or imports the app sent.
+`dpfact_flower.runtime.worker` instead, and never unpacks, installs or imports the app sent.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ an unknown version of Flower before importing this module.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
-    ObjectUnavailableError,
     pull_and_inflate_object_from_tree,
 )
 from flwr.supercore.interceptors import (
@@ -51,8 +49,8 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
 and an absent SuperNode must not block the executor's next message or its end."""
-_PATIENCE_SECONDS = 60.0
-"""Longest wait for the next part of a message during its transfer."""
+_FETCH_SECONDS = 300.0
+"""Longest wait for the missing parts of a message. Flower itself waits for two hours."""
 
 
 class OwnSuperNode:
@@ -184,8 +182,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     """Fetch the claimed message without its app, like `flwr.supernode.runtime.run_clientapp`.
 
-    If the server ends during the transfer, Flower's own function waits for missing parts for more
-    than an hour, and meanwhile the site could not answer any other message.
+    If the server ends during the transfer, parts never come, and meanwhile the site cannot answer
+    any other message.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:
@@ -193,35 +191,13 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(
         tree,
-        while_they_come(make_pull_object_fn_protobuf(client.PullObject, node, run)),
+        make_pull_object_fn_protobuf(client.PullObject, node, run),
         make_confirm_message_received_fn_protobuf(client.ConfirmMessageReceived, node, run),
         return_type=Message,
+        max_time=_FETCH_SECONDS,
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # not part of the message
     return message
-
-
-def while_they_come(
-    pull: Callable[[str], bytes],
-    patience: float = _PATIENCE_SECONDS,
-    now: Callable[[], float] = time.monotonic,
-) -> Callable[[str], bytes]:
-    """Wrap `pull` to give up after `patience` seconds without an object in any thread."""
-    last = now()
-
-    def pulled(identifier: str) -> bytes:
-        nonlocal last
-        try:
-            response = pull(identifier)
-        except ObjectUnavailableError:
-            if now() - last < patience:
-                raise
-            reason = f"no part of the message has come for {patience:g} s; its server has gone"
-            raise ObjectPullError(identifier, reason) from None
-        last = now()
-        return response
-
-    return pulled
 
 
 def message_to_bytes(message: Message) -> bytes:

@@ -1,14 +1,15 @@
 """Answers to messages, computed in a process without a connection to the SuperNode.
 
-The executor, which is the parent, fetches the message, starts the process, and sends the reply.
-Only the process reads the patients' data. If the process dies or hangs, the executor replies with
-the same error code and at the same time as after every failed round. Otherwise the SuperNode would
-report the failure at a time that depends on the patients.
+The executor, which is the parent, fetches the message, starts the process (`main`), and sends the
+reply. Only the process reads the patients' data. If the process dies or hangs, the executor replies
+with the same error code and at the same time as after every failed round. Otherwise the SuperNode
+would report the failure at a time that depends on the patients.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
+from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import (
     ClaimedMessage,
     OwnSuperNode,
@@ -34,7 +37,7 @@ from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_lef
 from dpfact_flower.site.metrics import ANSWERING
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
-_COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.clientapp")
+_COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
 """Time after the end of a round in which a process can report that it is late."""
 
@@ -140,3 +143,44 @@ class Answering:
         finally:
             end.cancel()
             process.kill()
+
+
+# --- the process
+
+
+def answered(question: Question, came_in: float, app: ClientApp) -> Message:
+    """Answer one message with the hospital's own settings only."""
+    settings = SiteSettings.from_config(question.settings)
+    try:
+        return app(question.message, question.context())
+    except Exception as error:  # no text of an error may reach the server
+        reason = log_privately(settings.site, error)
+        # The app's own functions delay their replies, but this message reached no such function.
+        ReplyDelay(settings.reply_after, came_in).wait()
+        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=question.message)
+
+
+def main() -> None:
+    """Answer the `Question` on standard input with the installed app.
+
+    Write the question's arrival time (`time.monotonic`) on one line, the reply's size on the next,
+    and the reply.
+    """
+    # The executor never imports the app. The process does so before the question's arrival, because
+    # the app delays its replies from that time.
+    from dpfact_flower.client_app import app  # noqa: PLC0415
+
+    offer_to_be_ended()
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # other output goes to the log
+        question, came_in = Question.from_bytes(sys.stdin.buffer.read()), time.monotonic()
+        hold_beside(question.held)
+        out.write(f"{came_in}\n".encode())
+        out.flush()
+        reply = message_to_bytes(answered(question, came_in, app))
+        out.write(f"{len(reply)}\n".encode())
+        out.write(reply)
+
+
+if __name__ == "__main__":
+    main()

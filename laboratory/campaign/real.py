@@ -38,7 +38,7 @@ TARGETS = {
     "the centre's SuperExec": ("centre", "flower-superexec"),
     "a SuperNode": ("node", ""),
     "a hospital's executor": ("site", ""),
-    "a hospital's ClientApp": ("site", "dpfact_flower.runtime.clientapp"),
+    "a hospital's ClientApp": ("site", "dpfact_flower.runtime.worker"),
 }
 """What is hit: the unit that it is of, and words of its command line; none for the unit's own."""
 SIGNALS = {"killed": signal.SIGKILL, "ended": signal.SIGTERM, "stopped": signal.SIGSTOP}
@@ -217,7 +217,7 @@ class RealRun:
             for problem in self._ledger_problems(folder):
                 yield f"{folder.name}: {problem}"
         for each in self.made.hospitals:
-            if self.made.find(f"site {each.name}", "dpfact_flower.runtime.clientapp"):
+            if self.made.find(f"site {each.name}", "dpfact_flower.runtime.worker"):
                 yield f"{each.name}: a process still works on something"
         if self.scenario.mode == "none":
             yield from self._same_bits()

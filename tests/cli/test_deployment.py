@@ -120,14 +120,15 @@ AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UN
     [({"success": False, "error-message": "no such connection"}, "no such connection"),
      (AWAY, "Connection to the SuperLink is unavailable")],
 )  # fmt: skip
-def test_what_was_not_started_says_so_in_flowers_words_and_is_not_submitted_twice(
+def test_a_run_without_a_number_may_have_begun_and_is_not_submitted_twice(
     flower, tmp_path, answer, says
 ):
     """The SuperLink may have taken the run before it went away: sites would pay for two."""
     (tmp_path / "run").write_text(json.dumps(answer))
     done, asked = flower()
     assert isinstance(done.exception, RunFailedError)
-    assert re.search(f"nothing was started: .*{says}", str(done.exception))
+    assert re.search(rf"unknown whether the run was started: .*{says}", str(done.exception))
+    assert "flwr ls centre before" in str(done.exception)
     assert len(asked) == 1
 
 

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from dpfact_flower import preflight
 from dpfact_flower.machine import flower
-from dpfact_flower.runtime import superlink_main, supernode
+from dpfact_flower.runtime import services, supernode
 from tests.test_house import MODULES, ROOT
 
 PUBLIC = {
@@ -35,7 +35,6 @@ INSIDE = sorted(
 )
 """Every name of Flower's inside: the module that uses it, where it comes from, what it is."""
 ATTRIBUTES = {
-    "FleetHttpClient": ("_send",),
     "start_client_internal": ("_pull_and_store_message", "push_object_contents_from_iterable"),
     "TaskIdentity": ("task_id", "run_id", "node_id"),
     "Run": ("create_empty",),
@@ -56,7 +55,7 @@ ATTRIBUTES = {
 """What is used of these that mypy does not see, or that is changed."""
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
-    "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/superlink_main: _HELPER"),
+    "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/services: _HELPER"),
     'FINISHED = "finished"': ("common/constant.py", "runtime/connection: _FINISHED, COMPLETED"),
     'COMPLETED = "completed"': ("common/constant.py", "runtime/connection: COMPLETED"),
     "%s raised an exception": ("superlink/runtime/run_serverapp.py", "machine/logs: in_one_line"),
@@ -98,7 +97,7 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
 
 
 def test_the_helpers_name_is_as_linux_shows_it():
-    assert "flower-superexec".startswith(superlink_main._HELPER)
+    assert "flower-superexec".startswith(services._HELPER)
 
 
 def test_the_range_is_that_of_the_known_releases_everywhere():

@@ -4,22 +4,22 @@ import os
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from flwr.proto.runtime_pb2 import AcquireTaskResponse
+from flwr.app import Context, RecordDict
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
+from flwr.proto.runtime_pb2 import AcquireTaskResponse, PullAppMessagesResponse
 from flwr.proto.task_pb2 import Task
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectUnavailableError,
-    pull_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.access import user_name
 from dpfact_flower.machine.processes import Listener
 from dpfact_flower.runtime import supernode
-from dpfact_flower.runtime.supernode import OwnSuperNode, Tasks, claimed, while_they_come
+from dpfact_flower.runtime.supernode import OwnSuperNode, Tasks, claimed
 
 ME = os.geteuid()
 NOBODY = OwnSuperNode("127.0.0.1", 9, 0)
@@ -71,42 +71,18 @@ def test_a_supernode_with_another_secret_ends_the_executor(status):
         tasks(failed(status))[0].claim()
 
 
-class Clock:
-    """Seconds that go on by as many with each look."""
-
-    def __init__(self, step):
-        self.step, self.seconds = step, 0.0
-
-    def __call__(self):
-        self.seconds += self.step
-        return self.seconds
-
-
-def parts(come: dict[str, bytes], late: dict[str, int]):
-    """What pulls parts of a message: some come after so many tries, others never."""
-
-    def pull(identifier: str) -> bytes:
-        late[identifier] = late.get(identifier, 0) - 1
-        if identifier not in come or late[identifier] >= 0:
-            raise ObjectUnavailableError(identifier)
-        return come[identifier]
-
-    return pull
-
-
-def test_a_message_whose_parts_never_come_is_given_up():
+def test_a_message_whose_parts_never_come_is_given_up(monkeypatch):
     """Its server ended while it sent: with Flower's own patience the site answered nobody."""
-    pull = while_they_come(parts({"a": b"1"}, {}), patience=60, now=Clock(13))
-    with pytest.raises(ObjectPullError, match="no part of the message has come for 60 s"):
-        pull_objects(["a", "b"], pull, initial_backoff=0.001)
-
-
-def test_a_message_that_comes_slowly_is_fetched_whole():
-    come = {str(part): bytes([part]) for part in range(8)}
-    slow = {str(part): part for part in range(8)}  # in all longer than the patience
-    pull = while_they_come(parts(come, slow), patience=60, now=Clock(7))
-    found = pull_objects(list(come), pull, max_concurrent_pulls=1, initial_backoff=0.001)
-    assert found == come
+    monkeypatch.setattr(supernode, "_FETCH_SECONDS", 0.0)
+    tree = ObjectTree(object_id="a")
+    pulled = PullAppMessagesResponse(messages_list=[ProtoMessage()], message_object_trees=[tree])
+    client = SimpleNamespace(
+        PullMessages=lambda _: pulled,
+        PullObject=lambda _: PullObjectResponse(object_found=True, object_available=False),
+        ConfirmMessageReceived=None,
+    )
+    with pytest.raises(ObjectPullError, match="timeout"):
+        supernode._fetched(client, Context(1, 7, {}, RecordDict(), {}))
 
 
 def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):

@@ -13,9 +13,10 @@ from flwr.common.serde import context_to_proto
 from flwr.proto.runtime_pb2 import PullTaskInputResponse, PushTaskOutputRequest
 from flwr.supercore.task_identity import TaskIdentity
 
+from dpfact_flower.client_app import app
 from dpfact_flower.runtime import supernode, worker
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed, message_to_bytes
-from dpfact_flower.runtime.worker import Answering, Question
+from dpfact_flower.runtime.worker import Answering, Question, answered
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import ReplyDelay
@@ -25,6 +26,7 @@ from tests.patience import PATIENCE
 pytestmark = pytest.mark.process
 NODE = OwnSuperNode("127.0.0.1", 1, 0)
 FAILED = "dpfact:failed (details are in the site's own log)"
+CANARY = "canary-4711"
 BEGUN = "import os, sys, time; sys.stdin.read(); print(5.5, flush=True); "
 
 
@@ -49,10 +51,15 @@ class Client:
         self.said.append("closed")
 
 
-@pytest.fixture
-def message(monkeypatch):
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
+    """Without which Flower makes no message."""
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 7)
+
+
+@pytest.fixture
+def message():
     content = RecordDict({"x": ConfigRecord({"number": 2.5})})
     message = Message(content, 11, "train", ttl=600.0, group_id="3")
     message.metadata.__dict__["_message_id"] = "m" * 64
@@ -237,3 +244,45 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
     Answering(None, NODE).answer("t")  # it lives on, and Flower says that it is gone
     assert len(stopped) == 1
     assert client.said == ["closed"]
+
+
+# --- the process: its own settings and the installed app decide, whatever else came
+
+
+@pytest.fixture
+def settings(tmp_path, cohort_folder):
+    return {
+        "site": "site-1", "data-path": f"{cohort_folder}/site-1.npz",
+        "state-dir": f"{tmp_path}/state", "allow-privacy": "none",
+    }  # fmt: skip
+
+
+def reason(settings, kind: str = "train", answering_app=app) -> str:
+    """Of the refusal of a message with whatever a SuperLink may have put in."""
+    message = Message(RecordDict({"x": ConfigRecord({"x": CANARY})}), 7, kind)
+    reply = answered(Question(message, 1, 7, settings), 0.0, answering_app)
+    assert reply.has_error()
+    return reply.error.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [("train", "message"), ("evaluate", "privacy-refused"), ("query", "message"),
+     ("train.other", "internal")],
+)  # fmt: skip
+def test_whatever_is_asked_is_refused_with_a_code_that_leaves_at_its_time(
+    settings, kind, code, monkeypatch
+):
+    slept = []
+    monkeypatch.setattr(ReplyDelay, "wait", lambda self: slept.append(self._seconds))
+    said = reason({**settings, "reply-after": 7.0}, kind)
+    assert said == f"dpfact:{code} (details are in the site's own log)"
+    assert slept == [7.0]
+
+
+def test_nothing_of_an_unexpected_error_leaves(settings, caplog):
+    def broken(message, context):
+        raise ValueError(CANARY)
+
+    assert reason(settings, answering_app=broken).startswith("dpfact:internal")
+    assert CANARY not in caplog.text

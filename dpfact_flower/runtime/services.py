@@ -1,0 +1,168 @@
+"""Flower's SuperLink and SuperNode as services: `dpfact superlink` and `dpfact site connect`.
+
+A service ends when one of its parts has failed, so that systemd restarts it. Both commands work
+around faults of Flower:
+
+- If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
+  restart it, and all runs stay `pending`.
+- The SuperLink waits only five seconds for its own database, and two runs on a slow machine can
+  need more. After that, the SuperExec ends with all ServerApps.
+- When the SuperNode's connection fails unexpectedly, one thread ends, but the other threads
+  continue.
+- The SuperNode waits for ever for the remaining parts of a reply if the executor was killed.
+- The SuperNode sends a reply only after it has received another message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dpfact_flower.errors import StateError
+from dpfact_flower.machine.flower import refuse_unknown_version
+from dpfact_flower.machine.logs import use_flower_handler
+from dpfact_flower.runtime.connection import quiet_environment
+
+_HELPER = "flower-superexec"[:15]
+"""Name of the helper's process, in the short form of Linux."""
+_BUSY_MILLISECONDS = 25_000
+"""Time limit for a busy database. Flower's clients wait 30 s before they ask again."""
+_PART_SECONDS = 60.0
+"""Time limit for a part of a reply, which comes from this machine."""
+_logger = logging.getLogger(__name__)
+
+
+def run_superlink(options: Sequence[str]) -> None:
+    """Run a SuperLink with options of `flower-superlink` until it is stopped or its helper ends."""
+    refuse_unknown_version()
+    refuse_damaged(options)
+    os.environ.update(quiet_environment())  # before Flower is imported
+    wait_for_the_database()
+    from flwr.superlink.cli import flower_superlink  # noqa: PLC0415
+
+    use_flower_handler()
+    sys.argv = ["flower-superlink", *options]
+    signal.signal(signal.SIGCHLD, lambda *_: _end_without_helper())
+    flower_superlink()
+
+
+def run_supernode(options: Sequence[str]) -> NoReturn:
+    """Run a SuperNode with options of `flower-supernode` until it is stopped or gives up."""
+    refuse_unknown_version()
+    os.environ.update(quiet_environment())  # before Flower is imported
+    from flwr.supernode import start_client_internal as node  # noqa: PLC0415
+    from flwr.supernode.cli import flower_supernode  # noqa: PLC0415
+
+    use_flower_handler()
+    sys.argv = ["flower-supernode", *options]
+    threading.excepthook = lambda failed: _end(
+        f"a part of the SuperNode has failed ({failed.exc_value!r})"
+    )
+    names, push = vars(node), vars(node)["push_object_contents_from_iterable"]
+    names["_pull_and_store_message"] = _or_send(node._pull_and_store_message)
+    names[push.__name__] = lambda parts, **options: push(_while_they_come(parts), **options)
+    code: int | str | None = 1
+    try:
+        flower_supernode()  # returns, with Flower's exit code 0, when the SuperNode gives up
+        _logger.error("the SuperNode no longer tries to reach the SuperLink (the reason is above)")
+    except SystemExit as end:
+        code = end.code
+    except Exception:
+        _logger.exception("the SuperNode has failed")
+    logging.shutdown()
+    os._exit(code if isinstance(code, int) else int(code is not None))  # ends all threads
+
+
+# --- the SuperLink
+
+
+def refuse_damaged(options: Sequence[str]) -> None:
+    """Refuse a damaged SQLite database in the file of the option ``--database``."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--database", type=Path)
+    path: Path | None = parser.parse_known_args(options)[0].database
+    if path is None or not path.is_file():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as database:
+            (damage,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:  # busy, or not readable: Flower reports this itself
+        return
+    except sqlite3.DatabaseError as error:
+        damage = str(error)
+    if damage != "ok":
+        raise StateError(
+            f"{path}: the SuperLink's database is damaged ({damage}): restore a copy, or move the "
+            "file away and register every hospital again"
+        )
+
+
+def wait_for_the_database() -> None:
+    """Make the SuperLink, which is imported later, wait for other writers to its database."""
+    from flwr.supercore import constant  # noqa: PLC0415
+
+    pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
+    constant.SQLITE_PRAGMAS = tuple(pragmas.items())  # type: ignore[assignment]
+
+
+def _end_without_helper() -> None:
+    if _helper_has_ended():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _end("the SuperLink's helper, which starts runs, has ended")
+
+
+def _helper_has_ended() -> bool:
+    """Return whether the ended child is the helper, because libraries start other children."""
+    with suppress(OSError):  # another part of the process has reaped the child
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended:
+            return Path(f"/proc/{ended.si_pid}/comm").read_text().strip() == _HELPER
+    return False
+
+
+# --- the SuperNode
+
+
+def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Wrap `pull`, which asks for a message. If none comes, return the run of a waiting reply."""
+
+    def pulled(*, state: Any, **others: Any) -> int | None:
+        run = pull(state=state, **others)
+        if run is None:
+            for message in list(state.msg_store.values()):
+                if message.message.metadata.reply_to_message_id and not message.is_retrieved:
+                    return int(message.message.metadata.run_id)
+        return run
+
+    return pulled
+
+
+def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+    """Yield the parts of a reply, and end the SuperNode if a part is late."""
+    rest = iter(parts)
+    why = f"no part of a reply has come from the executor for {_PART_SECONDS:g} s"
+    while True:
+        waiting = threading.Timer(_PART_SECONDS, _end, (why,))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            part = next(rest)
+        except StopIteration:
+            return
+        finally:
+            waiting.cancel()
+        yield part
+
+
+def _end(why: str) -> None:
+    _logger.error("%s: this process ends, so that it is started again", why)
+    os.kill(os.getpid(), signal.SIGTERM)  # ends as Flower does: a SuperNode signs off
