@@ -19,9 +19,9 @@ from dpfact_flower.cli.options import console, progress, say
 from dpfact_flower.errors import SettingsError
 
 if TYPE_CHECKING:
+    from dpfact_flower.data.clinical_events import Options
     from dpfact_flower.data.readers import script as scripts
     from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
-    from dpfact_flower.data.readers.steps import Options
     from dpfact_flower.data.site_data import Cohort
     from dpfact_flower.data.tables import Dialect
     from dpfact_flower.data.vocabulary import Vocabulary

@@ -1,4 +1,4 @@
-"""Events of all patients in one DuckDB connection, in the same form for every EHR.
+"""Events of all patients in one DuckDB connection, with the same options and form for every EHR.
 
 A reader supplies one relation of text for each feature mode, with one row per event:
 
@@ -14,16 +14,48 @@ differ only within a patient, so their text is not kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict
 
-from dpfact_flower.data.tables import count_rows, literal, quoted
+from dpfact_flower.data.tables import MEMORY, connect, count_rows, literal, quoted
+from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 logger = logging.getLogger(__name__)
+
+
+class Options(TypedDict, total=False):
+    """Options that all readers share.
+
+    `top` is the number of most frequent codes of each mode to keep, or None for all.
+    `vocabularies` are public code lists to use instead. Both are in the order of the modes.
+    `rolled_up` maps modes to groupings, which replace codes before the choice of `top`. Sites
+    with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
+    patients without a cell, as empty rows. `memory` is DuckDB's limit before it spills to disk.
+    """
+
+    top: Sequence[int | None] | None
+    vocabularies: Sequence[Vocabulary] | None
+    rolled_up: Mapping[str, str | Path] | None
+    min_patients: int
+    keep_empty: bool
+    memory: str
+
+
+@contextmanager
+def reading(options: Options) -> Iterator[Connection]:
+    """Open a connection for a reader, with empty tables to fill."""
+    if unknown := options.keys() - Options.__annotations__.keys():
+        raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
+    with connect(options.get("memory", MEMORY)) as connection:
+        connection.execute("SET preserve_insertion_order = false")
+        create_tables(connection)
+        yield connection
 
 
 def create_tables(connection: Connection) -> None:

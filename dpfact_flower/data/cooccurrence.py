@@ -31,9 +31,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfact_flower.data.clinical_events import count, read_report, table_of
+from dpfact_flower.data.clinical_events import Options, count, read_report, table_of
+from dpfact_flower.data.code_names import named
+from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
-from dpfact_flower.data.tables import count_rows, quoted
+from dpfact_flower.data.tables import count_rows, quoted, report_progress
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor import SparseTensor
@@ -95,26 +97,69 @@ class Window:
         return " OR ".join(f"{column} IS NULL" for column, is_needed in needed.items() if is_needed)
 
 
-def choose_vocabularies(
+def build_cohort(
     connection: Connection,
+    name: str,
     modes: Sequence[str],
-    top: Sequence[int | None] | None,
-    given: Sequence[Vocabulary] | None = None,
+    window: Window,
+    options: Options,
+    labels: Sequence[str] = (),
+    row_unit: str = PATIENT,
+) -> Cohort:
+    """Build the tensors of all sites from the connection's tables, as every reader's last step.
+
+    Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
+    identifier. `labels` are columns of ``patients``; NULL means a label of 0. The site ``other``,
+    into which small sites are merged, may still be smaller than the option `min_patients`.
+    """
+    min_patients = options.get("min_patients", 1)
+    if type(min_patients) is not int or min_patients < 1:
+        raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
+    with report_progress("counting"):
+        for mode, how in (options.get("rolled_up") or {}).items():
+            roll_up(connection, mode, how)
+        vocabularies = choose_vocabularies(connection, modes, options)
+        _name_sites(connection, name)
+        _count_cells(connection, vocabularies, window)
+        if not count_rows(connection, "cells"):
+            events = ", ".join(
+                f"{mode} ({count_rows(connection, f'mode_{n}')} events)"
+                for n, mode in enumerate(modes, 1)
+            )
+            raise DataError(
+                f"{name}: no patient has an event of each of {events} within {window}; is the "
+                "window too short, or is a code list another hospital's?"
+            )
+        _assign_sites(connection, min_patients, options.get("keep_empty", False), row_unit)
+        _sort_cells(connection, len(modes))
+        sites = [
+            _site(connection, number, site, vocabularies, labels, row_unit)
+            for number, site in connection.execute(
+                "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
+            ).fetchall()
+        ]
+    return Cohort(name, tuple(sites), read_report=read_report(connection))
+
+
+def choose_vocabularies(
+    connection: Connection, modes: Sequence[str], options: Options
 ) -> tuple[Vocabulary, ...]:
     """Return the given vocabularies, or vocabularies of the patients' most frequent codes.
 
-    `top` is the number of codes to keep in each mode, by number of events; None keeps all. The
-    selection depends on patients, and no privacy guarantee covers it. Use public lists instead,
-    except for open data.
+    The choice by frequency depends on patients, and no privacy guarantee covers it. Use public
+    lists instead, except for open data.
     """
+    given = options.get("vocabularies")
     if given is not None:
         if [v.name for v in given] != list(modes):
             raise SettingsError(
                 f"vocabularies: need {', '.join(modes)} in this order, "
                 f"got {', '.join(v.name for v in given) or 'none'}"
             )
-        return tuple(given)
-    top = top or [None] * len(modes)
+        for vocabulary in given:
+            _check_codes(connection, vocabulary)
+        return tuple(map(named, given))
+    top = options.get("top") or [None] * len(modes)
     if len(top) != len(modes) or not all(
         size is None or (type(size) is int and size > 0) for size in top
     ):
@@ -122,49 +167,28 @@ def choose_vocabularies(
             f"top: need a positive integer or None for each of {', '.join(modes)}; got {top!r}"
         )
     return tuple(
-        _most_frequent(connection, mode, size) for mode, size in zip(modes, top, strict=True)
+        named(_most_frequent(connection, mode, size)) for mode, size in zip(modes, top, strict=True)
     )
 
 
-def build_cohort(
-    connection: Connection,
-    name: str,
-    vocabularies: Sequence[Vocabulary],
-    window: Window,
-    *,
-    labels: Sequence[str] = (),
-    min_patients: int = 1,
-    keep_empty: bool = False,
-    row_unit: str = PATIENT,
-) -> Cohort:
-    """Build the tensors of all sites from the tables in the connection.
-
-    Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
-    identifier. `labels` are columns of ``patients``; NULL means a label of 0. The site ``other``,
-    into which small sites are merged, may still be smaller than `min_patients`.
-    """
-    if type(min_patients) is not int or min_patients < 1:
-        raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
-    _name_sites(connection, name)
-    _count_cells(connection, vocabularies, window)
-    if not count_rows(connection, "cells"):
-        events = ", ".join(
-            f"{vocabulary.name} ({count_rows(connection, f'mode_{n}')} events)"
-            for n, vocabulary in enumerate(vocabularies, 1)
-        )
+def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
+    """Count and log the events outside a public list. Refuse a mode without events in the list."""
+    mode = vocabulary.name
+    ((events, outside, codes),) = connection.execute(
+        f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
+            FROM (SELECT uses, code NOT IN (SELECT unnest($codes)) AS unlisted
+                  FROM (SELECT code AS key, count(*) AS uses FROM {table_of(mode)} GROUP BY code)
+                  JOIN codes USING (key) WHERE mode = $mode)""",
+        {"codes": list(vocabulary.codes), "mode": mode},
+    ).fetchall()
+    if events and outside == events:
         raise DataError(
-            f"{name}: no patient has an event of each of {events} within {window}; is the window "
-            "too short, or is a code list another hospital's?"
+            f"{mode}: need codes of the list that is given; none of {events} events has one: are "
+            "dots and leading zeros written alike?"
         )
-    _assign_sites(connection, min_patients, keep_empty, row_unit)
-    _sort_cells(connection, len(vocabularies))
-    sites = [
-        _site(connection, number, site, vocabularies, labels, row_unit)
-        for number, site in connection.execute(
-            "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
-        ).fetchall()
-    ]
-    return Cohort(name, tuple(sites), read_report=read_report(connection))
+    what = "events of codes outside the list, left out"
+    count(connection, mode, what, outside, warn=True)
+    count(connection, mode, "codes outside the list", codes)
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
@@ -42,8 +41,6 @@ MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need memory in addition."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 _watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
-_EVERY = 0.25
-"""Seconds between two reports of a query's progress."""
 
 
 @dataclass(frozen=True)
@@ -174,30 +171,12 @@ def watched(watch: ProgressCallback) -> Iterator[None]:
 
 
 @contextmanager
-def report_progress(connection: Connection, name: str) -> Iterator[None]:
-    """Report the queries inside the block as one task, whose progress never decreases."""
-    watch, done = _watch.get(), Event()
-    if watch is no_progress:
-        yield
-        return
-    # DuckDB measures progress only with the progress bar enabled. Printing stays disabled.
-    connection.execute("SET enable_progress_bar = true; SET enable_progress_bar_print = false")
-
-    def look() -> None:
-        share = 0.0
-        while not done.wait(_EVERY):
-            share = max(share, connection.query_progress() / 100)
-            watch(name, share)
-        if share:
-            watch(name, 1.0)
-
-    thread = Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+def report_progress(name: str) -> Iterator[None]:
+    """Report that a task begins, and that it is done."""
+    watch = _watch.get()
+    watch(name, 0.0)
+    yield
+    watch(name, 1.0)
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
@@ -281,7 +260,7 @@ def load_table(
             f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {select} "
             f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {where}"
         )
-        with report_progress(connection, place.name):
+        with report_progress(place.name):
             if isinstance(place, Rows) or kind != "CSV":
                 connection.execute(query)
                 return False

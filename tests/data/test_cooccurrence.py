@@ -36,8 +36,9 @@ def fill(connection, patients, events, descriptions=()):
         add_events(connection, mode, f"(FROM rows WHERE mode = '{mode}')")
 
 
-def vocabularies(modes=MODES):
-    return tuple(Vocabulary(mode, CODES) for mode in modes)
+def build(connection, modes=MODES[:2], window=None, labels=(), **options):
+    given = {"vocabularies": [Vocabulary(mode, CODES) for mode in modes]} | options
+    return build_cohort(connection, "c", modes, window or Window(), given, labels)
 
 
 def in_window(events, window):
@@ -97,11 +98,10 @@ def test_counts_are_those_of_the_definition(connection, modes, window, events):
     fill(connection, [(patient, site, False) for patient, site in sites.items()], events)
     expected = reference(sites, events, modes, window)
     if not expected:
-        with pytest.raises(DataError, match="no patient has an event of each of"):
-            build_cohort(connection, "c", vocabularies(modes), window, labels=())
+        with pytest.raises(DataError, match=r"no patient has an event|codes of the list"):
+            build(connection, modes, window)
         return
-    cohort = build_cohort(connection, "c", vocabularies(modes), window, labels=())
-    assert cells_of(cohort) == expected
+    assert cells_of(build(connection, modes, window)) == expected
 
 
 EVENTS = [
@@ -111,16 +111,15 @@ EVENTS = [
 PATIENTS = [(f"p{n}", "big" if n < 3 else f"small-{n}", n % 2 == 0) for n in range(6)]
 
 
-def build(connection, **options):
+@pytest.fixture
+def filled(connection):
     fill(connection, PATIENTS[::-1], EVENTS)
-    return build_cohort(
-        connection, "c", vocabularies(MODES[:2]), Window(), **({"labels": ("died",)} | options)
-    )
+    return connection
 
 
-def test_patients_without_a_cell_are_left_out_with_their_labels(connection, caplog):
+def test_patients_without_a_cell_are_left_out_with_their_labels(filled, caplog):
     with caplog.at_level(logging.INFO):
-        cohort = build(connection)
+        cohort = build(filled, labels=["died"])
     assert [r.levelname for r in caplog.records if "no window" in r.message] == ["WARNING"]
     assert [(s.name, s.patients, s.labels["died"].tolist()) for s in cohort.sites] == [
         ("big", ("p0", "p1", "p2"), [1, 0, 1]),
@@ -135,13 +134,13 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(connection, capl
     )
 
 
-def test_patients_without_a_cell_can_be_kept(connection):
-    last = build(connection, keep_empty=True).sites[-1]
+def test_patients_without_a_cell_can_be_kept(filled):
+    last = build(filled, keep_empty=True).sites[-1]
     assert (last.name, last.patients, last.tensor.nnz) == ("small-5", ("p5",), 0)
 
 
-def test_small_sites_are_merged(connection):
-    cohort = build(connection, min_patients=2)
+def test_small_sites_are_merged(filled):
+    cohort = build(filled, labels=["died"], min_patients=2)
     assert [(s.name, s.patients) for s in cohort.sites] == [
         ("big", ("p0", "p1", "p2")),
         ("other", ("p3", "p4")),
@@ -158,8 +157,7 @@ def test_site_names_are_made_fit_to_stand(connection):
             [("p", raw, None)],
             [("procedures", "p", "e", 0, "01"), ("diagnoses", "p", "e", 0, "x")],
         )
-        cohort = build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=())
-        assert cohort.sites[0].name == expected
+        assert build(connection).sites[0].name == expected
 
 
 @pytest.mark.parametrize("names", [("süd", "sud"), ("a b", "a-b"), ("North", "north"), ("", "!")])
@@ -168,15 +166,14 @@ def test_two_names_never_become_one(names, connection):
     events = [(mode, who, "e", 0, "x") for who in ("p0", "p1") for mode in MODES[:2]]
     fill(connection, patients, events)
     with pytest.raises(DataError, match="would become one"):
-        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=())
+        build(connection)
 
 
 def test_a_site_named_as_the_merged_ones_are_is_refused(connection):
     fill(connection, [(who, "other" if site == "big" else site, died)
                       for who, site, died in PATIENTS], EVENTS)  # fmt: skip
     with pytest.raises(DataError, match="small sites are merged into other"):
-        build_cohort(connection, "c", vocabularies(MODES[:2]), Window(), labels=(),
-                     min_patients=2)  # fmt: skip
+        build(connection, min_patients=2)
 
 
 def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(connection):
@@ -195,7 +192,7 @@ def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(conne
         ],
         [("procedures", "often", "told"), ("diagnoses", "often", "another's")],
     )
-    procedures, diagnoses = choose_vocabularies(connection, MODES[:2], (3, None))
+    procedures, diagnoses = choose_vocabularies(connection, MODES[:2], {"top": (3, None)})
     assert procedures.codes == ("often", "a", "b")
     assert procedures.descriptions == ("told", "", "")
     assert diagnoses.codes == ("01",)
@@ -204,7 +201,7 @@ def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(conne
 def test_a_mode_without_events_is_named(connection):
     fill(connection, [("p", "north", None)], [("procedures", "p", "e", 0, "01")])
     with pytest.raises(DataError, match="no diagnoses"):
-        choose_vocabularies(connection, MODES[:2], (None, None))
+        choose_vocabularies(connection, MODES[:2], {})
 
 
 def test_windows_are_checked():

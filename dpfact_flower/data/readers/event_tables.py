@@ -19,9 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from dpfact_flower.data.clinical_events import add_events, count, table_of
-from dpfact_flower.data.cooccurrence import COLUMNS, Window
-from dpfact_flower.data.readers.steps import Options, make_cohort, reading
+from dpfact_flower.data.clinical_events import Options, add_events, count, reading, table_of
+from dpfact_flower.data.cooccurrence import COLUMNS, Window, build_cohort
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     Dialect,
@@ -208,7 +207,7 @@ def read(
                 "the code lists are made from these patients, which no guarantee covers: sites of "
                 "a federation need the same public lists (--codes, or vocabularies=)"
             )
-        return make_cohort(connection, name, modes, window, options, tuple(labels))
+        return build_cohort(connection, name, modes, window, options, tuple(labels))
 
 
 def _check_labels(labels: Mapping[str, LabelTable]) -> None:
@@ -229,7 +228,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     for file in source.files:
         place, names = _place(file), source.columns.names
         found = _load_rows(connection, mode, place, source, window)
-        with report_progress(connection, mode):
+        with report_progress(mode):
             empty = [what for what, some in _SOME.items() if not found[some]]
             added = add_events(connection, mode, "loaded", empty)
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
+from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables
-from dpfact_flower.data.readers.steps import Options
 from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import Rows, columns_of, connect
 from dpfact_flower.errors import DataError, SettingsError

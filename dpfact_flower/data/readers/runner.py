@@ -7,11 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from dpfact_flower.data.clinical_events import add_events, count
+from dpfact_flower.data.clinical_events import Options, add_events, count, reading
 from dpfact_flower.data.code_names import SYSTEMS, names_of
-from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window
+from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort
 from dpfact_flower.data.readers.script import Script, Statement, find_script
-from dpfact_flower.data.readers.steps import Options, label_readmissions, make_cohort, reading
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.sources import Source, Table, open_source
 from dpfact_flower.data.tables import count_rows, literal, quoted, refuse_rows
@@ -21,6 +20,7 @@ from dpfact_flower.settings import check_name
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
+_READMITTED, _DAYS = "readmitted", 30
 _CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
 _VALUE = re.compile(r"\$([a-z]\w*)")
 _MINUTES = {
@@ -82,7 +82,7 @@ def read(
         if script.window != "encounter":
             window = Window(days=window_days, same_encounter=alone[script.window])
         labels = tuple(work.labels)
-        return make_cohort(connection, name, modes, window, options, labels, script.row_unit)
+        return build_cohort(connection, name, modes, window, options, labels, script.row_unit)
 
 
 class _Work:
@@ -137,7 +137,7 @@ class _Work:
                 {"codes": [*named], "names": [*named.values()]},
             )
         elif statement.kind == "stays" and self._holds(statement):
-            self.labels += label_readmissions(connection, f"({sql})", "patients")
+            self.labels += _label_readmissions(connection, f"({sql})", "patients")
         elif statement.kind == "label" and self._holds(statement):
             connection.execute(
                 f"""ALTER TABLE patients ADD COLUMN {quoted(what)} BOOLEAN DEFAULT false;
@@ -224,6 +224,29 @@ class _Work:
             query = f"""(SELECT patient::VARCHAR AS patient, {encounter} AS encounter,
                                 {time} AS time, code FROM ({sql}) WHERE mode = {literal(mode)})"""
             add_events(self._connection, mode, query, without)
+
+
+def _label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:
+    """Add the label ``readmitted`` (within 30 days of discharge) to a table of patients.
+
+    `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Overlapping
+    stays and directly consecutive stays count as one. No label is added if no stay has both times.
+    """
+    dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
+    if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():
+        count(connection, "stays", f"tables without both dates: no label {_READMITTED}", 1)
+        return ()
+    connection.execute(
+        f"""ALTER TABLE {patients} ADD COLUMN {_READMITTED} BOOLEAN DEFAULT false;
+            UPDATE {patients} SET {_READMITTED} = true WHERE patient IN (
+                SELECT patient FROM (
+                    SELECT patient, begun, max(ended) OVER (PARTITION BY patient
+                        ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                        AS gone
+                    FROM {dated})
+                WHERE begun > gone AND begun <= gone + INTERVAL {_DAYS} DAYS)"""
+    )
+    return (_READMITTED,)
 
 
 def _created(script: Script, sql: str) -> str:
