@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
@@ -25,7 +25,6 @@ def test_costs_follow_from_sensitivity_and_sigma():
     assert event().rho == pytest.approx(0.4**2 / (2 * 2.0**2))
 
 
-@settings(deadline=None)
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 10**9), st.booleans())
 def test_json_round_trip(sensitivity, sigma, count, seeded):
     before = event(sensitivity=sensitivity, sigma=sigma, count=count, seeded=seeded)

@@ -1,61 +1,64 @@
-"""The newest head beside a ledger: a ledger that was rolled back is refused."""
+"""Old copies: a ledger that was rolled back is refused, and a backup comes back only whole."""
 
 import shutil
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey, verified_head
+from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, restore, verified_head
 from dpfact_flower.privacy.ledger.file import open_ledger
-
-EVENT = ReleaseEvent("start", 1.0, 900.0, 3, "patient", "add-remove", PATIENT_CLAIM)
-RELEASE = Release((np.zeros(3, np.float32),), (EVENT,))
+from tests.cli.test_ledger import charge, ledger_text
 
 
 def filled(folder: Path, count: int) -> Path:
-    """A ledger with a row for each of some jobs."""
+    """A ledger with the first rounds of a job."""
     with Ledger(folder) as ledger:
-        for number in range(count):
-            ledger.charge(ReleaseKey("f" * 64, f"job-{number}", 1, "asked"), "terms", RELEASE)
+        for number in range(ledger.head().rows + 1, count + 1):
+            charge(ledger, "job", number, "patient")
     return folder
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    return filled(tmp_path / "north", 4)
+def site(tmp_path) -> Path:
+    return filled(tmp_path / "state" / "north", 4)
 
 
 def note_of(folder: Path) -> Path:
     return folder / f"{LEDGER}-head"
 
 
-def spent(folder: Path) -> tuple[ReleaseEvent, ...]:
+def spent(folder: Path) -> int:
     with Ledger(folder, create=False) as ledger:
-        return ledger.events()
+        return len(ledger.events())
 
 
-def test_the_newest_head_is_noted_for_the_owner_alone(folder):
-    with Ledger(folder) as ledger:
-        assert verified_head(folder / LEDGER) == ledger.head()
-    assert note_of(folder).stat().st_mode & 0o777 == 0o600
+def head_of(folder: Path) -> Head:
+    with Ledger(folder, create=False) as ledger:
+        return ledger.head()
+
+
+# --- The newest head beside a ledger --------------------------------------------------------------
+
+
+def test_the_newest_head_is_noted_for_the_owner_alone(site):
+    assert verified_head(site / LEDGER) == head_of(site)
+    assert note_of(site).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_simulated_site_leaves_none(tmp_path):
     with Ledger(tmp_path, durable=False) as ledger:
-        ledger.charge(ReleaseKey("f" * 64, "job", 1, "asked"), "terms", RELEASE)
+        charge(ledger, "job", 1, "patient")
     assert not note_of(tmp_path).exists()
 
 
 @pytest.mark.parametrize("other", ["an older copy", "one cut off", "a new one", "as long a one"])
-def test_a_ledger_that_was_rolled_back_is_refused(folder, tmp_path, other):
+def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
     """Its budget would be what was left when the copy was made."""
-    older = shutil.copytree(folder, tmp_path / "older")
-    newer = shutil.copytree(filled(folder, 5), tmp_path / "newer")
-    path = folder / LEDGER
+    older = shutil.copytree(site, tmp_path / "older")
+    newer = shutil.copytree(filled(site, 5), tmp_path / "newer")
+    path = site / LEDGER
     if other == "one cut off":
         with closing(open_ledger(path, durable=True)) as connection:
             connection.execute("DELETE FROM releases WHERE number = 5")
@@ -65,33 +68,93 @@ def test_a_ledger_that_was_rolled_back_is_refused(folder, tmp_path, other):
         shutil.copy(older / LEDGER, path)
     elif other == "as long a one":
         shutil.copy(filled(tmp_path / "same", 5) / LEDGER, path)
-    with Ledger(folder) as ledger:
-        for use in (ledger.count, ledger.events, lambda: ledger.release_of("job-0", 1)):
+    with Ledger(site) as ledger:
+        for use in (ledger.count, ledger.events, lambda: ledger.release_of("job", 1)):
             with pytest.raises(StateError, match="it was rolled back or replaced"):
                 use()
         (problem,) = ledger.verify()
         assert "rolled back" in problem
     shutil.copy(newer / LEDGER, path)  # the newest copy
-    assert spent(folder) == (EVENT,) * 5
+    assert spent(site) == 5
 
 
-def test_a_newer_ledger_than_the_noted_one_is_good(folder):
-    told = note_of(folder).read_text()
-    filled(folder, 5)
-    note_of(folder).write_text(told)
-    assert spent(folder) == (EVENT,) * 5
+def test_a_newer_ledger_than_the_noted_one_is_good(site):
+    told = note_of(site).read_text()
+    filled(site, 5)
+    note_of(site).write_text(told)
+    assert spent(site) == 5
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"x" * 200_000, b"\xff", b"4:abc"])
-def test_a_damaged_note_counts_for_nothing(folder, content):
-    note_of(folder).write_bytes(content)
-    assert spent(folder) == (EVENT,) * 4
-    filled(folder, 5)
-    assert verified_head(folder / LEDGER).rows == 5  # a new one
+def test_a_damaged_note_counts_for_nothing(site, content):
+    note_of(site).write_bytes(content)
+    assert spent(site) == 4
+    filled(site, 5)
+    assert verified_head(site / LEDGER).rows == 5  # a new one
 
 
-def test_a_note_that_cannot_be_written_hinders_nothing(folder):
-    note_of(folder).unlink()
-    note_of(folder).mkdir()
-    filled(folder, 5)
-    assert spent(folder) == (EVENT,) * 5
+def test_a_note_that_cannot_be_written_hinders_nothing(site):
+    note_of(site).unlink()
+    note_of(site).mkdir()
+    filled(site, 5)
+    assert spent(site) == 5
+
+
+# --- Backups --------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tmp_path):
+    with Ledger(site) as at_work:
+        at_work.count()
+        text = ledger_text("backup", site.parent, "--to", tmp_path / "copy")
+        charge(at_work, "job", 5, "patient")
+    noted = text.split("head ")[1].strip()
+    assert (tmp_path / "copy" / LEDGER).stat().st_mode & 0o077 == 0
+    assert "OK: 4 rows" in ledger_text("verify", tmp_path / "copy", "--noted", noted)
+    shutil.rmtree(site)
+    assert "OK: 4 rows" in ledger_text("restore", tmp_path / "copy", site, "--noted", noted)
+    assert str(head_of(site)) == noted
+    with Ledger(site, create=False) as ledger:
+        ledger.count()
+        charge(ledger, "job", 5, "patient")
+        assert ledger.verify() == []
+
+
+def test_a_backup_that_lacks_a_charge_is_not_put_back(site, tmp_path):
+    back_up(site, tmp_path / "copy")
+    with Ledger(site) as ledger:
+        charge(ledger, "job", 5, "patient")
+    last = head_of(site)
+    shutil.rmtree(site)
+    with pytest.raises(StateError, match="5"):
+        restore(tmp_path / "copy", site, last)
+    assert not (site / LEDGER).exists()
+
+
+@pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal"])
+def test_nothing_that_is_there_is_replaced(site, tmp_path, name):
+    head = back_up(site, tmp_path / "copy")
+    (site / LEDGER).unlink()
+    (site / name).write_bytes(b"damaged")
+    with pytest.raises(StateError, match="never replaced"):
+        restore(tmp_path / "copy", site, head)
+    assert (site / name).read_bytes() == b"damaged"
+    with pytest.raises(StateError, match="there is a ledger already"):
+        back_up(tmp_path / "copy", tmp_path / "copy")
+
+
+def test_a_damaged_ledger_makes_no_backup_and_a_damaged_backup_no_ledger(site, tmp_path):
+    head = back_up(site, tmp_path / "copy")
+    for path in (tmp_path / "copy" / LEDGER, site / LEDGER):
+        content = bytearray(path.read_bytes())
+        where = content.index(b"round 2, mode 0")
+        content[where] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(StateError, match="row 2"):
+        back_up(site, tmp_path / "other")
+    (site / LEDGER).unlink()
+    with pytest.raises(StateError, match="row 2"):
+        restore(tmp_path / "copy", site, head)
+    with pytest.raises(StateError, match="there is no ledger here"):
+        back_up(site, tmp_path / "third")
+    ledger_text("verify", tmp_path / "copy", code=1)

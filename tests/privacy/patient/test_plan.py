@@ -4,7 +4,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
@@ -41,7 +40,6 @@ def kinds(made):
 # --- Cost -----------------------------------------------------------------------------------------
 
 
-@hypothesis_settings(deadline=None)
 @given(
     epsilon=st.floats(math.log(0.1), math.log(1e6)).map(math.exp),
     delta=st.floats(math.log(1e-12), math.log(0.1)).map(math.exp),
@@ -201,7 +199,6 @@ def test_a_run_without_refinement_spends_all_on_the_start(changes):
 epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
 
 
-@hypothesis_settings(deadline=None)
 @given(st.lists(epsilons, min_size=2, max_size=2).map(sorted), st.integers(1, 10**6))
 def test_more_epsilon_is_never_a_worse_outlook(pair, patients):
     low, high = (plan(epsilon=e, patients=patients).outlook for e in pair)

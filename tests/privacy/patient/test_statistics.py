@@ -203,7 +203,7 @@ def test_how_many_copies_of_a_sum_there_are_tells_nothing_of_the_patients(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from([1e-3, 1.0, 1e6, 1e30]),
@@ -245,7 +245,7 @@ def test_the_start_of_one_patient_by_hand():
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), modes=st.integers(1, 4), spread=st.sampled_from([0, 3, 9]))
 def test_a_patients_start_is_that_of_the_dense_matrices(seed, modes, spread):
     rng = np.random.default_rng(seed)
