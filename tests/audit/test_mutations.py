@@ -1,12 +1,329 @@
 """Each audit is worth something only if it fails where something is wrong: faults are injected.
 
+Each fault is a small function on pytest's monkeypatch. Sums are made patient by patient by the real
+kernels, on sites of a single patient, and then put together wrongly: as a careless rewrite would.
 ``python -m pytest tests/audit/test_mutations.py -s`` prints what was measured for each fault; the
 table of ``docs/how-to/audit.md`` is made of it.
 """
 
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from tests.audit.mutants import MUTANTS, SLOW_MUTANTS
+from dpfact_flower.privacy import Noise, Release
+from dpfact_flower.privacy.ledger import Ledger
+from dpfact_flower.privacy.noise import SIGMA
+from dpfact_flower.privacy.patient import releases
+from dpfact_flower.privacy.patient.statistics import BoundedSum
+from dpfact_flower.privacy.release import replay
+from dpfact_flower.site import patient as patient_site
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.site.round import RoundOutcome
+from dpfact_flower.site.store import SiteState
+
+FAR = 100.0
+"""A bound that no patient reaches."""
+_refinement, _cooccurrence, _code_counts = (
+    releases.refinement, releases.cooccurrence, releases.code_counts,
+)  # fmt: skip
+_release = patient_site.release
+
+
+# --- Sums -----------------------------------------------------------------------------------------
+
+
+def each_patient(tensor):
+    return [tensor.select_patients([row]) for row in range(tensor.n_patients)]
+
+
+def with_refinement(wrong):
+    """Fault in place of `refinement`: `wrong` gives the total, in grid units."""
+
+    def inject(monkeypatch):
+        def refinement(tensor, factors, mode, *, ridge, bound, sigma):
+            def real(some, bound=bound, ridge=ridge):
+                return _refinement(
+                    some, factors, mode, ridge=ridge, bound=bound, sigma=sigma
+                ).total  # fmt: skip
+
+            total = np.asarray(wrong(tensor, real, bound=bound, sigma=sigma, factors=factors))
+            return BoundedSum(total.astype(np.int64), bound, sigma)
+
+        monkeypatch.setattr(releases, "refinement", refinement)
+
+    return inject
+
+
+def no_clip(tensor, real, **_):
+    return real(tensor, bound=FAR)
+
+
+def clip_after_the_sum(tensor, real, *, bound, sigma, **_):
+    total = real(tensor, bound=FAR).astype(float)
+    limit = bound / sigma * SIGMA
+    return total * min(1.0, limit / max(np.linalg.norm(total), 1e-300))
+
+
+def clip_each_part(tensor, real, *, bound, sigma, factors):
+    """M and Gram of a patient, each clipped on its own."""
+    rank = factors[0].shape[1]
+    gram = rank * (rank + 1) // 2
+    limit = bound / sigma * SIGMA
+    total = 0.0
+    for patient in each_patient(tensor):
+        part = real(patient, bound=FAR).astype(float)
+        for piece in (slice(None, -gram), slice(-gram, None)):
+            part[piece] *= min(1.0, limit / max(np.linalg.norm(part[piece]), 1e-300))
+        total = total + part
+    return np.trunc(total)
+
+
+def weight_of_the_patient_before(tensor, real, **_):
+    """A weight that is not reset: each patient gets the smallest so far."""
+    total, weight = 0.0, 1.0
+    for patient in each_patient(tensor):
+        free, clipped = real(patient, bound=FAR).astype(float), real(patient).astype(float)
+        norm = np.linalg.norm(free)
+        weight = min(weight, np.linalg.norm(clipped) / norm) if norm else weight
+        total = total + weight * free
+    return np.trunc(total)
+
+
+def site_norm(tensor, real, **_):
+    """Patients weighed by their share of the site's norm."""
+    norms = [patient.norm_squared() for patient in each_patient(tensor)]
+    total = 0.0
+    for patient, norm in zip(each_patient(tensor), norms, strict=True):
+        total = total + real(patient) * (norm / max(sum(norms), 1e-300))
+    return np.trunc(total)
+
+
+def round_up(tensor, real, **_):
+    """Away from zero instead of toward it."""
+    parts = [real(patient) for patient in each_patient(tensor)]
+    return sum(part + np.sign(part) for part in parts)
+
+
+def twice(tensor, real, **_):
+    return 2 * real(tensor)
+
+
+def ridge_from_own_norms(tensor, real, *, factors, **_):
+    """l2,1 weights from the un-noised usage of the site's own patients."""
+    score = tensor.values.astype(float)[:, None] * np.ones(factors[0].shape[1])
+    for mode, factor in enumerate(factors, start=1):
+        score = score * factor[tensor.indices[:, mode]]
+    usage = np.zeros((tensor.n_patients, score.shape[1]))
+    np.add.at(usage, tensor.indices[:, 0], score)
+    norms = np.linalg.norm(usage, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return real(tensor, ridge=np.where(norms > 0, 0.3 * norms.mean() / norms, np.inf))
+
+
+def start_of_other_norm(monkeypatch):
+    """Blocks scaled by the norm of one triangle, their values then by sqrt(2) for the two."""
+
+    def cooccurrence(tensor, *, sigma):
+        bounded = _cooccurrence(tensor, sigma=sigma)
+        return replace(bounded, total=(bounded.total * np.sqrt(2)).astype(np.int64))
+
+    monkeypatch.setattr(releases, "cooccurrence", cooccurrence)
+
+
+def codes_not_scaled(monkeypatch):
+    """Every code of a patient counts 1, however many they have."""
+
+    def code_counts(tensor, *, sigma):
+        total = np.zeros(sum(tensor.feature_shape))
+        for patient in each_patient(tensor):
+            part = _code_counts(patient, sigma=sigma).total
+            total += np.where(part > 0, SIGMA / sigma * (1 - 1e-9), 0)
+        return BoundedSum(total.astype(np.int64), 1.0, sigma)
+
+    monkeypatch.setattr(releases, "code_counts", code_counts)
+
+
+def state_carried_over(monkeypatch):
+    """Momentum: half of the un-noised sum of the round before is added."""
+    real_bounded, real_run = PatientRound.bounded, PatientRound.run
+
+    def bounded(self, planned, kept):
+        made = real_bounded(self, planned, kept)
+        state = kept.state()
+        if state is None:
+            return made
+        carried = np.resize(state.factors[0].ravel(), made.total.shape)
+        return replace(made, total=made.total + (carried / 2).astype(np.int64))
+
+    def run(self, kept):
+        outcome = real_run(self, kept)
+        planned = self._plan.release_of(self._request.round)
+        if planned is None:
+            return outcome
+        sums = self.bounded(planned, kept).total.astype(np.float32)[:, None]
+        return RoundOutcome(outcome.release, SiteState(self._request.round, (sums,), 0.1))
+
+    monkeypatch.setattr(PatientRound, "bounded", bounded)
+    monkeypatch.setattr(PatientRound, "run", run)
+
+
+# --- Noise ----------------------------------------------------------------------------------------
+
+
+def with_integers(wrong):
+    """Fault in the integers that `Noise` gives, which stay random."""
+
+    def inject(monkeypatch):
+        real = Noise.integers
+        monkeypatch.setattr(Noise, "integers", lambda self, count: wrong(real(self, count)))
+
+    return inject
+
+
+def uniform(values):
+    rng = np.random.default_rng()
+    return (rng.uniform(-1, 1, len(values)) * np.sqrt(3) * SIGMA).astype(np.int64)
+
+
+def none_on_the_last(values):
+    """The Gram matrix is forgotten, say."""
+    return np.where(np.arange(len(values)) < 0.8 * len(values), values, 0)
+
+
+def in_blocks(values):
+    """Every second value is the one before."""
+    return np.repeat(values[::2], 2)[: len(values)]
+
+
+def a_little_small(values):
+    return (values * 0.95).astype(np.int64)
+
+
+def halved(values):
+    return values // 2
+
+
+def off_centre(values):
+    return values + SIGMA // 4
+
+
+def variance_for_deviation(monkeypatch):
+    """sigma squared in real units where sigma belongs."""
+
+    def release(bounded, noise, *, name):
+        sent = _release(bounded, noise, name=name)
+        noisy = bounded.total + (noise.integers(len(bounded.total)) * bounded.sigma).astype(int)
+        return replay([(noisy * bounded.grid).astype(np.float32)], sent.events)
+
+    monkeypatch.setattr(patient_site, "release", release)
+
+
+def with_seed(*parts):
+    """Noise from a seed that is made of public things and still says that it is not seeded.
+
+    `parts` name what tells streams apart: of "job", "round", "site", "run" (the same settings).
+    "secret" is drawn once in each process and known to nobody: only reuse shows.
+    """
+
+    def inject(monkeypatch):
+        real = PatientRound.__init__
+        secret = np.random.default_rng().bytes(8)
+
+        def init(self, data, request, *, site, simulation):
+            real(self, data, request, site=site, simulation=simulation)
+            known = {
+                "job": request.job, "round": request.round, "site": site, "run": request.seed,
+                "secret": secret,
+            }  # fmt: skip
+            key = repr([known[part] for part in parts]).encode()
+            seed = int.from_bytes(hashlib.sha256(key).digest(), "big")
+            bytes_of = np.random.Generator(np.random.PCG64DXSM(seed)).bytes
+            self._noise = Noise(bytes_of, seeded=False)
+
+        monkeypatch.setattr(PatientRound, "__init__", init)
+
+    return inject
+
+
+# --- Ledger ---------------------------------------------------------------------------------------
+
+
+def half_the_sensitivity(monkeypatch):
+    """The event says less than what was done."""
+
+    def release(bounded, noise, *, name):
+        sent = _release(bounded, noise, name=name)
+        event = replace(sent.events[0], sensitivity=sent.events[0].sensitivity / 2)
+        return Release(sent.arrays, (event,))
+
+    monkeypatch.setattr(patient_site, "release", release)
+
+
+def second_not_charged(monkeypatch):
+    """Round 2 sends without a row."""
+    real = Ledger.charge
+
+    def charge(self, key, *more):
+        return self.head() if key.round == 2 else real(self, key, *more)
+
+    monkeypatch.setattr(Ledger, "charge", charge)
+
+
+def events_left_out(monkeypatch):
+    """The ledger adds up everything but its last event."""
+    real = Ledger.events
+    monkeypatch.setattr(Ledger, "events", lambda self, job=None: real(self, job)[:-1])
+
+
+MUTANTS = {
+    ("no clip", "sensitivity"): (with_refinement(no_clip), "sensitivity: round 2"),
+    ("clip after the sum", "sensitivity"): (with_refinement(clip_after_the_sum), "others' parts"),
+    ("M and Gram clipped apart", "sensitivity"): (
+        with_refinement(clip_each_part), "sensitivity: round 2"),
+    ("weight not reset", "sensitivity"): (
+        with_refinement(weight_of_the_patient_before), "others' parts"),
+    ("scaled by the site's norm", "sensitivity"): (with_refinement(site_norm), "others' parts"),
+    ("rounded up", "sensitivity"): (with_refinement(round_up), "sensitivity: round 2"),
+    ("counted twice", "sensitivity"): (with_refinement(twice), "sensitivity: round 2"),
+    ("ridge from own norms", "sensitivity"): (
+        with_refinement(ridge_from_own_norms), "others' parts"),
+    ("start of norm sqrt 2", "sensitivity"): (start_of_other_norm, "sensitivity: round 1"),
+    ("codes not scaled", "sensitivity of codes"): (codes_not_scaled, "sensitivity: round 1"),
+    ("un-noised state carried over", "sensitivity"): (state_carried_over, "others' parts"),
+    ("variance for deviation", "noise"): (variance_for_deviation, "noise scale"),
+    ("noise 5 percent small", "noise, 40000 values"): (
+        with_integers(a_little_small), "noise scale"),
+    ("no noise on the last values", "noise"): (with_integers(none_on_the_last), "noise scale"),
+    ("noise off centre", "noise"): (with_integers(off_centre), "noise mean"),
+    ("uniform noise", "noise"): (with_integers(uniform), "noise shape"),
+    ("noise in blocks", "noise"): (with_integers(in_blocks), "noise within a release"),
+    ("noise reused across rounds", "noise"): (
+        with_seed("secret", "job", "site"), "noise between rounds"),
+    ("noise reused across sites", "noise"): (
+        with_seed("secret", "job", "round"), "noise between sites"),
+    ("noise reused across jobs", "noise"): (
+        with_seed("secret", "round", "site"), "noise between jobs"),
+    ("noise seeded by the run", "noise"): (
+        with_seed("run", "job", "round", "site"), "noise asked again"),
+    ("no clip", "likelihood"): (with_refinement(no_clip), "likelihood ratio: whole"),
+    ("variance for deviation", "likelihood"): (variance_for_deviation, "likelihood ratio: each"),
+    ("half the noise", "likelihood"): (with_integers(halved), "likelihood ratio: whole"),
+    ("event of half the sensitivity", "likelihood"): (
+        half_the_sensitivity, "likelihood ratio: whole"),
+    ("one release not charged", "likelihood"): (second_not_charged, "likelihood ratio: each"),
+}  # fmt: skip
+"""Faults by name and by the audit that is run: how to inject one, and how the name of a finding
+begins that must fail."""
+SLOW_MUTANTS = {
+    ("one release not charged", "likelihood, 1000 runs"): (
+        second_not_charged, "likelihood ratio: whole"),
+    ("last event not added up", "likelihood, 1000 runs"): (
+        events_left_out, "likelihood ratio: whole"),
+}  # fmt: skip
 
 
 def shown(measured):

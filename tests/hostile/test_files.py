@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from dpfact_flower.data.readers.tns import read_tns
 from dpfact_flower.data.site_data import Cohort, SiteData, Truth, open_site
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
-from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.tables import GlobalCodes
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent
@@ -34,7 +33,7 @@ from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.evaluation.summaries import SIMULATED
 from tests.hostile import strategies
-from tests.hostile.watch import CODES, COUNT, SIZES, Watch, canary_site, read
+from tests.hostile.watch import CODES, SIZES, Watch, canary_site, read
 
 SOLVER = SolverSettings(rank=3)
 
@@ -195,23 +194,6 @@ def test_a_damaged_file_is_read_or_an_error_of_ours_that_names_it(kinds, name, d
             path.unlink()
         for path, whole in ({kind.path: good} | beside).items():
             path.write_bytes(whole)
-
-
-def failing(error: Exception) -> Callable[[], object]:
-    def action():
-        raise error
-
-    return action
-
-
-@pytest.mark.parametrize(
-    "error",
-    [KeyError("x"), DataError(f"x: bad count {COUNT}"), DataError("x" * 2000), DataError("bad")],
-    ids=["somebody else's", "a canary", "long", "no name"],
-)
-def test_the_watch_notices_an_error(error):
-    with pytest.raises((AssertionError, KeyError)), Watch():
-        read(failing(error), names="x:")
 
 
 @pytest.mark.parametrize("line", ["CANARY-3", "x" * 1100, "one\ntwo", "north: unexpected KeyError"])
