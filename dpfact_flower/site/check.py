@@ -13,15 +13,19 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
-from dpfact_flower.errors import DPFactError
-from dpfact_flower.machine import access
-from dpfact_flower.machine.access import changeable, changeable_within, not_private, user_name
-from dpfact_flower.machine.flower import KNOWN, QUIET, version_faults
+from dpfact_flower.errors import DPFactError, StateError
+from dpfact_flower.machine.access import (
+    changeable,
+    changeable_within,
+    not_private,
+    user_id,
+    user_name,
+)
+from dpfact_flower.machine.flower import KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
@@ -59,19 +63,28 @@ class Place:
         self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
         self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
         self.processes = processes()
-        answering = [each for each in self.processes if "answer" in each.words]  # not this process
-        self.executor = _running(answering, "--config", config, *_OURS)
-        self.supernode = _running(self.processes, _KEY, key, *_OURS, _SUPERNODE)
 
+    @property
     def site_folder(self) -> Path:
-        """Return the folder of the site's ledger."""
+        """The folder of the site's ledger."""
         return self.state / (self.settings.site or open_site(self.data).name)
 
+    @property
+    def supernode(self) -> Process:
+        """The running SuperNode; a StateError if there is none."""
+        for process in self.processes:
+            if process.runs(*_OURS, _SUPERNODE) and process.path(_KEY) == self.key.resolve():
+                return process
+        raise StateError(f"no SuperNode with {_KEY} {self.key} is running: start it")
 
-def _running(candidates: Iterable[Process], option: str, path: Path, *names: str) -> Process | None:
-    path = path.resolve()
-    running = (each for each in candidates if each.runs(*names) and each.path(option) == path)
-    return next(running, None)
+    @property
+    def executor(self) -> Process:
+        """The running executor; a StateError if there is none."""
+        for process in self.processes:
+            answers = process.runs(*_OURS) and "answer" in process.words
+            if answers and process.path("--config") == self.config.resolve():
+                return process
+        raise StateError(f"no dpfact site answer with --config {self.config} is running: start it")
 
 
 @dataclass(frozen=True)
@@ -83,14 +96,15 @@ class Finding:
 
 
 Check = Callable[[Place], Iterable[str]]
-CHECKS: list[tuple[str, Check]] = []
+CHECKS: list[tuple[str, Check, bool]] = []
+"""Title and function of each check, and whether it works before the processes are started."""
 
 
-def check(title: str) -> Callable[[Check], Check]:
+def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]:
     """Add a function to `CHECKS`; `title` states the condition that should hold."""
 
     def add(function: Check) -> Check:
-        CHECKS.append((title, function))
+        CHECKS.append((title, function, before_start))
         return function
 
     return add
@@ -101,40 +115,40 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding
 
     If the settings or the key cannot be read, the only finding is this fault.
     """
-    places: list[Place] = []
-
-    def open_place() -> Iterable[str]:
-        places.append(Place(config, key))
-        return ()
-
-    findings = [Finding("the settings, the data and the key are there", _faults(open_place))]
-    for title, run in CHECKS if places else ():
-        if started or run in _BEFORE_THE_START:
-            findings.append(Finding(title, _faults(partial(run, places[0]))))
+    opened = "the settings, the data and the key are there"
+    try:
+        place = Place(config, key)
+    except (DPFactError, OSError) as error:
+        return [Finding(opened, (_fault(error),))]
+    findings = [Finding(opened, ())]
+    for title, run_check, before_start in CHECKS:
+        if started or before_start:
+            try:
+                faults = tuple(dict.fromkeys(run_check(place)))
+            except (DPFactError, OSError) as error:
+                faults = (_fault(error),)
+            findings.append(Finding(title, faults))
     return findings
 
 
-def _faults(run_check: Callable[[], Iterable[str]]) -> tuple[str, ...]:
-    try:
-        return tuple(run_check())
-    except PermissionError as error:
-        return (f"{error.filename} is hidden from you: run this check as root",)
-    except (DPFactError, OSError) as error:
-        return (str(error),)
+def _fault(error: Exception) -> str:
+    if isinstance(error, PermissionError):
+        return f"{error.filename} is hidden from you: run this check as root"
+    return str(error)
 
 
-@check(f"Flower {' or '.join(KNOWN)} is installed")
+@check(f"Flower {' or '.join(KNOWN)} is installed", before_start=True)
 def _flower(_: Place) -> list[str]:
     return version_faults()
 
 
-@check("the settings are complete")
+@check("the settings are complete", before_start=True)
 def _complete(place: Place) -> Iterable[str]:
     check_choices(place.settings)
     return ()
 
 
-@check("the data file opens, and is this site's")
+@check("the data file opens, and is this site's", before_start=True)
 def _opens(place: Place) -> Iterable[str]:
     check_data_site(open_site(place.data).name, place.settings)
     return ()
@@ -149,45 +163,31 @@ def _two_users(place: Place) -> Iterator[str]:
         yield "root owns the key or the data: give them to users of their own"
 
 
-@check("the data is its owner's alone")
-def _data(place: Place) -> list[str]:
-    return not_private(place.data, place.executor_user)
+@check("the data, the state folder and the key are their owners' alone")
+def _owners(place: Place) -> list[str]:
+    data, state = (not_private(path, place.executor_user) for path in (place.data, place.state))
+    return data + state + not_private(place.key, place.node_user)
 
 
-@check("the key is its owner's alone")
-def _key(place: Place) -> list[str]:
-    return not_private(place.key, place.node_user)
-
-
-@check("the keys of secure sums are whole, and its own is its owner's alone")
+@check("the keys of secure sums are whole, and its own is its owner's alone", before_start=True)
 def _secure_keys(place: Place) -> list[str]:
     settings = place.settings
     if not (settings.secure_key or settings.secure_peers):
         return []
-    keyring_of(settings, place.site_folder().name)
+    keyring_of(settings, place.site_folder.name)
     peers = changeable(Path(settings.secure_peers), {place.executor_user})
     return not_private(Path(settings.secure_key), place.executor_user) + peers
 
 
-@check("nobody else can change the settings")
-def _config(place: Place) -> list[str]:
-    return changeable(place.config, {place.executor_user})
-
-
-@check("each reply leaves at its time")
+@check("each reply leaves at its time", before_start=True)
 def _time(place: Place) -> Iterator[str]:
     if not place.settings.reply_after and place.settings.allow_privacy != "none":
         yield f"the server can see how long a round takes: set reply-after in {place.config}"
 
 
-@check("the state folder is the executor's alone")
-def _state(place: Place) -> list[str]:
-    return not_private(place.state, place.executor_user)
-
-
 @check("the ledger is whole")
 def _ledger(place: Place) -> list[str]:
-    folder = place.site_folder()
+    folder = place.site_folder
     if faults := rolled_back_faults(folder):
         return faults
     journal = folder / f"{LEDGER}-journal"
@@ -199,7 +199,7 @@ def _ledger(place: Place) -> list[str]:
         return ledger.verify()
 
 
-@check("the disk has space, and few rounds in a row have failed")
+@check("the disk has space, and few rounds in a row have failed", before_start=True)
 def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
     with suppress(DPFactError):  # another check reports faults of the data file
@@ -207,32 +207,26 @@ def _room(place: Place) -> Iterator[str]:
     if free < least:
         has = f"{place.state} has {free // 2**20} MiB left, but needs {least // 2**20}"
         yield f"{has}: free disk space, or lower max-rank"
-    check_attempts(place.site_folder())
+    check_attempts(place.site_folder)
 
 
-@check("nobody else can change the installation")
-def _installation(place: Place) -> list[str]:
-    faults = changeable(Path(sys.executable), {place.executor_user})
-    for folder in {Path(sysconfig.get_path("purelib")), Path(__file__).parents[1]}:
-        faults += islice(changeable_within(folder, {place.executor_user}), _SHOWN)
-    return list(dict.fromkeys(faults))
-
-
-@check("nobody else can change the machine code")
-def _machine_code(place: Place) -> Iterable[str]:
-    environment = (place.executor.environment if place.executor else None) or {}
-    folder = Path(environment.get("NUMBA_CACHE_DIR") or place.state / MACHINE_CODE)
-    if not folder.exists():  # it will be created for its owner alone
-        return []
-    return islice(changeable_within(folder, {place.executor_user}), _SHOWN)
+@check("nobody else can change the settings, the installation or the machine code")
+def _code(place: Place) -> Iterator[str]:
+    trusted = {place.executor_user}
+    yield from changeable(place.config, trusted)
+    yield from changeable(Path(sys.executable), trusted)
+    machine_code = place.state / MACHINE_CODE  # created for its owner alone
+    with suppress(StateError):  # another check reports an executor that is not running
+        environment = place.executor.environment or {}
+        machine_code = Path(environment.get("NUMBA_CACHE_DIR") or machine_code)
+    for folder in (sysconfig.get_path("purelib"), Path(__file__).parents[1], machine_code):
+        if Path(folder).exists():
+            yield from islice(changeable_within(Path(folder), trusted), _SHOWN)
 
 
 @check("the SuperNode leaves the work to the executor")
 def _supernode(place: Place) -> Iterator[str]:
     node = place.supernode
-    if node is None:
-        yield f"no SuperNode with {_KEY} {place.key}: start it"
-        return
     yield from _runs_as(node, place.node_user, "the SuperNode")
     if node.option("--isolation") != "process":
         yield "the SuperNode starts what the SuperLink sends: start it with --isolation process"
@@ -245,25 +239,18 @@ def _supernode(place: Place) -> Iterator[str]:
 
 @check("the executor is this package's")
 def _executor(place: Place) -> Iterator[str]:
-    executor = place.executor
-    if executor is None:
-        yield f"no dpfact site answer with --config {place.config}: start it"
-        return
-    yield from _runs_as(executor, place.executor_user, "the executor")
+    yield from _runs_as(place.executor, place.executor_user, "the executor")
     if (age := answering_seconds(place.state)) > _LONG_SECONDS:
         yield f"one message has taken {age:.0f} s: its process may hang; the executor will end it"
-    yield from _secret(executor, "--secret", place.executor_user)
+    yield from _secret(place.executor, "--secret", place.executor_user)
 
 
 @check("the executor answers the SuperNode's user, and nobody else listens there")
 def _port(place: Place) -> Iterator[str]:
     """Check the port, because the executor answers any process that listens there."""
     executor = place.executor
-    if executor is None:
-        yield "the executor is not running, so its port cannot be checked: start it"
-        return
     node, given = user_name(place.node_user), executor.option("--node-user")
-    if (executor.uid if given is None else access.user_id(given)) != place.node_user:
+    if (executor.uid if given is None else user_id(given)) != place.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
     listening = listeners(host, port)
@@ -288,34 +275,16 @@ def _nothing_of_flowers(place: Place) -> Iterator[str]:
 @check("the centre answers with its certificate, and the clocks agree")
 def _server(place: Place) -> list[str]:
     node = place.supernode
-    if node is None:
-        return ["the SuperNode is not running, so its connection cannot be checked: start it"]
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
     if address is None or certificates is None:
         return ["the SuperNode speaks without TLS: give it --superlink and --root-certificates"]
     return server_faults(address, certificates)
 
 
-@check("telemetry and update checks are off")
-def _quiet(place: Place) -> list[str]:
-    node = place.supernode
-    if node is None:
-        return ["the SuperNode is not running, so its environment cannot be checked: start it"]
-    if node.environment is None:
-        return ["the SuperNode's environment is hidden from you: run this check as root"]
-    return [
-        f"the SuperNode reports to Flower's makers: start it with {key}={value}"
-        for key, value in QUIET.items()
-        if key.startswith("FLWR_") and node.environment.get(key) != value  # no Ray runs here
-    ]
-
-
 @check("the executor has no network")
 def _no_network(place: Place) -> Iterator[str]:
-    executor = place.executor
-    if executor is None:
-        yield "the executor is not running, so its network cannot be seen: start it"
-    elif not (_interfaces(executor.pid) <= {"lo"} or _denied(executor.pid)):
+    pid = place.executor.pid
+    if not (_interfaces(pid) <= {"lo"} or _denied(pid)):
         wanted = "IPAddressDeny=any and IPAddressAllow=127.0.0.1 in its systemd unit"
         yield f"the executor may reach more than this machine: {wanted}"
 
@@ -350,6 +319,3 @@ def _denied(pid: int) -> bool:
     except (OSError, subprocess.CalledProcessError):
         return False
     return {"0.0.0.0/0", "::/0"} <= set(shown.split())
-
-
-_BEFORE_THE_START = {_flower, _complete, _opens, _time, _room, _secure_keys}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import for_owner, private_folder, replacing
-from dpfact_flower.machine.parsed import from_json, load_npz
+from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.privacy.ledger import LEDGER, verified_head
 from dpfact_flower.settings import Scalar
 from dpfact_flower.tensor import Factors
@@ -191,13 +191,10 @@ class SiteStore:
         lines = path.read_bytes().splitlines() if path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
-                fields = from_json(line)
-                lists = {key: tuple(fields[key]) for key in ("objective", "column_norms")}
-                error = SquaredError(**fields["error"])
-                measures = RoundMeasures(**{**fields, **lists, "error": error})
-                rounds[int(measures.round)] = measures
-            except (KeyError, TypeError, ValueError):
+                measures = parse_as(RoundMeasures, from_json(line))
+            except ValueError:
                 raise StateError(f"{path}: line {number} is damaged") from None
+            rounds[measures.round] = measures
         return [rounds[number] for number in sorted(rounds)]
 
 

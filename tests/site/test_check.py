@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from dpfact_flower import cli
 from dpfact_flower.machine.access import user_name
-from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime import installation
@@ -34,6 +33,8 @@ from tests.runtime.certificates import make_certificates
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
 TWO_USERS = "the key and the data belong to two users"
 NETWORK = "the executor has no network"
+OWNERS = "the data, the state folder and the key are their owners' alone"
+CODE = "nobody else can change the settings, the installation or the machine code"
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and modes")
 
 
@@ -58,7 +59,7 @@ def place(cohort, tmp_path, monkeypatch):
              "--auth-supernode-private-key", "north",
              "--isolation", "process", "--superexec-auth-secret-file", "secret",
              "--superlink", "centre.example:443", "--root-certificates", "ca.crt"],
-            {**QUIET}, node,
+            {}, node,
         ),
         Process(
             2, ME,
@@ -94,9 +95,9 @@ def test_where_all_is_in_force_nothing_is_to_mend(place):
 @pytest.mark.parametrize(
     ("path", "mode", "name"),
     [
-        ("site/north.npz", 0o640, "the data is its owner's alone"),
-        ("node/north", 0o604, "the key is its owner's alone"),
-        ("site/state", 0o755, "the state folder is the executor's alone"),
+        ("site/north.npz", 0o640, OWNERS),
+        ("node/north", 0o604, OWNERS),
+        ("site/state", 0o755, OWNERS),
         ("node/secret", 0o644, "the SuperNode leaves the work to the executor"),
         ("site/secret", 0o644, "the executor is this package's"),
     ],
@@ -168,7 +169,7 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
     assert "start it as" in found["the SuperNode leaves the work to the executor"][0]
     assert "start it as" in found["the executor is this package's"][0]
     running.clear()
-    assert len(faults(folder)) == 6
+    assert len(faults(folder)) == 5
 
 
 def test_the_check_does_not_take_itself_for_the_executor(place):
@@ -188,17 +189,6 @@ def test_flowers_own_executor_and_its_apps_are_found(place, command):
     assert faults(folder) == {}
 
 
-@pytest.mark.parametrize("key", ["FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"])
-def test_telemetry_is_found(place, key):
-    folder, running = place
-    for environment in ({**QUIET, key: "2"}, {k: v for k, v in QUIET.items() if k != key}):
-        running[0] = changed(running[0], environment=environment)
-        (fault,) = faults(folder)["telemetry and update checks are off"]
-        assert f"{key}={QUIET[key]}" in fault
-    running[0] = changed(running[0], environment=None)
-    assert "as root" in faults(folder)["telemetry and update checks are off"][0]
-
-
 def test_a_network_is_found(place, monkeypatch):
     folder, _ = place
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
@@ -215,12 +205,12 @@ def test_networks_are_those_that_the_system_has():
 
 def test_an_installation_and_machine_code_that_others_can_change_are_found(place, monkeypatch):
     folder, running = place
-    monkeypatch.setattr(check, "changeable_within", lambda path, uids: iter([f"{path}!"] * 9))
+    monkeypatch.setattr(check, "changeable_within", lambda path, uids: (f"{path}{number}!" for number in range(9)))
     (folder / "cache").mkdir()
     running[1] = changed(running[1], environment={"NUMBA_CACHE_DIR": str(folder / "cache")})
-    found = faults(folder)
-    assert found["nobody else can change the machine code"] == (f"{folder / 'cache'}!",) * 3
-    assert found["nobody else can change the installation"]
+    *installation, first, second, third = faults(folder)[CODE]
+    assert (first, second, third) == tuple(f"{folder / 'cache'}{number}!" for number in range(3))
+    assert installation
 
 
 def test_settings_that_cannot_be_read_are_the_one_finding(place):
