@@ -11,7 +11,6 @@ import dpfact_flower.site.round
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
@@ -19,13 +18,10 @@ from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
+from tests.site import federation
+from tests.site.federation import ask, events_of, refusal, rows_of
 
 PAPER = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
-
-
-@pytest.fixture
-def data(cohort):
-    return cohort.sites[0]
 
 
 @pytest.fixture
@@ -35,8 +31,8 @@ def client(data, tmp_path):
 
 def make_client(data, tmp_path, **settings) -> DPFactClient:
     """A real site that allows what the test asks; by default, releases without noise."""
-    given = {"allow_privacy": "none", "state_dir": str(tmp_path / "state"), **settings}
-    return DPFactClient(data, SiteSettings(**given))
+    plain = {"allow_privacy": "none", "max_epsilon": 0.0}
+    return federation.make_client(data, tmp_path, **{**plain, **settings})
 
 
 def make_noisy_client(data, tmp_path, **settings) -> DPFactClient:
@@ -54,21 +50,8 @@ def make_request(data, **changes) -> RoundRequest:
     return replace(request, **changes)
 
 
-def fit(client, request):
-    arrays, examples, config = client.fit(*request.to_wire())
-    return arrays, examples, config
-
-
-def refusal(client, request, caplog) -> str:
-    """Refuse the request; return the site's own log."""
-    caplog.clear()
-    with caplog.at_level(logging.INFO), pytest.raises(RoundRefusedError) as error:
-        fit(client, request)
-    assert error.value.__cause__ is None
-    assert error.value.__suppress_context__
-    assert str(error.value).startswith("dpfact:")
-    assert len(str(error.value)) < 70
-    return caplog.text
+def make_noisy_request(data, **changes) -> RoundRequest:
+    return make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"), **changes)
 
 
 def folder_of(tmp_path):
@@ -76,42 +59,30 @@ def folder_of(tmp_path):
     return tmp_path / "state" / "site-1"
 
 
-def state_of(tmp_path, data, job="job") -> SiteState:
+def store_of(tmp_path, data) -> SiteStore:
+    tag = data_tag(folder_of(tmp_path), data.tensor.fingerprint())
+    return SiteStore(tmp_path / "state", "site-1", "job", tag)
+
+
+def state_of(tmp_path, data) -> SiteState:
     """What the site kept of a job, as its next round would read it."""
-    store = SiteStore(tmp_path / "state", "site-1", job, tag_of(tmp_path, data))
-    state = store.load()
+    state = store_of(tmp_path, data).load()
     assert state is not None
     return state
 
 
-def all_events(tmp_path, job=None) -> list[ReleaseEvent]:
-    """Everything the site was charged, by its ledger, which must be in order."""
-    with Ledger(folder_of(tmp_path), create=False) as ledger:
-        assert ledger.verify() == []
-        return list(ledger.events(job))
-
-
-def tag_of(tmp_path, data):
-    return data_tag(folder_of(tmp_path), data.tensor.fingerprint())
-
-
-def rows_of(tmp_path):
-    with Ledger(folder_of(tmp_path), create=False) as ledger:
-        return ledger.rows()
-
-
 def test_without_noise_nothing_is_charged_but_the_release_is_on_record(client, data, tmp_path):
-    fit(client, make_request(data))
+    ask(client, make_request(data))
     (row,) = rows_of(tmp_path)
     assert (row.job, row.round, row.shapes, row.events) == ("job", 1, ((9, 4), (12, 4)), ())
     assert row.unprotected
-    assert all_events(tmp_path) == []
+    assert events_of(tmp_path) == []
 
 
 def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     client = make_noisy_client(data, tmp_path)
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    arrays, _, _ = fit(client, request)
+    request = make_noisy_request(data)
+    arrays, _ = ask(client, request)
     assert not np.array_equal(arrays[0], state_of(tmp_path, data).factors[1])
     with Ledger(folder_of(tmp_path), create=False) as ledger:
         kept = ledger.release_of("job", 1)
@@ -119,7 +90,7 @@ def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
         assert sent.tobytes() == charged.tobytes()
     assert [event.name for event in kept.events] == ["round 1, procedures", "round 1, diagnoses"]
     assert {e.sensitivity for e in kept.events} == {2 * PAPER.tau * PAPER.clip * PAPER.eta}
-    assert list(kept.events) == all_events(tmp_path)
+    assert list(kept.events) == events_of(tmp_path)
 
 
 class Stopped(BaseException):
@@ -140,11 +111,11 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     data, tmp_path, monkeypatch, place, after, first
 ):
     client = make_noisy_client(data, tmp_path)
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
+    request = make_noisy_request(data)
     if not first:
-        fit(client, request)
+        ask(client, request)
         request = replace(request, round=2)
-    before = [] if first else all_events(tmp_path)
+    before = [] if first else events_of(tmp_path)
     kind, name = place
     whole = getattr(kind, name)
 
@@ -156,17 +127,17 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     with monkeypatch.context() as broken:
         broken.setattr(kind, name, stop)
         with pytest.raises(Stopped):
-            fit(client, request)
+            ask(client, request)
     charged = (name, after) in {("charge", True), ("keep_only", False), ("keep_only", True)}
-    assert len(all_events(tmp_path)) - len(before) == (2 if charged else 0)
-    arrays, _, _ = fit(make_noisy_client(data, tmp_path), request)
-    assert len(all_events(tmp_path)) - len(before) == 2
+    assert len(events_of(tmp_path)) - len(before) == (2 if charged else 0)
+    arrays, _ = ask(make_noisy_client(data, tmp_path), request)
+    assert len(events_of(tmp_path)) - len(before) == 2
     with Ledger(folder_of(tmp_path), create=False) as ledger:
         kept = ledger.release_of("job", request.round)
     for sent, noted in zip(arrays, kept.arrays, strict=True):
         assert sent.tobytes() == noted.tobytes()
     # And the job goes on from that round's own factors, whatever lies about.
-    fit(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
+    ask(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
     assert state_of(tmp_path, data).round == request.round + 1
     left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npz"))
     assert left == [f"state-{request.round + 1:06d}.npz"]
@@ -176,8 +147,8 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
     """What each step finds on the disk when it begins."""
     seen = []
     client = make_noisy_client(data, tmp_path)
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    fit(client, request)
+    request = make_noisy_request(data)
+    ask(client, request)
 
     def watch(kind, name):
         whole = getattr(kind, name)
@@ -191,7 +162,7 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
 
     for kind, name in CRASHES.values():
         watch(kind, name)
-    fit(client, replace(request, round=2))
+    ask(client, replace(request, round=2))
     assert seen == [("save", [1], 1), ("charge", [1, 2], 1), ("keep_only", [1, 2], 2)]
 
 
@@ -207,22 +178,22 @@ def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkey
 
     settings = SiteSettings(allow_privacy="none", state_dir=str(tmp_path))
     client = DPFactClient(data, settings, simulation=simulation)
-    fit(client, make_request(data))  # makes folders and ledger, which is waited for
+    ask(client, make_request(data))  # makes folders and ledger, which is waited for
     monkeypatch.setattr(admission, "Ledger", open_ledger)
     monkeypatch.setattr(os, "fsync", lambda handle: (waited.append(True), fsync(handle)))
-    fit(client, make_request(data, round=2))
+    ask(client, make_request(data, round=2))
     assert waited == ([False] if simulation else [True, True, True])  # the state, and its name
 
 
 def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_path, monkeypatch):
     """A crash between state and charge leaves factors of a round that was never answered."""
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    fit(make_noisy_client(data, tmp_path), request)
+    request = make_noisy_request(data)
+    ask(make_noisy_client(data, tmp_path), request)
     known = state_of(tmp_path, data)
     with monkeypatch.context() as broken:
         broken.setattr(Ledger, "charge", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
-            fit(make_noisy_client(data, tmp_path), replace(request, round=2))
+            ask(make_noisy_client(data, tmp_path), replace(request, round=2))
     begun = []
     solved = dpfact_flower.site.round.solved
 
@@ -231,7 +202,7 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
         return solved(tensor, start, *arguments, **named)
 
     monkeypatch.setattr("dpfact_flower.site.elastic.solved", watch)
-    fit(make_noisy_client(data, tmp_path), replace(request, round=2))
+    ask(make_noisy_client(data, tmp_path), replace(request, round=2))
     (start,) = begun
     assert start.round == 1
     for one, other in zip(start.factors, known.factors, strict=True):
@@ -240,26 +211,26 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
 
 def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, caplog):
     """What was sent is sent again: whether the data has changed since, that does not tell."""
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    sent, _, _ = fit(make_noisy_client(data, tmp_path), request)
+    request = make_noisy_request(data)
+    sent, _ = ask(make_noisy_client(data, tmp_path), request)
     other = replace(cohort.sites[1], name="site-1")
     client = make_noisy_client(other, tmp_path)
-    again, _, _ = fit(client, request)
+    again, _ = ask(client, request)
     assert [array.tobytes() for array in again] == [array.tobytes() for array in sent]
-    assert "begun with other data" in refusal(client, replace(request, round=2), caplog)
-    assert len(all_events(tmp_path)) == 2
-    fit(client, replace(request, job="other"))  # and counts with what was spent before
-    assert len(all_events(tmp_path)) == 4
+    assert "begun with other data" in refusal(client, replace(request, round=2), caplog)[1]
+    assert len(events_of(tmp_path)) == 2
+    ask(client, replace(request, job="other"))  # and counts with what was spent before
+    assert len(events_of(tmp_path)) == 4
 
 
 def test_a_damaged_ledger_is_refused_and_left_as_it_is(data, tmp_path, caplog):
     client = make_noisy_client(data, tmp_path)
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    fit(client, request)
+    request = make_noisy_request(data)
+    ask(client, request)
     path = folder_of(tmp_path) / LEDGER
     for content in (b"", path.read_bytes()[:512], b"something else"):
         path.write_bytes(content)
-        text = refusal(client, replace(request, round=2), caplog)
+        _, text = refusal(client, replace(request, round=2), caplog)
         assert "site-1: state:" in text
         assert path.read_bytes() == content
 
@@ -272,12 +243,12 @@ def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(
     make = make_noisy_client if privacy == "paper" else make_client
     request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy=privacy))
     for before in range(1, number):
-        fit(make(data, tmp_path), replace(request, round=before))
+        ask(make(data, tmp_path), replace(request, round=before))
     request = replace(request, round=number)
-    first, _, _ = fit(make(data, tmp_path), request)
-    again, _, _ = fit(make(data, tmp_path), request)
+    first, _ = ask(make(data, tmp_path), request)
+    again, _ = ask(make(data, tmp_path), request)
     assert [array.tobytes() for array in again] == [array.tobytes() for array in first]
-    assert len(all_events(tmp_path)) == charges * number
+    assert len(events_of(tmp_path)) == charges * number
     assert len(rows_of(tmp_path)) == number
     assert [row.payload_kept for row in rows_of(tmp_path)] == [charges > 0] * number
 
@@ -286,35 +257,35 @@ def test_without_charge_only_the_last_round_is_answered_again(client, data, capl
     caplog.set_level("INFO")
     requests = [make_request(data, round=number) for number in (1, 2)]
     for request in requests:
-        fit(client, request)
-    assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)
+        ask(client, request)
+    assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)[1]
     assert "asked for again" not in caplog.text
-    fit(client, requests[1])
+    ask(client, requests[1])
     assert "round 2 was asked for again: sending the same reply" in caplog.text
 
 
 def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):
     asked = make_request(data, anchors=())
-    first, again = fit(client, asked), fit(client, asked)
+    first, again = ask(client, asked), ask(client, asked)
     np.testing.assert_array_equal(first[0][0], again[0][0])
     assert first[0][0].shape == (21 * 20 // 2,)  # pairs of the 21 codes
     assert not list((tmp_path / "state").rglob("state-*"))
     later = make_request(data, round=2)
-    assert [array.shape for array in fit(client, later)[0]] == [(9, 4), (12, 4)]
+    assert [array.shape for array in ask(client, later)[0]] == [(9, 4), (12, 4)]
 
 
 def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data, tmp_path, caplog):
-    fit(client, make_request(data))
-    store = SiteStore(tmp_path / "state", "site-1", "job", tag_of(tmp_path, data))
+    ask(client, make_request(data))
+    store = store_of(tmp_path, data)
     state = state_of(tmp_path, data)
     patients, *features = state.factors
     store.save(replace(state, factors=(patients, *(2 * factor for factor in features))))
-    text = refusal(client, make_request(data), caplog)
+    _, text = refusal(client, make_request(data), caplog)
     assert "round 1 of job 'job' was released already" in text
     store.save(replace(state, factors=(2 * patients, *features)))  # those were never sent
-    fit(client, make_request(data))
+    ask(client, make_request(data))
     (tmp_path / "state" / "site-1" / "job" / "state-000001.npz").unlink()
-    assert "round 1 of job 'job' is stale" in refusal(client, make_request(data), caplog)
+    assert "round 1 of job 'job' is stale" in refusal(client, make_request(data), caplog)[1]
     assert len(rows_of(tmp_path)) == 1
 
 
@@ -325,21 +296,21 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
     refused_at = None
     for number in range(1, 6):
         try:
-            fit(client, replace(request, round=number))
+            ask(client, replace(request, round=number))
         except RoundRefusedError as error:
             assert "privacy-refused" in str(error)  # noqa: PT017
             refused_at = number
             break
     assert refused_at is not None
     assert refused_at > 1
-    assert len(all_events(tmp_path)) == 2 * (refused_at - 1)
+    assert len(events_of(tmp_path)) == 2 * (refused_at - 1)
 
 
 def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
     """State carries un-noised factors: a smaller step in round 2 must not publish round 1's."""
     client = make_noisy_client(data, tmp_path)
-    first = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy="paper"))
-    fit(client, first)
+    first = make_noisy_request(data)
+    ask(client, first)
     for changes in (
         {"solver": replace(PAPER, eta=1e-8)},
         {"solver": replace(PAPER, clip=1e-6)},
@@ -348,8 +319,8 @@ def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
         {"seed": 4},
     ):
         asked = replace(first, round=2, **changes)
-        assert "settings of job 'job' have changed" in refusal(client, asked, caplog)
-    fit(client, replace(first, round=2))
+        assert "settings of job 'job' have changed" in refusal(client, asked, caplog)[1]
+    ask(client, replace(first, round=2))
 
 
 @pytest.mark.parametrize(
@@ -384,22 +355,22 @@ BAD_REQUESTS = {
 
 @pytest.mark.parametrize(("changes", "says"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
 def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, changes, says):
-    assert says in refusal(client, make_request(data, **changes), caplog)
+    assert says in refusal(client, make_request(data, **changes), caplog)[1]
     assert not (tmp_path / "state").exists()
-    fit(client, make_request(data))  # the site is unharmed
+    ask(client, make_request(data))  # the site is unharmed
 
 
 def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
     asked = SolverSettings(rank=4, relative_l21=0.001, mu_from_round=1)
-    fit(make_client(data, tmp_path, site_mu=1e6), make_request(data, solver=asked))
+    ask(make_client(data, tmp_path, site_mu=1e6), make_request(data, solver=asked))
     assert (state_of(tmp_path, data).factors[0] == 0).all()
 
 
 def test_the_sites_own_mu_of_0_switches_nothing_off_whatever_the_run_asks(data, tmp_path):
     asked = SolverSettings(rank=4, relative_l21=0.9, mu_from_round=1)
-    fit(make_client(data, tmp_path / "own", site_mu=0.0), make_request(data, solver=asked))
+    ask(make_client(data, tmp_path / "own", site_mu=0.0), make_request(data, solver=asked))
     plain = replace(asked, mu=0.0, relative_l21=0.0)
-    fit(make_client(data, tmp_path / "plain"), make_request(data, solver=plain))
+    ask(make_client(data, tmp_path / "plain"), make_request(data, solver=plain))
     own, expected = (state_of(tmp_path / name, data).factors for name in ("own", "plain"))
     np.testing.assert_array_equal(own[0], expected[0])
 
@@ -417,7 +388,7 @@ def test_what_others_could_change_is_refused_and_nothing_is_read_or_written(
     data, tmp_path, caplog, monkeypatch, place, how
 ):
     client, path = make_client(data, tmp_path), tmp_path / PLACES[place]
-    fit(client, make_request(data))
+    ask(client, make_request(data))
     if how == "link":
         path.rename(tmp_path / "moved")
         path.symlink_to(tmp_path / "moved")
@@ -431,7 +402,7 @@ def test_what_others_could_change_is_refused_and_nothing_is_read_or_written(
             monkeypatch.setattr(type(path), "lstat", lambda p: _owned(lstat(p), user + (p == path)))
     monkeypatch.setattr(type(data), "read", lambda _: pytest.fail("patients were read"))
     before = _listed(tmp_path)
-    log = refusal(client, make_request(data, round=2), caplog)
+    _, log = refusal(client, make_request(data, round=2), caplog)
     assert f"state: {path}: " in log
     assert _listed(tmp_path) == before
 
@@ -446,7 +417,7 @@ def _listed(folder):
 
 def test_a_state_dir_that_anybody_may_move_away_is_refused(data, tmp_path, caplog):
     tmp_path.chmod(0o777)
-    log = refusal(make_client(data, tmp_path), make_request(data), caplog)
+    _, log = refusal(make_client(data, tmp_path), make_request(data), caplog)
     tmp_path.chmod(0o700)
     assert "anybody may write to it" in log
     assert not (tmp_path / "state").exists()
@@ -456,7 +427,7 @@ def test_a_state_dir_that_anybody_may_move_away_is_refused(data, tmp_path, caplo
 def test_whatever_the_umask_what_a_site_makes_is_its_own(data, tmp_path, mask):
     before = os.umask(mask)
     try:
-        fit(make_client(data, tmp_path), make_request(data))
+        ask(make_client(data, tmp_path), make_request(data))
     finally:
         os.umask(before)
     for path in (tmp_path / "state", *(tmp_path / "state").rglob("*")):

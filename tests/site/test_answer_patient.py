@@ -11,101 +11,29 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.client import DPFactClient, RoundRefusedError
-from dpfact_flower.data.vocabulary import joint_digest
+from dpfact_flower.client import RoundRefusedError
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site import admission, answer
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
-from tests.site.test_failures import Watched
-
-PLANNED = PrivacySettings(epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=2, bound=0.1)
-CODES = replace(PLANNED, codes="6x8")
-SOLVER = SolverSettings(rank=4)
-LEAVES = re.compile(r"dpfact:([a-z-]+) \(details are in the site's own log\)")
-
-
-@pytest.fixture
-def data(cohort):
-    return cohort.sites[0]
-
-
-def make_client(data, tmp_path, *, simulation=False, **settings) -> DPFactClient:
-    """A real site, with room for exactly one run of epsilon 4."""
-    given = {
-        "allow_privacy": "patient", "max_epsilon": 4.0, "state_dir": str(tmp_path / "state"),
-        **settings,
-    }  # fmt: skip
-    return DPFactClient(data, SiteSettings(**given), simulation=simulation)
-
-
-def make_server(data, privacy=PLANNED, solver=SOLVER, **run) -> Coordinator:
-    return Coordinator(
-        data.tensor.feature_shape, solver=solver, privacy=privacy,
-        run=RunSettings(**{"job": "job", "sites": 1, "seed": 3, **run}),
-        vocabulary=joint_digest(data.vocabularies),
-    )  # fmt: skip
-
-
-def ask(client, request) -> tuple[list[np.ndarray], dict]:
-    arrays, examples, config = client.fit(*request.to_wire())
-    assert examples == 1
-    return arrays, config
-
-
-def read(server: Coordinator, number: int, answer) -> SiteReply:
-    """A reply as the server reads it."""
-    return SiteReply.from_wire(*answer, server.reply_shapes(number))
-
-
-def close(server: Coordinator, number: int, answers) -> None:
-    """The server's side of a round."""
-    replies = [read(server, number, answer) for answer in answers]
-    server.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
-
-
-def go_to(client, server: Coordinator, last: int) -> list[tuple[RoundRequest, list[np.ndarray]]]:
-    """Rounds up to `last`, with this one site: what was asked, and what was sent."""
-    seen = []
-    for number in range(server.finished_rounds + 1, last + 1):
-        request = server.request(number)
-        answer = ask(client, request)
-        seen.append((request, answer[0]))
-        close(server, number, [answer])
-    return seen
-
-
-def rows_of(tmp_path, site="site-1"):
-    folder = tmp_path / "state" / site
-    if not (folder / LEDGER).exists():
-        return ()
-    with Ledger(folder, create=False) as ledger:
-        assert ledger.verify() == []
-        return ledger.rows()
-
-
-def refusal(client, request, caplog) -> tuple[str, str]:
-    """Refuse; the code that left, and the site's own log."""
-    wire = request.to_wire() if isinstance(request, RoundRequest) else request
-    caplog.clear()
-    with caplog.at_level(logging.INFO), pytest.raises(RoundRefusedError) as error:
-        client.fit(*wire)
-    leaves = LEAVES.fullmatch(str(error.value))
-    assert leaves, str(error.value)
-    assert error.value.args == (str(error.value),)
-    assert error.value.__cause__ is None
-    assert error.value.__suppress_context__
-    return leaves[1], caplog.text
-
-
-def bits(arrays) -> list[bytes]:
-    return [array.tobytes() for array in arrays]
-
+from dpfact_flower.wire.protocol import RoundRequest
+from tests.site.federation import (
+    CODES,
+    PLANNED,
+    Watched,
+    ask,
+    bits,
+    close,
+    go_to,
+    make_client,
+    make_server,
+    read,
+    refusal,
+    rows_of,
+)  # fmt: skip
 
 # --- a whole run
 

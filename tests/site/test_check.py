@@ -205,7 +205,9 @@ def test_networks_are_those_that_the_system_has():
 
 def test_an_installation_and_machine_code_that_others_can_change_are_found(place, monkeypatch):
     folder, running = place
-    monkeypatch.setattr(check, "changeable_within", lambda path, uids: (f"{path}{number}!" for number in range(9)))
+    monkeypatch.setattr(
+        check, "changeable_within", lambda path, uids: (f"{path}{number}!" for number in range(9))
+    )
     (folder / "cache").mkdir()
     running[1] = changed(running[1], environment={"NUMBA_CACHE_DIR": str(folder / "cache")})
     *installation, first, second, third = faults(folder)[CODE]

@@ -7,7 +7,6 @@ that, everything is `failed`.
 
 import errno
 import itertools
-import math
 import os
 import resource
 import tempfile
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -25,140 +23,28 @@ from flwr.app import Message
 
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import app
-from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
-from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import (
     MOST_SLOTS,
     PrivacySettings,
-    RunSettings,
     SiteSettings,
-    SolverSettings,
 )
 from dpfact_flower.site import admission, answer, disclosure, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import RoundRequest
+from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, requests
 
-PRIVACY = PrivacySettings(
-    epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=1, bound=0.1, codes="6x8"
-)
-SIZES = (9, 12)
 SECRET = "no space left for 'Jane Doe'"
 
 ROOM = largest_run([range(size) for size in SIZES], SiteSettings())
 """Bytes that are held before patients are read."""
-
-
-class Asked(NamedTuple):
-    """What a site sent, and what it was charged."""
-
-    reply: str
-    rows: int
-
-
-class Watched:
-    """A site's data that knows whether its patients were read."""
-
-    def __init__(self, data: SiteData) -> None:
-        self.name, self.vocabularies, self._data = data.name, data.vocabularies, data
-        self.read_by_now = False
-
-    def read(self) -> SiteData:
-        self.read_by_now = True
-        return self._data
-
-
-class World:
-    """A site with one data set, in a folder of its own, and the run it takes part in."""
-
-    def __init__(self, data: SiteData, folder: Path) -> None:
-        self.folder = folder
-        self.source = Watched(data)
-        settings = SiteSettings(
-            state_dir=str(folder), allow_privacy="patient", max_epsilon=100.0, site="north",
-            data_site="site-1",
-        )  # fmt: skip
-        self.client = DPFactClient(self.source, settings)
-        self.requests = requests()
-
-    def ask(self, number: int, time_left: float = math.inf) -> Asked:
-        return self.answer(self.requests[number], time_left)
-
-    def answer(self, request: RoundRequest, time_left: float = math.inf) -> Asked:
-        self.source.read_by_now = False
-        self.client._time_left = time_left
-        try:
-            arrays, examples, config = self.client.fit(*request.to_wire())
-            reply = f"{[a.dtype.str for a in arrays]} {examples} {config}"
-        except RoundRefusedError as error:
-            reply = str(error).split(" ")[0]
-        return Asked(reply, self.rows())
-
-    def preflight(self, request: RoundRequest) -> str:
-        self.source.read_by_now = False
-        arrays, config = request.to_wire()
-        try:
-            _, _, said = self.client.preflight(arrays, {**config, "round-timeout": 600.0})
-        except RoundRefusedError as error:
-            return str(error).split(" ")[0]
-        assert said.keys() == {"site", "version"}
-        return "ready"
-
-    def go_to(self, number: int) -> None:
-        for earlier in range(1, number):
-            assert self.ask(earlier).reply.startswith("[")
-
-    def rows(self) -> int:
-        folder = self.folder / "north"
-        if not (folder / LEDGER).exists():
-            return 0
-        with Ledger(folder, create=False) as ledger:
-            assert ledger.verify() == []
-            return len(ledger.rows())
-
-    def names(self) -> list[str]:
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
-
-
-def requests() -> dict[int, RoundRequest]:
-    """What a server asks in a run: codes, start, two refinements, and the end; public alone."""
-    server = Coordinator(
-        SIZES, solver=SolverSettings(rank=4), privacy=PRIVACY, run=RunSettings(job="job", sites=1)
-    )
-    first = server.request(1)
-    kept = tuple(np.arange(size, dtype=np.int32) for size in (6, 8))
-    factors = initial_factors((6, 8), 4, 1)
-    return {1: first, 2: replace(first, round=2, selection=kept)} | {
-        number: replace(first, round=number, selection=kept, anchors=factors)
-        for number in range(3, server.rounds + 1)
-    }
-
-
-@pytest.fixture
-def worlds(cohort, tmp_path) -> list[World]:
-    return neighbours(cohort.sites[0], tmp_path)
-
-
-def neighbours(site: SiteData, tmp_path: Path) -> list[World]:
-    """A site, and one with a patient more who has every code beside every other."""
-    here = site.tensor
-    codes = np.argwhere(np.ones(SIZES))
-    one = np.column_stack([np.full(len(codes), here.n_patients), codes])
-    more = SparseTensor.from_coo(
-        np.vstack([here.indices, one]), np.concatenate([here.values, np.full(len(one), 900.0)]),
-        (here.n_patients + 1, *SIZES),
-    )  # fmt: skip
-    other = replace(site, tensor=more)
-    return [World(site, tmp_path / "without"), World(other, tmp_path / "with")]
 
 
 def same(worlds: list[World], number: int) -> Asked:

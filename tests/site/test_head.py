@@ -11,14 +11,8 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, back_up, data_key, data
 from dpfact_flower.privacy.ledger.file import KEY
 from dpfact_flower.privacy.ledger.rows import START, chained
 from tests.cli.test_ledger import ledger_text
-from tests.site.test_failures import World, neighbours
 
 ROUNDS = 3
-
-
-@pytest.fixture
-def worlds(cohort, tmp_path) -> list[World]:
-    return neighbours(cohort.sites[0], tmp_path)
 
 
 def documents(folder) -> list[dict]:

@@ -20,12 +20,7 @@ from dpfact_flower.site.lockout import (
     rolled_back_faults,
 )
 from dpfact_flower.wire.protocol import RoundRequest
-from tests.site.test_failures import World, requests
-
-
-@pytest.fixture
-def world(cohort, tmp_path) -> World:
-    return World(cohort.sites[0], tmp_path / "state")
+from tests.site.federation import requests
 
 
 def failing(*_):

@@ -9,12 +9,7 @@ from dpfact_flower.privacy.ledger import LEDGER
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.metrics import count_refusal, refusals
 from dpfact_flower.wire.protocol import ROUND_TIMEOUT
-from tests.site.test_answer_patient import make_client, make_server
-
-
-@pytest.fixture
-def data(cohort):
-    return cohort.sites[0]
+from tests.site.federation import make_client, make_server
 
 
 def test_whatever_is_refused_is_counted_by_the_code_that_leaves(data, tmp_path):

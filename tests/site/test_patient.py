@@ -40,11 +40,6 @@ class Kept:
         return self._releases.get(round_number)
 
 
-@pytest.fixture
-def data(cohort):
-    return cohort.sites[0]
-
-
 def make_request(data, number, privacy=PLANNED, solver=SOLVER, **changes) -> RoundRequest:
     """Round `number` of a run, with what that round must carry."""
     sizes = data.tensor.feature_shape

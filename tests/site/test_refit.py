@@ -20,11 +20,6 @@ PRIVACY = PrivacySettings(start_share=0.8, refine_rounds=1)
 CODES = PrivacySettings(start_share=0.8, refine_rounds=1, codes="6x8")
 
 
-@pytest.fixture
-def data(cohort):
-    return cohort.sites[0]
-
-
 def settings_of(tmp_path, **changes) -> SiteSettings:
     return SiteSettings(state_dir=str(tmp_path / "state"), allow_privacy="patient",
                         **{"max_epsilon": 50.0, **changes})  # fmt: skip

@@ -20,7 +20,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission, answer, disclosure
 from dpfact_flower.site.disclosure import ReplyDelay, seconds_left
 from dpfact_flower.wire import records
-from tests.site.test_failures import PRIVACY, requests
+from tests.site.federation import PRIVACY, requests
 
 
 class Clock:

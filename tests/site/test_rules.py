@@ -21,11 +21,6 @@ from dpfact_flower.wire.protocol import RoundRequest
 SIGMA = 5.0
 
 
-@pytest.fixture
-def data(cohort):
-    return cohort.sites[0]
-
-
 @pytest.fixture(autouse=True)
 def forget():
     before = dict(site_rules._more)
