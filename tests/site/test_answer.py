@@ -11,6 +11,7 @@ import dpfact_flower.site.round
 from dpfact_flower.client import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.privacy import Release, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
@@ -18,6 +19,7 @@ from dpfact_flower.site import admission
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
+from tests.bits import assert_bits
 from tests.site import federation
 from tests.site.federation import ask, events_of, refusal, rows_of
 
@@ -59,6 +61,11 @@ def folder_of(tmp_path):
     return tmp_path / "state" / "site-1"
 
 
+def release_of(tmp_path, number) -> Release:
+    with Ledger(folder_of(tmp_path), create=False) as ledger:
+        return ledger.release_of("job", number)
+
+
 def store_of(tmp_path, data) -> SiteStore:
     tag = data_tag(folder_of(tmp_path), data.tensor.fingerprint())
     return SiteStore(tmp_path / "state", "site-1", "job", tag)
@@ -84,10 +91,8 @@ def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
     request = make_noisy_request(data)
     arrays, _ = ask(client, request)
     assert not np.array_equal(arrays[0], state_of(tmp_path, data).factors[1])
-    with Ledger(folder_of(tmp_path), create=False) as ledger:
-        kept = ledger.release_of("job", 1)
-    for sent, charged in zip(arrays, kept.arrays, strict=True):
-        assert sent.tobytes() == charged.tobytes()
+    kept = release_of(tmp_path, 1)
+    assert_bits(arrays, kept.arrays)
     assert [event.name for event in kept.events] == ["round 1, procedures", "round 1, diagnoses"]
     assert {e.sensitivity for e in kept.events} == {2 * PAPER.tau * PAPER.clip * PAPER.eta}
     assert list(kept.events) == events_of(tmp_path)
@@ -115,7 +120,7 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     if not first:
         ask(client, request)
         request = replace(request, round=2)
-    before = [] if first else events_of(tmp_path)
+    before = events_of(tmp_path)
     kind, name = place
     whole = getattr(kind, name)
 
@@ -132,10 +137,7 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     assert len(events_of(tmp_path)) - len(before) == (2 if charged else 0)
     arrays, _ = ask(make_noisy_client(data, tmp_path), request)
     assert len(events_of(tmp_path)) - len(before) == 2
-    with Ledger(folder_of(tmp_path), create=False) as ledger:
-        kept = ledger.release_of("job", request.round)
-    for sent, noted in zip(arrays, kept.arrays, strict=True):
-        assert sent.tobytes() == noted.tobytes()
+    assert_bits(arrays, release_of(tmp_path, request.round).arrays)
     # And the job goes on from that round's own factors, whatever lies about.
     ask(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
     assert state_of(tmp_path, data).round == request.round + 1
@@ -205,8 +207,7 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
     ask(make_noisy_client(data, tmp_path), replace(request, round=2))
     (start,) = begun
     assert start.round == 1
-    for one, other in zip(start.factors, known.factors, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_bits(start.factors, known.factors)
 
 
 def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, caplog):
@@ -216,7 +217,7 @@ def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, capl
     other = replace(cohort.sites[1], name="site-1")
     client = make_noisy_client(other, tmp_path)
     again, _ = ask(client, request)
-    assert [array.tobytes() for array in again] == [array.tobytes() for array in sent]
+    assert_bits(again, sent)
     assert "begun with other data" in refusal(client, replace(request, round=2), caplog)[1]
     assert len(events_of(tmp_path)) == 2
     ask(client, replace(request, job="other"))  # and counts with what was spent before
@@ -247,7 +248,7 @@ def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(
     request = replace(request, round=number)
     first, _ = ask(make(data, tmp_path), request)
     again, _ = ask(make(data, tmp_path), request)
-    assert [array.tobytes() for array in again] == [array.tobytes() for array in first]
+    assert_bits(again, first)
     assert len(events_of(tmp_path)) == charges * number
     assert len(rows_of(tmp_path)) == number
     assert [row.payload_kept for row in rows_of(tmp_path)] == [charges > 0] * number
@@ -266,9 +267,9 @@ def test_without_charge_only_the_last_round_is_answered_again(client, data, capl
 
 def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):
     asked = make_request(data, anchors=())
-    first, again = ask(client, asked), ask(client, asked)
-    np.testing.assert_array_equal(first[0][0], again[0][0])
-    assert first[0][0].shape == (21 * 20 // 2,)  # pairs of the 21 codes
+    (first, _), (again, _) = ask(client, asked), ask(client, asked)
+    assert_bits(first, again)
+    assert first[0].shape == (21 * 20 // 2,)  # pairs of the 21 codes
     assert not list((tmp_path / "state").rglob("state-*"))
     later = make_request(data, round=2)
     assert [array.shape for array in ask(client, later)[0]] == [(9, 4), (12, 4)]
@@ -289,21 +290,14 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     assert len(rows_of(tmp_path)) == 1
 
 
-def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path, caplog):
+def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path):
     client = make_noisy_client(data, tmp_path, max_epsilon=1.0)
     privacy = PrivacySettings(privacy="paper", epsilon=1.2)
     request = make_request(data, solver=PAPER, privacy=privacy)
-    refused_at = None
-    for number in range(1, 6):
-        try:
-            ask(client, replace(request, round=number))
-        except RoundRefusedError as error:
-            assert "privacy-refused" in str(error)  # noqa: PT017
-            refused_at = number
-            break
-    assert refused_at is not None
-    assert refused_at > 1
-    assert len(events_of(tmp_path)) == 2 * (refused_at - 1)
+    with pytest.raises(RoundRefusedError, match="privacy-refused"):
+        [ask(client, replace(request, round=number)) for number in range(1, 6)]
+    assert 0 < len(rows_of(tmp_path)) < 5
+    assert account(events_of(tmp_path), 1e-5).headline.epsilon <= 1.0
 
 
 def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
@@ -345,11 +339,7 @@ BAD_REQUESTS = {
     "a mode too many": ({"anchors": initial_factors((9, 12, 3), 4, 0)}, "sizes (9, 12, 3)"),
     "a mode missing": ({"anchors": initial_factors((9,), 4, 0)}, "sizes (9,)"),
     "other rank": ({"anchors": initial_factors((9, 12), 3, 0)}, "need shape (features, 4)"),
-    "huge": ({"anchors": (np.full((9, 4), 1e19, np.float32),) * 2}, "beyond 1e+06"),
-    "not finite": ({"anchors": (np.full((9, 4), np.nan, np.float32),) * 2}, "not finite"),
     "job leads out of the folder": ({"job": "../../elsewhere"}, "job"),
-    "job empty": ({"job": ""}, "job"),
-    "round 0": ({"round": 0}, "round: must be at least 1"),
 }
 
 

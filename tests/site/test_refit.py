@@ -6,47 +6,35 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dpfact_flower.client import DPFactClient
 from dpfact_flower.errors import DataError, MessageError, StateError
-from dpfact_flower.privacy.ledger import Ledger, data_tag
+from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site.answer import Site
+from dpfact_flower.settings import PrivacySettings, RunSettings
 from dpfact_flower.site.patient import refit, unfitted
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.wire.protocol import SiteReply
+from dpfact_flower.wire.protocol import RoundRequest
+from tests.bits import assert_bits
+from tests.site import federation
+from tests.site.federation import Watched, ask, go_to, make_settings, rows_of
 
 PRIVACY = PrivacySettings(start_share=0.8, refine_rounds=1)
 CODES = PrivacySettings(start_share=0.8, refine_rounds=1, codes="6x8")
 
 
-def settings_of(tmp_path, **changes) -> SiteSettings:
-    return SiteSettings(state_dir=str(tmp_path / "state"), allow_privacy="patient",
-                        **{"max_epsilon": 50.0, **changes})  # fmt: skip
+def make_client(data, tmp_path, **settings) -> DPFactClient:
+    return federation.make_client(data, tmp_path, **{"max_epsilon": 50.0, **settings})
 
 
 def make_server(data, privacy=PRIVACY, job="job") -> Coordinator:
-    return Coordinator(
-        data.tensor.feature_shape, solver=SolverSettings(rank=4), privacy=privacy,
-        run=RunSettings(job=job, seed=3),
-    )  # fmt: skip
+    return federation.make_server(data, privacy, job=job)
 
 
-def go_to(site: Site, server: Coordinator, last: int):
-    """The run's rounds up to one; returns the request of each."""
-    asked = []
-    for number in range(server.finished_rounds + 1, last + 1):
-        request = server.request(number)
-        release = site.answer(request)
-        asked.append(request)
-        reply = SiteReply(site.name, release.arrays)
-        server.close_round(number, [reply], [], bytes_down=0, bytes_up=0, seconds=0.0)
-    return asked
-
-
-def ended(data, tmp_path, privacy=PRIVACY, **settings):
+def ended(data, tmp_path, privacy=PRIVACY) -> RoundRequest:
+    """The last request of a run that has ended."""
     server = make_server(data, privacy)
-    return go_to(Site(data, settings_of(tmp_path, **settings)), server, server.rounds)
+    return go_to(make_client(data, tmp_path), server, server.rounds)[-1][0]
 
 
 def store_of(data, tmp_path) -> SiteStore:
@@ -58,47 +46,36 @@ def files(tmp_path) -> set[str]:
     return {path.name for path in (tmp_path / "state").rglob("*") if path.is_file()}
 
 
-class Closed:
-    """A site whose patients nobody may look at."""
-
-    def __init__(self, data) -> None:
-        self.name, self.vocabularies = data.name, data.vocabularies
-
-    def read(self):
-        raise AssertionError("looked at the patients")
-
-
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
 def test_the_end_of_a_run_is_answered_without_a_look_at_a_patient(data, tmp_path, privacy):
     server = make_server(data, privacy)
-    go_to(Site(data, settings_of(tmp_path)), server, server.rounds - 1)
+    go_to(make_client(data, tmp_path), server, server.rounds - 1)
     before = files(tmp_path)
-    release = Site(Closed(data), settings_of(tmp_path)).answer(server.request(server.rounds))
+    source = Watched(data)
+    release = make_client(source, tmp_path).site.answer(server.request(server.rounds))
     assert (release.arrays, release.events) == ((), ())
+    assert not source.read_by_now
     assert files(tmp_path) == before | {"ending.npz"}
-    with Ledger(tmp_path / "state" / "site-1", create=False) as ledger:
-        assert [row.round for row in ledger.rows()] == list(range(1, server.rounds))
-        assert ledger.verify() == []
+    assert [row.round for row in rows_of(tmp_path)] == list(range(1, server.rounds))
 
 
 def test_the_first_end_counts(data, tmp_path):
     """A server cannot have a site fit model after model to what it makes up."""
-    last = ended(data, tmp_path)[-1]
+    last = ended(data, tmp_path)
     other = make_server(data)
     other.rule.factors = tuple(factor + 1 for factor in last.anchors)
     other.rule._started = True
-    Site(data, settings_of(tmp_path)).answer(other.request(other.rounds))
-    store = store_of(data, tmp_path)
-    for kept, anchor in zip(store.ending()[0], last.anchors, strict=True):
-        np.testing.assert_array_equal(kept, anchor)
+    ask(make_client(data, tmp_path), other.request(other.rounds))
+    assert_bits(store_of(data, tmp_path).ending()[0], last.anchors)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_the_end_of_a_run_that_nothing_was_charged_in_is_refused(data, tmp_path, rows):
     """It would be a question for nothing, as often as somebody likes."""
-    site = Site(Closed(data), settings_of(tmp_path))
+    source = Watched(data)
+    site = make_client(source, tmp_path).site
     if rows:  # of another run
-        go_to(Site(data, settings_of(tmp_path)), make_server(data, job="paid"), 1)
+        go_to(make_client(data, tmp_path), make_server(data, job="paid"), 1)
     server = make_server(data, job="free")
     server.rule._started = True
     before = files(tmp_path) if rows else set()
@@ -106,12 +83,13 @@ def test_the_end_of_a_run_that_nothing_was_charged_in_is_refused(data, tmp_path,
         with pytest.raises(MessageError, match="free"):
             site.answer(server.request(server.rounds))
     assert files(tmp_path) - {".lock"} == before - {".lock"}
+    assert not source.read_by_now
 
 
 def test_a_selection_that_changes_within_a_job_is_refused(data, tmp_path):
     server = make_server(data, CODES)
-    site = Site(data, settings_of(tmp_path))
-    go_to(site, server, 2)
+    client = make_client(data, tmp_path)
+    go_to(client, server, 2)
     wanted = server.selection
     server.rule.selection = tuple(
         np.sort(np.setdiff1d(np.arange(n, dtype=np.int32), kept[:1])[: len(kept)])
@@ -119,32 +97,32 @@ def test_a_selection_that_changes_within_a_job_is_refused(data, tmp_path):
     )
     for number in (3, server.rounds):
         with pytest.raises(MessageError, match="selected codes of job 'job' have changed"):
-            site.answer(server.request(number))
+            client.site.answer(server.request(number))
     server.rule.selection = wanted
-    go_to(site, server, server.rounds)
+    go_to(client, server, server.rounds)
 
 
 def test_a_changed_setting_is_refused_at_the_end_too(data, tmp_path):
     server = make_server(data)
-    site = Site(data, settings_of(tmp_path))
-    go_to(site, server, server.rounds - 1)
+    client = make_client(data, tmp_path)
+    go_to(client, server, server.rounds - 1)
     other = make_server(data)
     other.run = RunSettings(job="job", seed=4)
     other.rule.factors, other.rule._started = server.factors, True
     with pytest.raises(MessageError, match="settings of job 'job' have changed"):
-        site.answer(other.request(other.rounds))
+        client.site.answer(other.request(other.rounds))
 
 
 def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, monkeypatch, caplog):
     server = make_server(data)
-    site = Site(data, settings_of(tmp_path))
-    go_to(site, server, server.rounds - 1)
+    client = make_client(data, tmp_path)
+    go_to(client, server, server.rounds - 1)
 
     def full(*_args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(SiteStore, "keep_ending", full)
-    assert site.answer(server.request(server.rounds)).arrays == ()
+    assert client.site.answer(server.request(server.rounds)).arrays == ()
     assert "No space left on device" in caplog.text
     assert unfitted(tmp_path / "state" / "site-1") == []
 
@@ -154,9 +132,9 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
 
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
 def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
-    last = ended(data, tmp_path, privacy)[-1]
+    last = ended(data, tmp_path, privacy)
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
-    measures = refit(data, settings_of(tmp_path), "job")
+    measures = refit(data, make_settings(tmp_path), "job")
     assert unfitted(tmp_path / "state" / "site-1") == []
     store = store_of(data, tmp_path)
     state = store.load()
@@ -171,38 +149,35 @@ def test_a_refit_repeats_bit_for_bit(data, tmp_path):
     ended(data, tmp_path)
     factors = []
     for _ in range(2):
-        refit(data, settings_of(tmp_path), "job")
-        store = store_of(data, tmp_path)
-        factors.append(store.load().factors)
-    for one, two in zip(*factors, strict=True):
-        np.testing.assert_array_equal(one, two)
+        refit(data, make_settings(tmp_path), "job")
+        factors.append(store_of(data, tmp_path).load().factors)
+    assert_bits(*factors)
 
 
 def test_a_site_refits_with_its_own_weight(data, tmp_path):
     ended(data, tmp_path)
-    refit(data, settings_of(tmp_path, site_mu=1e6), "job")
-    store = store_of(data, tmp_path)
-    assert not store.load().factors[0].any()
+    refit(data, make_settings(tmp_path, site_mu=1e6), "job")
+    assert not store_of(data, tmp_path).load().factors[0].any()
 
 
 def test_a_run_that_has_not_ended_cannot_be_refitted(data, tmp_path):
     server = make_server(data)
-    go_to(Site(data, settings_of(tmp_path)), server, server.rounds - 1)
+    go_to(make_client(data, tmp_path), server, server.rounds - 1)
     with pytest.raises(StateError, match="has not ended here"):
-        refit(data, settings_of(tmp_path), "job")
+        refit(data, make_settings(tmp_path), "job")
 
 
 def test_other_data_is_not_refitted(data, cohort, tmp_path):
     ended(data, tmp_path)
     with pytest.raises(StateError, match="made from other data"):
-        refit(cohort.sites[1], settings_of(tmp_path, site="site-1"), "job")
+        refit(cohort.sites[1], make_settings(tmp_path, site="site-1"), "job")
 
 
 def test_a_site_without_the_runs_codes_is_told(data, tmp_path):
     nobody = replace(data, tensor=SparseTensor.from_coo([], [], data.tensor.shape))
     ended(nobody, tmp_path)
     with pytest.raises(DataError, match="no patient has any of the run's codes"):
-        refit(nobody, settings_of(tmp_path), "job")
+        refit(nobody, make_settings(tmp_path), "job")
 
 
 @pytest.mark.parametrize("harm", [lambda b: b[:50], lambda b: b"", lambda b: b[::-1]])
@@ -211,11 +186,11 @@ def test_a_damaged_end_is_a_clear_error(data, tmp_path, harm):
     (path,) = tmp_path.rglob("ending.npz")
     path.write_bytes(harm(path.read_bytes()))
     with pytest.raises(StateError, match="damaged"):
-        refit(data, settings_of(tmp_path), "job")
+        refit(data, make_settings(tmp_path), "job")
 
 
 def test_what_is_kept_of_the_end_is_public(data, tmp_path):
-    last = ended(data, tmp_path)[-1]
+    last = ended(data, tmp_path)
     (path,) = tmp_path.rglob("ending.npz")
     with np.load(path) as archive:
         told = json.loads(str(archive["head"]))
