@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -19,10 +19,13 @@ WRITES = (
     (os, "open"), (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "link"), (os, "unlink"),
     (os, "posix_fallocate"), (tempfile, "mkstemp"), (Ledger, "charge"),
 )  # fmt: skip
+Writes = Sequence[tuple[object, str]]
 
 
 @contextmanager
-def failing_at(step: int | None, fail: Callable[[], object]) -> Iterator[None]:
+def failing_at(
+    step: int | None, fail: Callable[[], object], writes: Writes = WRITES
+) -> Iterator[None]:
     """Let a call that touches the disk, and all after it, fail; the first `step` do not.
 
     Each statement that SQLite runs counts as one. With None, nothing fails.
@@ -46,7 +49,7 @@ def failing_at(step: int | None, fail: Callable[[], object]) -> Iterator[None]:
         return connection
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in WRITES:
+        for owner, name in writes:
             patch.setattr(owner, name, failing(getattr(owner, name)))
         patch.setattr(sqlite3, "connect", traced)
         yield

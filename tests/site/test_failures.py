@@ -9,7 +9,6 @@ import errno
 import itertools
 import os
 import resource
-import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,16 +28,13 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.settings import (
-    MOST_SLOTS,
-    PrivacySettings,
-    SiteSettings,
-)
+from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
 from dpfact_flower.site import admission, answer, disclosure, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.wire import records
+from tests.crash import WRITES, failing_at
 from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, requests
 
 SECRET = "no space left for 'Jane Doe'"
@@ -56,6 +52,13 @@ def same(worlds: list[World], number: int) -> Asked:
     return answers[0]
 
 
+def raising(error: BaseException) -> Callable:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
+
+
 def check_refused(worlds: list[World], answer: Asked, rows: int) -> None:
     """A failure before the patients were read has one code, and one after it another."""
     read = worlds[0].source.read_by_now
@@ -63,35 +66,6 @@ def check_refused(worlds: list[World], answer: Asked, rows: int) -> None:
 
 
 # --- the disk, at each step
-
-WRITES = (
-    (os, "open"), (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "link"),
-    (os, "posix_fallocate"), (tempfile, "mkstemp"),
-)  # fmt: skip
-
-
-@contextmanager
-def no_space_at(step: int) -> Iterator[None]:
-    """The system's writing functions, of which one call, and all after it, find the disk full."""
-    calls: list[str] = []
-
-    def refusing(module: object, name: str) -> Callable:
-        whole = getattr(module, name)
-
-        def call(*arguments: object, **named: object) -> object:
-            if name == "open" and not (len(arguments) > 1 and arguments[1] & os.O_CREAT):
-                return whole(*arguments, **named)
-            calls.append(name)
-            if len(calls) > step:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return whole(*arguments, **named)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name in WRITES:
-            patch.setattr(module, name, refusing(module, name))
-        yield
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
@@ -105,16 +79,18 @@ def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(
         world.go_to(number)
     charged = number < 5
     before = worlds[0].rows()
-    for step in range(40):
+    full = raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    writes = [each for each in WRITES if each[1] != "unlink"]
+    for step in itertools.count():
         answers = []
         for world in worlds:
-            with no_space_at(step):
+            with failing_at(step, full, writes):
                 answers.append(world.ask(number))
         assert answers[0] == answers[1]
         if answers[0].reply.startswith("["):
             break
         check_refused(worlds, answers[0], before)
-    assert 0 < step < 39
+    assert step > (3 if charged else 0)
     assert worlds[0].rows() == worlds[1].rows() == before + charged
     assert same(worlds, number).reply == answers[0].reply
     assert worlds[0].rows() == before + charged
@@ -220,13 +196,6 @@ def test_a_refusal_that_cannot_be_counted_leaves_as_it_is(worlds, error, monkeyp
 
 
 # --- whatever else goes wrong
-
-
-def raising(error: BaseException) -> Callable:
-    def call(*_: object, **__: object) -> None:
-        raise error
-
-    return call
 
 
 ERRORS = (
