@@ -108,7 +108,6 @@ NOT_RUN = {
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
     ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,
     ("docs/how-to/clinical-reality.md", "python -m simulation"): HOURS,
-    ("docs/how-to/data.md", "python -m benchmarks.ehr"): HOURS,
     ("docs/how-to/slow-sites.md", "python -m simulation"): HOURS,
     ("docs/how-to/faults.md", "python -m laboratory"): HOURS,
     ("docs/how-to/faults.md", "openssl s_client"): DEPLOYED,
