@@ -124,7 +124,7 @@ NOT_RUN = {
 """The same, and why nothing runs them."""
 FOLLOWED = (
     "README.md", "docs/tutorial.md", "docs/how-to/existing-flower.md", "docs/how-to/ledger.md",
-    "docs/how-to/deploy.md", "docs/how-to/data-protection.md",
+    "docs/how-to/deploy.md",
 )  # fmt: skip
 """Pages that `test_a_page_is_followed` runs, apart from what is listed above."""
 
@@ -390,11 +390,6 @@ def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
 def lists(home: Path, names: dict[str, object]) -> dict[str, str]:
     """A public table of codes."""
     (home / "icd9.csv").write_text("code,description\n4019,hypertension\n41401,\n")
-    return this_python(home, names)
-
-
-def this_python(home: Path, names: dict[str, object]) -> dict[str, str]:
-    """The Python that runs the tests."""
     return {"python ": f"{sys.executable} "}
 
 
@@ -405,7 +400,7 @@ def after_lists(home: Path, names: dict[str, object]) -> None:
 
 PREPARED: dict[str, Callable[[Path, dict[str, object]], dict[str, str]]] = {
     "README.md": readme, "docs/tutorial.md": tutorial, "docs/how-to/ledger.md": spent,
-    "docs/how-to/deploy.md": lists, "docs/how-to/data-protection.md": this_python,
+    "docs/how-to/deploy.md": lists,
 }  # fmt: skip
 LEFT: dict[str, Callable[[Path, dict[str, object]], None]] = {
     "docs/tutorial.md": after_tutorial, "docs/how-to/existing-flower.md": after_existing,
