@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from dpfact_flower.client import DPFactClient
+    from dpfact_flower.client_app import DPFactClient
     from dpfact_flower.data.readers.frames import read as read_events
     from dpfact_flower.data.site_data import Cohort, SiteData
     from dpfact_flower.data.vocabulary import Vocabulary
@@ -33,7 +33,7 @@ _HOMES = {
     "CPModel": "tensor.cp",
     "Cohort": "data.site_data",
     "DPFact": "strategy",
-    "DPFactClient": "client",
+    "DPFactClient": "client_app",
     "DPFactError": "errors",
     "DPFactPhenotyper": "notebook.phenotyper",
     "GlobalModel": "evaluation.model",

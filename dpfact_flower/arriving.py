@@ -15,8 +15,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from dpfact_flower import collect
-from dpfact_flower.collect import Exchange, InFlight, format_error, is_lost
-from dpfact_flower.preflight import ask_ready
+from dpfact_flower.collect import Exchange, InFlight, ask_ready, format_error, is_lost
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import SiteNames, called
 from dpfact_flower.wire import records

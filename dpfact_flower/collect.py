@@ -1,4 +1,4 @@
-"""The exchange of a round's messages, in which lost requests are repeated.
+"""Questions to sites: the messages of a round, in which lost requests are repeated, and preflights.
 
 A site's process may end after the charge and before the reply. Then a repeated request gets the
 bytes from the ledger without a second charge. So the server repeats the requests to lost sites
@@ -10,19 +10,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import NamedTuple, TypeVar
 
 import httpx
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from dpfact_flower.errors import DPFactError, LateError, RoundFailedError, code_in, heard
+from dpfact_flower.errors import (
+    DPFactError,
+    LateError,
+    MessageError,
+    RoundFailedError,
+    code_in,
+    heard,
+)
+from dpfact_flower.server.readiness import Readiness
+from dpfact_flower.wire import records
+from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, SiteReply
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
@@ -284,3 +294,47 @@ def _is_missing(reply: Message | None) -> bool:
 
 def _says(reply: Message, error: type[DPFactError]) -> bool:
     return reply.has_error() and code_in(reply.error.reason or "") == error.code
+
+
+_UNKNOWN = ("No query function registered", "Invalid message type: query")
+"""Replies of ClientApps that have no preflight, because they lack this package's `query`."""
+
+
+def ask_ready(
+    grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
+) -> list[Readiness]:
+    """Ask each node whether it would answer a round of `timeout` seconds. Wait for `patience`.
+
+    No patient is read, and the answer reveals no more than a refusal of the round would reveal.
+    """
+    arrays, config = request.to_wire()
+    content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})
+    sent = [
+        Message(content, node, MessageType.QUERY, ttl=patience, group_id=str(request.round))
+        for node in nodes
+    ]
+    began = time.time()
+    replies = RetryingGrid(grid, sent.append).send_and_receive(list(sent), timeout=patience)
+    ended = time.time()
+    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    answers = {node: Readiness(node, fault=f"no answer within {patience:g} s") for node in nodes}
+    for reply in replies:
+        node = node_of[reply.metadata.reply_to_message_id]
+        answers[node] = _read(node, reply, began, ended)
+    return list(answers.values())
+
+
+def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:
+    replied = reply.metadata.created_at
+    seconds = min(max(replied - began, 0.0), ended - began)
+    if reply.has_error():
+        reason = format_error(reply.error)
+        can_answer = not any(text in reason for text in _UNKNOWN)
+        return Readiness(node, fault=reason if can_answer else "", seconds=seconds)
+    try:
+        payload = records.read_reply(reply)
+        site = SiteReply.from_wire(payload.arrays, payload.config, []).site
+    except MessageError as error:
+        return Readiness(node, fault=str(error))
+    clock = replied - ended if replied > ended else min(replied - began, 0.0)
+    return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], seconds, clock)

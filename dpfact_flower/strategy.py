@@ -13,9 +13,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from dpfact_flower.arriving import AsyncDispatcher
-from dpfact_flower.collect import RetryingGrid, RoundPolicy, format_error, is_lost
+from dpfact_flower.collect import RetryingGrid, RoundPolicy, ask_ready, format_error, is_lost
 from dpfact_flower.errors import MessageError, SettingsError
-from dpfact_flower.preflight import ask_ready
 from dpfact_flower.secure_rounds import SecureRounds
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure

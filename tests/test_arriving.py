@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from dpfact_flower import arriving, collect, preflight, strategy
+from dpfact_flower import arriving, collect, strategy
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import QuorumError
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -98,7 +98,7 @@ class Network(InProcessGrid):
 @pytest.fixture
 def play(monkeypatch):
     def run(network: Network, *, resume=False, run_dir=None, durable=False, **settings) -> DPFact:
-        for module in (arriving, collect, preflight, strategy):
+        for module in (arriving, collect, strategy):
             monkeypatch.setattr(module, "time", network)
         changes = {"rounds": 10, "start": "random", "aggregation": "async", "job": "j"} | settings
         it = DPFact(

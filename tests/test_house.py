@@ -22,18 +22,15 @@ FLOORS = (
     {"solver", "data", "privacy", "wire", "estimation"},
     {"site", "server"},
     {"collect"},
-    {"preflight"},
     {"arriving", "secure_rounds"},
-    {"client", "strategy", "legacy"},
-    {"client_app"},
+    {"client_app", "strategy", "legacy"},
     {"evaluation"},
     {"audit", "runtime"},
     {"server_app", "cli", "notebook"},
     {"__main__"},
 )
 """Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""
-DOORS = {"arriving", "collect", "preflight", "client", "client_app", "server_app", "strategy"}
-DOORS |= {"legacy", "secure_rounds"}
+DOORS = {"arriving", "client_app", "collect", "legacy", "secure_rounds", "server_app", "strategy"}
 FLOWER = {"wire/records.py", "machine/logs.py"}
 """Where Flower may appear beside its doors and `runtime`."""
 

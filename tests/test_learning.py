@@ -16,8 +16,8 @@ from dpfact_flower.runtime.federate import federate
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round
-from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import fitted_patients
+from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor.cp import factor_match_score, match_columns
 from dpfact_flower.wire.protocol import SiteReply
 from simulation.baselines import pooled

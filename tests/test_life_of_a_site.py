@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import code_in
 from dpfact_flower.privacy.ledger import LEDGER, Ledger

@@ -8,8 +8,7 @@ import pytest
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
-from dpfact_flower.client import DPFactClient, RoundRefusedError
-from dpfact_flower.client_app import answered
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError, answered
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import Release

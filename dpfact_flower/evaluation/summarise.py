@@ -52,9 +52,9 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
 from dpfact_flower.site.store import SiteStore
-from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.losses import losses
+from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel, factor_match_score
 from dpfact_flower.tensor.error import SquaredError

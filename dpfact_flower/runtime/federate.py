@@ -12,8 +12,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from dpfact_flower.client import DPFactClient
-from dpfact_flower.client_app import answered
+from dpfact_flower.client_app import DPFactClient, answered
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import QuorumError, SettingsError

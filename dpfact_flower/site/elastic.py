@@ -33,8 +33,8 @@ from dpfact_flower.site.round import (
     stream,
 )
 from dpfact_flower.site.store import SiteState
-from dpfact_flower.solver.error import inner_product
 from dpfact_flower.solver.exact import fitted_patients
+from dpfact_flower.solver.mttkrp import inner_product
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest

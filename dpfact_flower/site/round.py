@@ -16,8 +16,8 @@ from dpfact_flower.privacy import Release, ReleaseEvent, Share
 from dpfact_flower.settings import SiteSettings, SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
-from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.losses import losses
+from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.solver.objective import curvature
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor

@@ -16,11 +16,10 @@ import scipy.linalg
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
+from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread, thread_count
-from dpfact_flower.solver.kernels.columns import descend
-from dpfact_flower.solver.kernels.fibres import fibres_of
-from dpfact_flower.solver.kernels.vector.patients import update_rows
-from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
+from dpfact_flower.solver.kernels.vector.patients import LEAST_CURVATURE, update_rows
+from dpfact_flower.solver.mttkrp import fibres_of, mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
@@ -37,6 +36,8 @@ phenotypes."""
 
 _REFIT_SWEEPS = 30
 """Column sweeps over A for fixed feature factors, enough for convergence."""
+
+_PANEL = 8  # columns whose gradients come from one matrix product
 
 _RTOL = 1e-6
 """Fraction of the largest eigenvalue of a Gram matrix. Smaller eigenvalues are treated as 0,
@@ -179,3 +180,61 @@ def update_features(
     for _ in range(_SWEEPS):
         descend(columns, target, system, 0.0, floor)
     return np.array(columns.T, np.float32, order="C")
+
+
+def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
+    """Minimise ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` by one sweep over columns.
+
+    Each column is minimised exactly, in place. A column's gradient needs all other columns, so a
+    plain sweep over R columns would read the factor R times. Instead, one matrix product gives the
+    gradients of a *panel* of columns. Within the panel, gradients are corrected for the columns
+    that have changed.
+
+    A column without curvature has no effect on the model. Such a column becomes zero if there is an
+    l2,1 weight, and stays unchanged otherwise. `columns` and `target` are the transposes of F and
+    P, so a column is contiguous. F, P and Q are all float32 or all float64. `floor` is 0 for
+    non-negative factors and minus infinity otherwise.
+    """
+    for first in range(0, len(columns), _PANEL):
+        panel = slice(first, first + _PANEL)
+        gradient = q[panel] @ columns
+        np.subtract(target[panel], gradient, out=gradient)
+        _descend_panel(columns, gradient, q, first, mu, floor)
+
+
+@compiled(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+def _descend_panel(
+    columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
+) -> None:
+    """Minimise over the columns of a panel in turn; `first` is the panel's first column.
+
+    `gradient` is ``target - q @ columns`` for the panel. Its values are overwritten.
+    """
+    real = columns.dtype.type
+    rows = columns.shape[1]
+    least = real(floor)
+    for here in range(len(gradient)):
+        r = first + here
+        step = real(0)
+        if q[r, r] > LEAST_CURVATURE:
+            step = real(1 / q[r, r])
+        elif mu <= 0:
+            continue
+        squares = 0.0
+        for p in range(rows):
+            best = columns[r, p] + step * gradient[here, p]
+            best = least if best < least else best  # this form keeps NaN
+            gradient[here, p] = best  # the gradient is no longer needed; keep the column here
+            squares += np.float64(best * best)
+        keep = real(1)
+        if mu > 0:  # eq. (an2)
+            norm = np.sqrt(squares)
+            keep = real(max(norm - mu / q[r, r], 0.0) / norm) if step > 0 and norm > 0 else real(0)
+        for p in range(rows):
+            new = keep * gradient[here, p]
+            gradient[here, p] = new - columns[r, p]
+            columns[r, p] = new
+        for later in range(here + 1, len(gradient)):
+            pull = q[first + later, r]
+            for p in range(rows):
+                gradient[later, p] -= pull * gradient[here, p]

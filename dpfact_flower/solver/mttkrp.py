@@ -1,22 +1,113 @@
-"""MTTKRP of a sparse tensor, fibre by fibre, for any number of modes.
+"""Passes over a sparse tensor's fibres: MTTKRP and errors, for any number of modes.
 
-Work that is common to a fibre's entries is done once per fibre. Each entry then reads or writes
-only one row of one factor. Within a chunk of patients, sums use the precision of the factors. The
-sums of all chunks are added in float64 and in a fixed order, so threads do not affect the result.
+A *fibre* is a run of entries that differ in the last mode alone. Work that is common to a fibre's
+entries is done once per fibre. Each entry then reads or writes only one row of one factor. A sorted
+tensor holds the fibres one after the other, so it is enough to find their first entries.
+
+*Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
+of blocks that one thread processes. Blocks and chunks depend on the data alone. Within a chunk,
+sums use the precision of the factors. The sums of all chunks are added in float64 and in a fixed
+order, so threads do not affect the result.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
+from dpfact_flower.machine.compiled import WIDTH, compiled
 from dpfact_flower.machine.threads import in_batches, thread_count
-from dpfact_flower.solver.kernels.fibres import Fibres
+from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.solver.kernels.vector.fibres import contract, spread
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
-from dpfact_flower.tensor.stack import aligned_zeros, slices, stack_factors
+from dpfact_flower.tensor.cp import gram, hadamard
+from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor.remembered import remembered
+from dpfact_flower.tensor.stack import aligned_zeros, row_offsets, slices, stack_factors
+
+TILE = 3  # registers for one column of a block of patients
+BLOCK = TILE * WIDTH  # largest number of patients in a block
+_FIBRES = 4096  # largest number of fibres in a block, unless one patient has more
+_CHUNK = 1 << 16  # number of entries in a chunk, or slightly more
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fibres:
+    """A tensor and its fibres; `of` creates an instance.
+
+    `starts` has the first entry of each fibre, `patients` the first fibre of each patient, `blocks`
+    the first patient of each block, `chunks` the first block of each chunk, and `offsets` the first
+    row of each mode in a stack. Each array ends with the total number of the items that it refers
+    to.
+    """
+
+    tensor: SparseTensor
+    starts: NDArray[np.int64]
+    patients: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+    chunks: NDArray[np.int64]
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: SparseTensor) -> Fibres:
+        """Find the fibres of a tensor, and divide its patients into blocks and chunks."""
+        new = np.zeros(tensor.nnz + 1, np.bool_)
+        new[[0, -1]] = True
+        for column in tensor.indices.T[:-1]:
+            new[1:-1] |= column[1:] != column[:-1]
+        starts = np.flatnonzero(new)
+        owners = tensor.indices[starts[:-1], 0]
+        patients = np.searchsorted(owners, np.arange(tensor.n_patients + 1))
+        room = np.empty(tensor.n_patients + 1, np.int64)
+        blocks = room[: 1 + _divide(patients, room)].copy()
+        chunk = starts[patients[blocks[:-1]]] // _CHUNK
+        chunks = np.append(np.flatnonzero(np.diff(chunk, prepend=-1)), len(chunk))
+        offsets = tuple(row_offsets(tensor.shape).tolist())
+        return cls(tensor, starts, patients, blocks, chunks, offsets)
+
+    @cached_property
+    def norm_squared(self) -> float:
+        """Squared Frobenius norm of the tensor, summed in float64."""
+        values = self.tensor.values
+        return float(np.einsum("s,s->", values, values, dtype=np.float64))
+
+    def rows(self, stack: Array, mode: int) -> Array:
+        """Return the rows of one mode in a stack, as a view with the padding."""
+        return stack[self.offsets[mode] : self.offsets[mode + 1]]
+
+    def patient_ranges(self) -> list[tuple[int, int]]:
+        """Return each chunk's first patient, and the first patient after the chunk."""
+        return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
+
+    def fibre_ranges(self) -> list[tuple[int, int]]:
+        """Return each chunk's first fibre, and the first fibre after the chunk."""
+        return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
+
+
+@remembered
+def fibres_of(tensor: SparseTensor) -> Fibres:
+    """Return the fibres of a tensor from a cache, or find them with `Fibres.of`."""
+    return Fibres.of(tensor)
+
+
+@compiled()
+def _divide(patients: Array, blocks: Array) -> int:
+    """Fill `blocks`. Return the number of blocks."""
+    count = 0
+    blocks[0] = 0
+    for patient in range(1, len(patients) - 1):
+        first = blocks[count]
+        if patient - first == BLOCK or patients[patient + 1] - patients[first] > _FIBRES:
+            count += 1
+            blocks[count] = patient
+    blocks[count + 1] = len(patients) - 1
+    return count + 1
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
@@ -49,3 +140,34 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
         if mode > 0:
             total += out
     return total if mode > 0 else patients
+
+
+def squared_error(
+    tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None
+) -> SquaredError:
+    """Compute `CPModel.squared_error` for float32 factors in about the time of one MTTKRP.
+
+    Cell values are computed in float32 and summed in float64, which gives six correct digits.
+    `grams` holds the factors' Gram matrices, if known.
+    """
+    fibres = fibres_of(tensor)
+
+    def part(chunk: tuple[int, int]) -> tuple[float, float, float]:
+        first, end = chunk  # patients; only the rows of this chunk need padding
+        stack = stack_factors([factors[0][first:end], *factors[1:]])
+        offsets = row_offsets((end - first, *tensor.feature_shape))
+        offsets[0] = -first
+        entries = slice(*fibres.starts[fibres.patients[[first, end]]])
+        return sgd.squares(stack, tensor.indices[entries], tensor.values[entries], offsets)
+
+    parts = list(in_batches(part, fibres.patient_ranges(), threads=thread_count()))
+    nonzeros = sum(squares for squares, _, _ in parts)
+    model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
+    zeros = model - sum(mass for _, _, mass in parts)
+    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, fibres.norm_squared)
+
+
+def inner_product(tensor: SparseTensor, factors: Factors) -> float:
+    """Return ``<X, M>`` for float32 factors, summed in float64."""
+    stack = stack_factors(factors)
+    return sgd.squares(stack, tensor.indices, tensor.values, row_offsets(tensor.shape))[1]

@@ -131,7 +131,7 @@ class _Site:
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
         """Make one pass of visits, then take the proximal step; Algorithm 1, lines 4 to 9.
 
-        `model` is a copy of the stack. Zero cells are drawn from this model, see `ZeroCells`.
+        `model` is a copy of the stack. Zero cells are drawn from this model.
         """
         settings, tensor = self.settings, self.tensor
         step = Step(

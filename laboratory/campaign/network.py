@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from dpfact_flower import client_app, collect, preflight, strategy
+from dpfact_flower import client_app, collect, strategy
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.site import answer, disclosure
@@ -185,7 +185,7 @@ class Network(InProcessGrid):
 def on_this_clock(clock: Clock) -> Iterator[None]:
     """Let all that waits or looks at the time use a clock."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (client_app, collect, disclosure, preflight, strategy):
+        for module in (client_app, collect, disclosure, strategy):
             patch.setattr(module, "time", clock)
         yield
 

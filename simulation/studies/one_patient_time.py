@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.patient.plan import plan_patient

@@ -27,7 +27,7 @@ def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, mon
     assert "likelihood ratio: whole run" in said
     assert files_below(tmp_path) == before
     assert "new ledger in" not in caplog.text  # an alarm to whoever reads the site's log
-    assert not logging.getLogger("dpfact_flower.client").filters
+    assert not logging.getLogger("dpfact_flower.client_app").filters
 
 
 def fake(monkeypatch, *findings):

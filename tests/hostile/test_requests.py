@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dpfact_flower import errors
-from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.data.vocabulary import joint_digest

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from packaging.specifiers import SpecifierSet
 
-from dpfact_flower import preflight
+from dpfact_flower import collect
 from dpfact_flower.machine import flower
 from dpfact_flower.runtime import services, supernode
 from tests.test_house import MODULES, ROOT
@@ -91,8 +91,8 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
     message = Message(RecordDict(), 2, "query")
     with pytest.raises(ValueError, match="query") as raised:
         ClientApp()(message, Context(1, 2, {}, RecordDict(), {}))
-    assert any(known in str(raised.value) for known in preflight._UNKNOWN), (
-        "Look at preflight: _UNKNOWN"
+    assert any(known in str(raised.value) for known in collect._UNKNOWN), (
+        "Look at collect: _UNKNOWN"
     )
 
 

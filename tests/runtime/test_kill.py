@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError
 from dpfact_flower.estimation.codes import code_weights, unweighted

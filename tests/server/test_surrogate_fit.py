@@ -11,8 +11,8 @@ from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.server import surrogate_fit as module
 from dpfact_flower.server.surrogate_fit import fitted_to_halves, fitted_to_surrogates
-from dpfact_flower.solver.error import squared_error
 from dpfact_flower.solver.exact import fitted_patients
+from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor import SparseTensor
 from tests.bits import assert_bits
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.privacy import ReleaseEvent

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpfact_flower.site.round
-from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.privacy import Release, account

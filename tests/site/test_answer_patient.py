@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.client import RoundRefusedError
+from dpfact_flower.client_app import RoundRefusedError
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger

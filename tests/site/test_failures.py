@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from dpfact_flower.client import DPFactClient, RoundRefusedError
-from dpfact_flower.client_app import app
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError, app
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
@@ -332,7 +331,7 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, 
 
 
 @pytest.mark.parametrize(
-    "place", ["dpfact_flower.client.SiteReply", "dpfact_flower.client.step_of"]
+    "place", ["dpfact_flower.client_app.SiteReply", "dpfact_flower.client_app.step_of"]
 )
 def test_a_release_that_cannot_be_packed_is_charged_once_and_sent_when_it_can(worlds, place):
     for world in worlds:

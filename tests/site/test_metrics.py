@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dpfact_flower.client import RoundRefusedError
+from dpfact_flower.client_app import RoundRefusedError
 from dpfact_flower.privacy.ledger import LEDGER
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.metrics import count_refusal, refusals

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dpfact_flower.client import DPFactClient
+from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.server.coordinator import Coordinator

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from dpfact_flower import client_app
-from dpfact_flower.client import DPFactClient, RoundRefusedError
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data import site_data
 from dpfact_flower.errors import LateError
 from dpfact_flower.machine.files import locked

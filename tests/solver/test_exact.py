@@ -10,9 +10,16 @@ from scipy.linalg import khatri_rao
 from scipy.optimize import minimize, nnls
 
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.exact import exact, update_features, update_patients
+from dpfact_flower.solver.exact import descend, exact, update_features, update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
-from tests.problems import assert_near, dense_objective, make_problem, model_size, mttkrp_by_entries
+from tests.problems import (
+    assert_near,
+    column_by_column,
+    dense_objective,
+    make_problem,
+    model_size,
+    mttkrp_by_entries,
+)
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -180,3 +187,34 @@ def test_equal_phenotypes_make_a_singular_system_but_no_rise():
         now = dense_objective(case, result.factors)
         assert now <= before + rounding(case, start, result.factors)
         before, start = now, result.factors
+
+
+# --- Each column of a sweep is the minimiser, given those before it
+
+
+@pytest.fixture(params=[1, 3, 20, 70])
+def quadratic(request):
+    """F, P and Q of ``1/2 tr(F Q F^T) - tr(F P^T)``; Q is a Gram matrix, as a solver's is."""
+    rank = request.param
+    rng = np.random.default_rng(rank)
+    factor, target = (rng.uniform(-0.5, 1, (300, rank)).astype(np.float32) for _ in range(2))
+    wide = rng.uniform(-0.5, 1, (90, rank))
+    return factor, (20 * target).astype(np.float32), wide.T @ wide
+
+
+@pytest.mark.parametrize("floor", [0.0, -np.inf])
+@pytest.mark.parametrize("mu", [0.0, 5.0, 1e3])
+def test_a_sweep_minimises_over_one_column_after_the_other(quadratic, floor, mu):
+    old, target, q = quadratic
+    for _ in range(2):
+        new = update_patients(old, target, q, mu, floor)
+        assert_near(new, column_by_column(old, new, target, q, floor, mu), 1e-4)
+        old = new
+    assert new.any() == (mu < 1e3)
+
+
+def test_a_sweep_in_float64_keeps_float64(quadratic):
+    old, target, q = (x.astype(np.float64) for x in quadratic)
+    columns = np.ascontiguousarray(old.T)
+    descend(columns, np.ascontiguousarray(target.T), q, 0.0, 0.0)
+    assert_near(columns.T, column_by_column(old, columns.T, target, q, 0.0), 1e-10)

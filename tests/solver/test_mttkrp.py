@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalProblem, exact
-from dpfact_flower.solver.error import squared_error
-from dpfact_flower.solver.kernels.fibres import BLOCK, Fibres
 from dpfact_flower.solver.kernels.vector.patients import update_rows
-from dpfact_flower.solver.mttkrp import mttkrp, stacked_mttkrp
+from dpfact_flower.solver.mttkrp import BLOCK, Fibres, mttkrp, squared_error, stacked_mttkrp
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.stack import slices, stack_factors

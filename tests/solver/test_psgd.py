@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.optimize import minimize
 
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.order import visits, zero_visits
 from dpfact_flower.solver.objective import LocalProblem
-from dpfact_flower.solver.psgd import psgd
+from dpfact_flower.solver.psgd import psgd, shrink_columns
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
 from tests.problems import assert_moved, dense_model, make_problem, shrunk, visit_one_by_one
@@ -267,3 +268,38 @@ def test_memory_is_that_of_the_factors(monkeypatch):
     gram_block = 8 * 16 * len(case.factors[0])  # 65,536 rows at a time are all there are here
     assert peak < 1.1 * (2 * 4 * 16 * sum(case.tensor.shape) + gram_block + block)
     assert 8 * case.tensor.nnz > 0.7 * peak, "a copy in float64 would not have gone unnoticed"
+
+
+# --- The proximal step
+
+
+def minimiser(column: np.ndarray, threshold: float, lower: float | None) -> np.ndarray:
+    """Of 1/2 ||t - column||^2 + threshold ||t||, found without knowing its closed form."""
+
+    def value(t):
+        return 0.5 * np.sum((t - column) ** 2) + threshold * np.sqrt(np.sum(t**2) + 1e-18)
+
+    def slope(t):
+        return t - column + threshold * t / np.sqrt(np.sum(t**2) + 1e-18)
+
+    start = np.full_like(column, 0.3)
+    bounds = [(lower, None)] * len(column)
+    options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000, "maxfun": 100_000}
+    found = minimize(value, start, jac=slope, bounds=bounds, method="L-BFGS-B", options=options)
+    return found.x
+
+
+@pytest.mark.parametrize("lower", [None, 0.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.4, 1.3, 50.0])
+def test_project_then_shrink_is_the_minimiser_of_its_definition(threshold, lower):
+    A = np.random.default_rng(0).normal(size=(6, 4))
+    expected = np.stack([minimiser(column, threshold, lower) for column in A.T], axis=1)
+    projected = A if lower is None else np.maximum(A, lower)
+    shrink_columns(projected, threshold)
+    np.testing.assert_allclose(projected, expected, atol=1e-5)
+
+
+def test_columns_no_longer_than_the_threshold_become_zero():
+    A = np.array([[3.0, 0.3, 0.0, 1e25], [4.0, 0.4, 0.0, 1e25]], np.float32)  # too large to square
+    shrink_columns(A, 1.0)
+    np.testing.assert_allclose(A, [[2.4, 0, 0, 1e25], [3.2, 0, 0, 1e25]], rtol=1e-6)

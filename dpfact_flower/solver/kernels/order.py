@@ -1,21 +1,40 @@
-"""The order of a pass of psgd: shuffled blocks of patients, and shuffled visits within a block."""
+"""The visits of a pass of psgd: entries in random order, and zero cells drawn from the model.
+
+In a sparse tensor, uniform draws seldom hit the cells where the model is large, and such a hit has
+a large weight. A step size that is safe for this weight is too small for all other visits. Most
+zero cells are therefore drawn from the model at the start of the pass: first a phenotype by its
+mass, then a row of each mode by its weight in the phenotype.
+
+Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
+value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
+(importance sampling). A draw that hits a non-zero cell has weight 0.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import FAST, compiled
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver.kernels.zero_cells import ZeroCells, draw_zero_cells, random_number
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.arrays import Array
-from dpfact_flower.tensor.stack import row_offsets
+from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _BLOCK = 512
 """Number of patients whose entries are shuffled together. Their rows stay in the cache."""
+_UNIFORM = 0.2
+"""Fraction u of uniform draws, if the model is not zero."""
+_LEAST_MASS = 1e-200
+"""Limit below which a sum of model values counts as zero. Division by a smaller sum would
+overflow."""
+_WHOLE = 2**31 - 1
+"""Threshold of a place that a draw always keeps, see `_table`."""
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -47,14 +66,14 @@ def visits(
     Blocks of neighbouring patients come in random order, and so do the visits within a block. This
     order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`, see `ZeroCells`. Each yielded block holds rows of the factor
-    stack, and counts. The count of a zero cell is minus its weight. The count of a draw that hit a
-    non-zero cell is 0.
+    Zero cells are drawn from `model`. Each yielded block holds rows of the factor stack, and
+    counts. The count of a zero cell is minus its weight. The count of a draw that hit a non-zero
+    cell is 0.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
     bounds = np.append(first, tensor.n_patients)
-    cells = ZeroCells(tensor, zeros, bounds, model) if zeros else None
+    cells = _ZeroCells(tensor, zeros, bounds, model) if zeros else None
     zeros_in = cells.spread(rng) if cells else np.zeros_like(first)
     offsets = tuple(row_offsets(tensor.shape).tolist())  # a tuple: numba unrolls loops over modes
     for b in rng.permutation(len(first)).tolist():
@@ -64,7 +83,7 @@ def visits(
         places = np.arange(entries[-1] - entries[0], dtype=np.int32)
         seed = rng.integers(2**64, dtype=np.uint64)
         if cells and zeros_in[b]:
-            number = draw_zero_cells(
+            number = _draw_zero_cells(
                 tensor.indices, offsets, first[b], entries, seed, places, rows, counts,
                 *cells.terms(b),
             )  # fmt: skip
@@ -102,3 +121,202 @@ def _draw_entries(
         for n in range(modes):
             rows[place, n] = offsets[n] + indices[start + s, n]
         counts[place] = values[start + s]
+
+
+class _ZeroCells:
+    """The draws of zero cells in a pass over blocks of neighbouring patients.
+
+    `bounds` holds the first patient of each block, then the number of patients. `model` holds the
+    stacked factors at the start of the pass, and must not change. The draws use absolute values of
+    the model. Without a model, or if all its values are 0, every draw is uniform.
+    """
+
+    def __init__(
+        self,
+        tensor: SparseTensor,
+        number: int,
+        bounds: NDArray[np.int64],
+        model: NDArray[np.float32] | None = None,
+    ) -> None:
+        offsets = row_offsets(tensor.shape)
+        self.number, self._bounds = number, bounds
+        model = np.zeros((offsets[-1], 1), np.float32) if model is None else model
+        self._sizes = np.abs(model) if model.min() < 0 else model
+        modes = np.split(self._sizes[tensor.n_patients :], offsets[2:-1] - tensor.n_patients)
+        self._features = np.concatenate([_table(mode) for mode in modes], axis=1)
+        other_masses = np.prod([mode.sum(axis=0, dtype=np.float64) for mode in modes], axis=0)
+        blocks = pairwise(bounds)
+        own = [self._sizes[a:b].sum(axis=0, dtype=np.float64) for a, b in blocks]
+        self._masses = np.array(own) * other_masses
+        total = float(self._masses.sum())
+        uniform = _UNIFORM if _LEAST_MASS < total < math.inf else 1.0
+        self._even = uniform * np.diff(bounds) / tensor.n_patients
+        self._of_model = (1 - uniform) / total if uniform < 1 else 0.0
+        self._per_cell = uniform / float(tensor.cells)
+
+    def spread(self, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return the number of draws in each block, from a multinomial distribution."""
+        share = self._even + self._of_model * self._masses.sum(axis=1)
+        return rng.multinomial(self.number, share / share.sum())
+
+    def terms(self, block: int) -> tuple[float, Array, Array, Array]:
+        """Return the arguments of `_draw_zero_cells` that set the probabilities in a block."""
+        first, last = self._bounds[block : block + 2]
+        even, masses = self._even[block], self._masses[block]
+        of_model = self._of_model * float(masses.sum())
+        return (
+            even / (even + of_model),
+            _table(masses[:, np.newaxis]),
+            _table(self._sizes[first:last]),
+            self._features,
+        )
+
+    def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
+        """Replace the count -1 of each zero cell in a block by minus the cell's weight."""
+        values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
+        _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
+
+
+@compiled(**FAST)
+def _table(sizes: Array) -> Array:
+    """Build a table for drawing a row of each column by size (Walker's alias method, after Vose).
+
+    Every place has the same probability of a hit. Below the place's threshold, the draw keeps the
+    place. Otherwise the draw takes the place's alternative.
+
+    `sizes` are non-negative and have shape (places, R). The result has shape (R, places, 2) and
+    holds the threshold times `_WHOLE`, and the alternative. If all sizes of a column are 0, every
+    place is kept.
+    """
+    places, columns = sizes.shape
+    table = np.empty((columns, places, 2), np.int32)
+    share, waiting = np.empty(places), np.empty(places, np.int32)
+    for r in range(columns):
+        total = 0.0
+        for place in range(places):
+            total += sizes[place, r]
+        # Places below the average fill `waiting` from the start, other places from the end.
+        less, more = 0, places
+        for place in range(places):
+            share[place] = sizes[place, r] * places / total if total > 0 else 1.0
+            table[r, place, 0], table[r, place, 1] = _WHOLE, place
+            if share[place] < 1:
+                waiting[less] = place
+                less += 1
+            else:
+                more -= 1
+                waiting[more] = place
+        while less > 0 and more < places:
+            less -= 1
+            low, high = waiting[less], waiting[more]
+            table[r, low, 0], table[r, low, 1] = np.int32(share[low] * _WHOLE), high
+            share[high] -= 1 - share[low]
+            if share[high] < 1:
+                more += 1
+                waiting[less] = high
+                less += 1
+    return table
+
+
+@compiled(**FAST)
+def _draw_zero_cells(
+    indices: Array,
+    offsets: tuple[int, ...],
+    first: int,
+    starts: Array,
+    seed: np.uint64,
+    places: Array,
+    rows: Array,
+    counts: Array,
+    uniform: float,
+    masses: Array,
+    patients: Array,
+    features: Array,
+) -> int:
+    """Draw the zero cells of a block into random places of `rows` and `counts`.
+
+    `places` receives the remaining places in ascending order. `rows` and `counts` have the form
+    that `visits` yields, but the count of every zero cell is -1. The last four arguments are
+    `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype, its
+    patient and its codes. Return the number of random numbers used.
+    """
+    modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
+    number, taken = 0, 0
+    for s in range(len(counts)):
+        number += 1
+        if random_number(seed, number) * (len(counts) - s) < entries - taken:
+            places[taken] = s
+            taken += 1
+            continue
+        number += 1
+        anywhere = random_number(seed, number) < uniform
+        r = 0
+        if not anywhere:
+            number += 1
+            r = _drawn(masses, 0, 0, masses.shape[1], random_number(seed, number))
+        for n in range(modes):
+            number += 1
+            share = random_number(seed, number)
+            if anywhere:
+                size = own if n == 0 else offsets[n + 1] - offsets[n]
+                rows[s, n] = np.int64(share * size)
+            elif n == 0:
+                rows[s, n] = _drawn(patients, r, 0, own, share)
+            else:
+                low, high = offsets[n] - offsets[1], offsets[n + 1] - offsets[1]
+                rows[s, n] = _drawn(features, r, low, high, share)
+        patient = rows[s, 0]
+        rows[s, 0] += first
+        zero = not _occurs(indices, starts[patient], starts[patient + 1], rows[s])
+        for n in range(modes):
+            rows[s, n] += offsets[n]
+        counts[s] = -1 if zero else 0
+    return number + 1
+
+
+@compiled(**FAST)
+def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> None:
+    for s in range(len(counts)):
+        if counts[s] < 0:
+            counts[s] = -1 / (per_cell + of_model * values[s])
+
+
+@compiled(**FAST)
+def random_number(seed: np.uint64, number: int) -> float:
+    """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014), a float in [0, 1).
+
+    NumPy's generators would take longer than the gradient step.
+    """
+    z = seed + np.uint64(number) * _ODD
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.float64((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+@compiled(**FAST)
+def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
+    """Return the place in low..high-1 that a random number selects from row r of a table."""
+    places = high - low
+    place = np.int64(share * places)
+    kept, other = table[r, low + place, 0], table[r, low + place, 1]
+    return int(place if (share * places - place) * _WHOLE < kept else other)
+
+
+@compiled(**FAST)
+def _occurs(indices: Array, low: int, high: int, cell: Array) -> bool:
+    """Return whether `cell` is among the sorted rows low..high-1 of `indices` (binary search)."""
+    modes = len(cell)
+    while low < high:
+        middle = (low + high) // 2
+        order = 0
+        for n in range(modes):
+            order = indices[middle, n] - cell[n]
+            if order != 0:
+                break
+        if order == 0:
+            return True
+        if order < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return False

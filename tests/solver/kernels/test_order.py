@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.solver.kernels.order import visits
-from dpfact_flower.solver.kernels.zero_cells import _UNIFORM, random_number
+from dpfact_flower.solver.kernels.order import _UNIFORM, random_number, visits
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 from tests.problems import make_problem

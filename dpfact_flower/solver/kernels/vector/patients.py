@@ -7,7 +7,7 @@ part of A's Gram matrix and of the next mode's MTTKRP. The second MTTKRP reuses 
 last mode. With an l2,1 weight, whole columns are shortened, and this module is not used.
 
 For the sweeps, a block is transposed. A column of the block then fills `TILE` registers. The
-gradients of `STRIP` columns stay in registers during their computation, see `columns`.
+gradients of `STRIP` columns stay in registers during their computation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
 from dpfact_flower.machine.threads import in_batches
-from dpfact_flower.solver.kernels.columns import LEAST_CURVATURE
-from dpfact_flower.solver.kernels.fibres import BLOCK, TILE, Fibres
 from dpfact_flower.solver.kernels.vector.fibres import Offsets, Registers, contracted, row_of
 from dpfact_flower.solver.kernels.vector.instructions import (
     add,
@@ -35,12 +33,16 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     total,
     zeros,
 )
+from dpfact_flower.solver.mttkrp import BLOCK, TILE, Fibres
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
 STRIP = REGISTERS // 4
 """Number of columns whose gradients are computed together. Each gradient takes `TILE` registers,
 and all of these gradients fit into the processor's registers."""
+
+LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
+"""Curvature below which a column has no effect on the model."""
 
 _SUMS = TILE * STRIP  # registers of sums for a Gram matrix
 _FEW = 8  # blocks whose Gram matrices are summed in float32
