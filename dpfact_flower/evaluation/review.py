@@ -1,15 +1,19 @@
-"""A chart review: a check of a phenotype against the charts of a site's patients.
+"""Sheets that people fill in, above all a chart review: a phenotype against patients' charts.
 
-The sheet (CSV) and its page (HTML) name single patients in a random order. Their scores and groups
-are in a key. No privacy guarantee covers these files, which stay at the hospital. Only the decision
-and rounded shares go into the run's folder.
+A review's sheet (CSV) and its page (HTML) name single patients in a random order. Their scores and
+groups are in a key. No privacy guarantee covers these files, which stay at the hospital. Only the
+decision and rounded shares go into the run's folder.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +22,41 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
-from dpfact_flower.evaluation.page import write_page
+from dpfact_flower.evaluation.page import check_libraries, write_page
 from dpfact_flower.evaluation.prose import leading, titles
-from dpfact_flower.evaluation.run_folder import Review, write_json, write_name, write_review
-from dpfact_flower.evaluation.sheet import (
-    KEY,
-    NOTE,
-    SheetKey,
-    digest,
-    filled_lines,
-    new_files,
-    read_key,
+from dpfact_flower.evaluation.run_folder import (
+    MODEL,
+    Review,
+    read_json_as,
+    write_json,
+    write_name,
+    write_review,
 )
+from dpfact_flower.machine.parsed import parse_as
 
-CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
-LEAST_CHARTS = 10
+_NOTE = "note"
+"""Content of the first column in a line that explains the sheet."""
+_KEY = ".key.json"
+_CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
+_LEAST_CHARTS = 10
 """Smallest number of charts from which a share may leave the site."""
-LEAST_PATIENTS = 4
-VERDICTS, DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
-WHOLE = "phenotype"
+_LEAST_PATIENTS = 4
+_VERDICTS, _DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
+_WHOLE = "phenotype"
 """Replacement for the chart number in the line that decides about the phenotype."""
-ABOUT = "About single patients: keep this at the hospital. No guarantee covers it."
+_ABOUT = "About single patients: keep this at the hospital. No guarantee covers it."
 _FIRST = 8
 """Number of codes of a mode that are shown before the others unfold."""
+
+
+@dataclass(frozen=True)
+class SheetKey:
+    """The part of every key that names its run: the digest of the model."""
+
+    model: str
+
+
+K = TypeVar("K", bound=SheetKey)
 
 
 @dataclass(frozen=True)
@@ -58,12 +74,12 @@ class Key(SheetKey):
 
     phenotype: int
     charts: tuple[Chart, ...]
-    note: str = ABOUT
+    note: str = _ABOUT
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of charts of a group by verdict (`VERDICTS`). Only yes is a confirmation."""
+    """Number of charts of a group by verdict (`_VERDICTS`). Only yes is a confirmation."""
 
     yes: int
     no: int
@@ -77,7 +93,7 @@ class Tally:
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
         """Confirmed share, in tenths, and number of charts. Both are None below ten charts."""
-        if self.charts < LEAST_CHARTS:
+        if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
 
@@ -88,8 +104,8 @@ class Tally:
         text = f"{self.yes} of {self.charts} charts confirmed"
         if self.unsure:
             text += f"; {self.unsure} unsure"
-        if self.charts < LEAST_CHARTS:
-            return f"{text}; too few for a share (needs {LEAST_CHARTS})"
+        if self.charts < _LEAST_CHARTS:
+            return f"{text}; too few for a share (needs {_LEAST_CHARTS})"
         low, high = binomtest(self.yes, self.charts).proportion_ci(method="wilson")
         share = self.yes / self.charts
         return f"{text}: {share:.0%} (95 % interval {low:.0%} to {high:.0%})"
@@ -124,8 +140,8 @@ def write_sheet(
     model = GlobalModel.read(folder)
     if not 1 <= number <= model.rank:
         raise SettingsError(f"--phenotype: must be 1 to {model.rank}, got {number}")
-    if patients < LEAST_PATIENTS:
-        raise SettingsError(f"--patients: must be {LEAST_PATIENTS} or more, got {patients}")
+    if patients < _LEAST_PATIENTS:
+        raise SettingsError(f"--patients: must be {_LEAST_PATIENTS} or more, got {patients}")
     memberships = model.memberships(site)
     scores = np.abs(memberships.scores[:, number - 1])
     rows, near = _chosen(scores, patients, np.random.default_rng(seed))
@@ -137,7 +153,7 @@ def write_sheet(
         "title": title,
         "sheet": sheet.name,
         "run": folder,
-        "whole": WHOLE,
+        "whole": _WHOLE,
         "first": _FIRST,
         "codes_of": {
             mode: [(row.code, row.description) for row in leading(rows)]
@@ -148,25 +164,22 @@ def write_sheet(
     write_json(key, asdict(Key(digest(folder), number, charts)))
     write_page(page, "review.html.j2", content)
     lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
-    write_csv(sheet, CHART_COLUMNS, [(NOTE, ABOUT, "", ""), *lines, (WHOLE, title, "", "")])
+    write_csv(sheet, _CHART_COLUMNS, [(_NOTE, _ABOUT, "", ""), *lines, (_WHOLE, title, "", "")])
     return sheet
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
     """Count a sheet's verdicts, with the key beside it. Errors quote no verdict or identifier."""
-    key = read_key(sheet.with_suffix(KEY), Key, folder)
+    key = read_key(sheet.with_suffix(_KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
-    decision, name, seen = "", "", set()
-    for line, row in filled_lines(sheet, CHART_COLUMNS):
-        where, verdict = f"{sheet}, line {line}", row["verdict"].lower()
-        if row["chart"] in seen:
-            raise DataError(f"{where}: this chart is listed twice; keep one of the two lines")
-        seen.add(row["chart"])
-        allowed = DECISIONS if row["chart"] == WHOLE else VERDICTS
+    decision, name = "", ""
+    for where, row in filled_lines(sheet, _CHART_COLUMNS):
+        verdict = row["verdict"].lower()
+        allowed = _DECISIONS if row["chart"] == _WHOLE else _VERDICTS
         if verdict and verdict not in allowed:
             raise DataError(f"{where}: verdict must be {', '.join(sorted(allowed))} or empty")
-        if row["chart"] == WHOLE:
+        if row["chart"] == _WHOLE:
             decision, name = verdict, row["comment"]
             continue
         chart = charts.get(row["chart"])
@@ -174,7 +187,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
             raise DataError(f"{where}: this patient is not in the sheet as it was made; see its "
                             "page for the number and identifier of every chart")  # fmt: skip
         given[chart.near].append(verdict)
-    highest, near = (Tally(*map(given[group].count, VERDICTS)) for group in (False, True))
+    highest, near = (Tally(*map(given[group].count, _VERDICTS)) for group in (False, True))
     return Verdicts(key.phenotype, highest, near, decision, name)
 
 
@@ -183,7 +196,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
-            raise DataError(f"name: write it in the line {WHOLE!r}, in the column comment")
+            raise DataError(f"name: write it in the line {_WHOLE!r}, in the column comment")
         write_name(folder, found.phenotype, found.name, rank)
     shares = (*found.highest.public_share, *found.near.public_share)
     review = Review("drop" if found.decision == "drop" else "keep", *shares)
@@ -203,7 +216,11 @@ def _chosen(
         raise DataError(
             f"--patients: {patients} is too many: of this site's patients {have} have the "
             f"phenotype and {less} have less of it; "
-            + (f"ask for {most} or fewer" if most >= LEAST_PATIENTS else "choose another phenotype")
+            + (
+                f"ask for {most} or fewer"
+                if most >= _LEAST_PATIENTS
+                else "choose another phenotype"
+            )
         )
     highest, below = patients - patients // 2, patients // 4
     above = patients // 2 - below
@@ -227,3 +244,71 @@ def _record(site: SiteData, row: int) -> dict[str, list[tuple[str, str]]]:
 def _bare(patient: str) -> str:
     """Remove leading characters that a spreadsheet may add to an identifier or drop from it."""
     return patient.strip().lstrip("'0")
+
+
+# --- Any sheet ------------------------------------------------------------------------------------
+
+
+def new_files(folder: Path, out: Path) -> list[Path]:
+    """Return ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
+
+    Files in the run's `folder`, which others may read, and existing files are refused.
+    """
+    check_libraries()
+    files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
+    place = out.resolve().parent
+    if not place.is_dir():
+        raise SettingsError(f"--out: there is no folder {out.parent}")
+    if place.is_relative_to(folder.resolve()):
+        raise SettingsError("--out: is in the run's folder, which others may read; write elsewhere")
+    for file in files:
+        if file.exists():
+            raise SettingsError(f"--out: {file} exists, perhaps with verdicts; name another file")
+    return files
+
+
+def digest(folder: Path) -> str:
+    """Return the digest of a run's model."""
+    return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
+
+
+def read_key(path: Path, kind: type[K], folder: Path) -> K:
+    """Read the key of a sheet about the run in `folder`."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file; it was written with the sheet (see --out)")
+    key = read_json_as(path, lambda content: parse_as(kind, content))
+    if key.model != digest(folder):
+        raise DataError(f"{path}: was made from another run than {folder}")
+    return key
+
+
+def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the place and cells of each filled line, in any CSV format that spreadsheets write.
+
+    The first column must differ in all lines.
+    """
+    try:
+        content = sheet.read_bytes()
+    except OSError as error:
+        raise DataError(f"{sheet}: {error.strerror}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = content.decode("cp1252", "replace")
+    delimiter = ";" if ";" in text.partition("\n")[0] else ","
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    seen = set()
+    try:
+        if missing := [name for name in columns if name not in (reader.fieldnames or ())]:
+            raise DataError(f"{sheet}: lacks the column {missing[0]}; need {', '.join(columns)}")
+        for row in reader:
+            cells = {name: (row[name] or "").strip() for name in columns}
+            first, where = cells[columns[0]], f"{sheet}, line {reader.line_num}"
+            if not any(cells.values()) or first == _NOTE:
+                continue
+            if first in seen:
+                raise DataError(f"{where}: this {columns[0]} is listed twice")
+            seen.add(first)
+            yield where, cells
+    except csv.Error:
+        raise DataError(f"{sheet}: not readable as CSV") from None

@@ -20,8 +20,8 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import LEADING_CODES
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
 from dpfact_flower.evaluation.page import write_page
+from dpfact_flower.evaluation.review import SheetKey, digest, filled_lines, new_files, read_key
 from dpfact_flower.evaluation.run_folder import write_json
-from dpfact_flower.evaluation.sheet import SheetKey, digest, filled_lines, new_files, read_key
 
 COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
@@ -116,15 +116,14 @@ def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers
 
 def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
     places = {str(number): number - 1 for number in range(1, items + 1)}
-    for line, row in filled_lines(sheet, COLUMNS):
-        where, answer = f"{sheet}, line {line}", row["answer"].lower()
+    for where, row in filled_lines(sheet, COLUMNS):
+        answer = row["answer"].lower()
         if row["item"] not in places:
-            raise DataError(f"{where}: item must be a number that is not used yet, 1 to {items}")
+            raise DataError(f"{where}: item must be a number, 1 to {items}")
         if answer and answer not in ANSWERS:
             raise DataError(f"{where}: answer must be {', '.join(ANSWERS)} or empty")
-        place = places.pop(row["item"])
         if answer:
-            yield place, answer
+            yield places[row["item"]], answer
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:

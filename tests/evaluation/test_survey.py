@@ -154,8 +154,8 @@ def test_an_item_without_an_answer_is_left_out(run, sheet):
     ("line", "says"),
     [
         ("1,perhaps,", "line 2: answer must be real, made-up, unsure or empty"),
-        ("21,real,", "line 2: item must be a number that is not used yet, 1 to 20"),
-        ("3,real,\n3,real,", "line 3: item must be a number that is not used yet"),
+        ("21,real,", "line 2: item must be a number, 1 to 20"),
+        ("3,real,\n3,real,", "line 3: this item is listed twice"),
     ],
 )
 def test_answers_that_cannot_be_used_are_refused_in_a_line(run, sheet, line, says):
