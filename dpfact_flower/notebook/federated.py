@@ -18,7 +18,7 @@ from dpfact_flower.data.tables import columns_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 from dpfact_flower.machine.files import private_scratch
-from dpfact_flower.machine.logs import ProgressCallback, flower_quiet, no_progress
+from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.runtime import federate as runtime
 from dpfact_flower.runtime.config import RunConfig
@@ -37,7 +37,6 @@ def federate(
     max_epsilon: float = 0.0,
     measure: bool = True,
     verbose: bool = False,
-    watch: ProgressCallback = no_progress,
     **settings: Scalar,
 ) -> Run:
     """Run DPFact with every site in this process. Sites work in parallel threads.
@@ -90,7 +89,7 @@ def federate(
         if sites is None:
             places = {"out": out, "state-dir": state_dir}
             given |= {key: str(place) for key, place in places.items() if place is not None}
-            return Run.read(runtime.federate(given, watch=watch))
+            return Run.read(runtime.federate(given))
         cohort = as_cohort(sites, vocabularies=vocabularies, window_days=window_days)
         if not any(site.tensor.nnz for site in cohort.sites):
             raise DataError("sites: none has a value above 0, so there is nothing to learn from")
@@ -108,7 +107,7 @@ def federate(
                 )
             try:
                 place = runtime.federate_cohort(
-                    cohort, checked, own=own, measured=measure, report=bool(out), watch=watch
+                    cohort, checked, own=own, measured=measure, report=bool(out)
                 )
             except QuorumError as error:
                 _, refused, reason = str(error).partition(f"{PrivacyRefusedError.code}: ")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
@@ -122,23 +121,21 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         self.max_epsilon = max_epsilon
         self.settings = settings
 
-    def fit(self, X: Any, y: Any = None, *, sites: ArrayLike | None = None) -> Self:
+    def fit(self, X: Any, y: Any = None) -> Self:
         """Run DPFact on the sites.
 
         Parameters
         ----------
         X : sites, in any of the forms of `dpfact_flower.notebook.federated.as_cohort`
             A matrix with a row per patient is one site.
-        sites : array_like of shape (patients,), optional
-            Name of each patient's site, if X is a matrix, a tensor or one site.
         """
-        cohort = self._cohort(X, reset=True)
-        if sites is not None:
-            cohort = _split(cohort, np.asarray(sites))
         self.run_: Run = federate(
-            sites=cohort, measure=False, state_dir=self.state_dir, max_epsilon=self.max_epsilon,
+            sites=self._cohort(X, reset=True),
+            measure=False,
+            state_dir=self.state_dir,
+            max_epsilon=self.max_epsilon,
             **self._run_settings(),
-        )  # fmt: skip
+        )
         self.model_: GlobalModel = self.run_.model
         return self
 
@@ -241,17 +238,3 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
             "site-1", tensor, tuple(lists or known or numbered(tensor.feature_shape)),
             patients=rows if rows and len(set(rows)) == len(rows) else None,
         )  # fmt: skip
-
-
-def _split(cohort: Cohort, names: NDArray[Any]) -> Cohort:
-    """Divide the only site's patients among the named sites, in the order of the names."""
-    if len(cohort.sites) != 1 or names.shape != (len(cohort),):
-        raise DataError(
-            f"sites: need a name for each of {len(cohort)} patients of one site, got "
-            f"{names.shape} for {len(cohort.sites)} site(s)"
-        )
-    (everybody,) = cohort.sites
-    return Cohort(
-        cohort.name,
-        tuple(replace(everybody[names == name], name=str(name)) for name in np.unique(names)),
-    )

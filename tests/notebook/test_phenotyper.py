@@ -59,21 +59,6 @@ def test_it_pickles_and_clones(fitted, cohort):
         clone(fitted).set_params(rank=0).fit(cohort)
 
 
-def test_one_sites_patients_may_be_told_apart_by_names(cohort):
-    """As two hospitals whose patients lie in one matrix, in any order."""
-    rng = np.random.default_rng(0)
-    counts = rng.poisson(1.0, (60, 8))
-    homes = np.array(["north", "south"])[rng.integers(0, 2, 60)]
-    split = DPFactPhenotyper(rank=2, **PLAIN).fit(counts, sites=homes)
-    apart = DPFactPhenotyper(rank=2, **PLAIN).fit(
-        {"north": counts[homes == "north"], "south": counts[homes == "south"]}
-    )
-    np.testing.assert_array_equal(split.components_, apart.components_)
-    assert split.run_.records[0].sites == ("north", "south")
-    with pytest.raises(DataError, match="need a name for each of 60 patients"):
-        DPFactPhenotyper(rank=2, **PLAIN).fit(counts, sites=homes[:3])
-
-
 def test_a_matrix_is_the_same_dense_and_sparse_and_with_names(cohort):
     counts = np.random.default_rng(1).poisson(0.7, (50, 7))
     dense = DPFactPhenotyper(rank=2, **PLAIN).fit(counts)
