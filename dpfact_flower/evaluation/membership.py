@@ -1,4 +1,4 @@
-"""The rule that assigns phenotypes to patients, and counts of patients.
+"""The rule that assigns phenotypes to patients.
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
 1. Therefore a score does not depend on the number of a patient's codes. With a score of 1 the
@@ -8,15 +8,12 @@ record consists of the phenotype alone. The rule was chosen on tuning halves
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import add
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 from numpy.typing import NDArray
 
-from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
@@ -25,8 +22,6 @@ LEAST_SCORE = 0.15
 """A patient with a score above this threshold has the phenotype."""
 LEADING = 1 / 3
 """A leading code of a phenotype has at least this share of the largest weight in its mode."""
-SMALL = 10
-"""Counts of patients below this are hidden."""
 
 
 def scores(
@@ -68,69 +63,9 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
     return np.asarray((weights > 0) & (weights >= LEADING * weights.max(axis=0)))
 
 
-# --- Counts of patients ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PatientCounts:
-    """Counts of one or more sites' patients who have each phenotype or carry its codes.
-
-    `carriers` counts all patients who carry a leading code of every mode of a phenotype, `has`
-    those who have the phenotype, and `led` both. For each mode, `codes` (R, I_n) counts the
-    patients who have a phenotype and carry a code, and `everybody` (I_n,) all who carry a code.
-    """
-
-    patients: int
-    has: NDArray[np.int64]
-    led: NDArray[np.int64]
-    carriers: NDArray[np.int64]
-    codes: tuple[NDArray[np.int64], ...]
-    everybody: tuple[NDArray[np.int64], ...]
-
-    @classmethod
-    def of(cls, site: SiteData, has: NDArray[np.bool_], features: Factors) -> PatientCounts:
-        """Count one site's patients. `has` comes from `has_phenotype`, shape (patients, R)."""
-        carrying = np.ones_like(has)
-        codes, everybody = [], []
-        for mode, factor in enumerate(features, start=1):
-            present = mode_presence(site.tensor, mode)
-            carrying &= present @ leading_codes(factor).astype(np.float64) > 0
-            codes.append(np.asarray(has.T.astype(np.float64) @ present).astype(np.int64))
-            everybody.append(np.asarray(present.sum(axis=0)).astype(np.int64))
-        return cls(
-            len(has), has.sum(axis=0), (has & carrying).sum(axis=0), carrying.sum(axis=0),
-            tuple(codes), tuple(everybody),
-        )  # fmt: skip
-
-    def __add__(self, other: PatientCounts) -> PatientCounts:
-        return PatientCounts(
-            self.patients + other.patients,
-            self.has + other.has,
-            self.led + other.led,
-            self.carriers + other.carriers,
-            tuple(map(add, self.codes, other.codes)),
-            tuple(map(add, self.everybody, other.everybody)),
-        )
-
-
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
     """Return a sparse array of ones that marks each patient's codes of a mode, (patients, I_n)."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))
     return scipy.sparse.csr_array((ones, (pairs // size, pairs % size)), shape=shape)
-
-
-Count = int | np.integer[Any]
-
-
-def share(count: Count, patients: Count) -> float | str:
-    """Return a share of patients, or a text such as ``<10`` for a small count."""
-    return f"<{SMALL}" if count < SMALL else float(count / patients)
-
-
-def guarded(count: Count, patients: Count) -> float | str | None:
-    """Return `share`, ``all`` if few patients are left over, or None if there are no patients."""
-    if not patients:
-        return None
-    return "all" if patients - count < SMALL <= count else share(count, patients)

@@ -190,8 +190,8 @@ _FILTERS: dict[str, Callable[..., Any]] = {
     "odds": odds,
     "outcome": outcome,
     "ranges": ranges,
-    # a place on a scale of width 160, from odds of 1/reach to reach
-    "odds_place": lambda value, reach: round(80 + 80 * value / math.log(reach)),
+    # a place on a scale of width 160, from odds of 0.1 to 10
+    "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
     # whether the odds' interval is within 0.1 to 10; few patients give wider intervals
     "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
     "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",

@@ -7,7 +7,7 @@ counts below ten patients are hidden, and so is every number from which such a c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -20,14 +20,7 @@ from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.evaluation.membership import (
-    SMALL,
-    PatientCounts,
-    column_shares,
-    guarded,
-    has_phenotype,
-    share,
-)
+from dpfact_flower.evaluation.membership import column_shares, has_phenotype, mode_presence
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.tables import (
     Association,
@@ -38,6 +31,8 @@ from dpfact_flower.evaluation.tables import (
 )
 from dpfact_flower.tensor import Factors
 
+SMALL = 10
+"""Counts of patients below this are hidden."""
 _CODES = 8
 """Number of codes of a mode in a table."""
 _FEWEST = 5
@@ -55,23 +50,18 @@ def phenotype_table(
     out.
     """
     has = [has_phenotype(scores) for scores in memberships]
-    counted = (PatientCounts.of(*pair, features) for pair in zip(sites, has, strict=True))
-    counts = reduce(add, counted)
     everybody, who = np.concatenate(memberships), np.concatenate(has)
     names = [name for name in sites[0].labels if all(name in site.labels for site in sites)]
     labels = {
         name: np.concatenate([site.labels[name] for site in sites]).astype(float) for name in names
     }
     outcomes = {name: _associations(everybody, who, label) for name, label in labels.items()}
-    codes = _codes(sites[0].vocabularies, features, counts)
-    sizes = {site.name: len(own) for site, own in zip(sites, has, strict=True)}
-    counts_at = [
-        {
-            site.name: int(own[:, r].sum()) if scores[:, r].any() else None
-            for site, own, scores in zip(sites, has, memberships, strict=True)
-        }
-        for r in range(who.shape[1])
-    ]
+    codes = {
+        vocabulary.name: _codes(vocabulary, mode, factor, sites, has)
+        for mode, (vocabulary, factor) in enumerate(
+            zip(sites[0].vocabularies, features, strict=True), start=1
+        )
+    }
     patients, norms = len(who), np.linalg.norm(everybody, axis=0)
     return PhenotypeTable(
         patients,
@@ -79,82 +69,62 @@ def phenotype_table(
             Phenotype(
                 number=r + 1,
                 weight=float(norms[r]),
-                prevalence=share(counts.has[r], patients),
+                prevalence=_share(who[:, r].sum(), patients),
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
-                by_site=_by_site(counts_at[r], sizes),
-                precision=guarded(counts.led[r], counts.has[r]),
-                carriers=_unless(
-                    SMALL <= counts.led[r] > counts.carriers[r] - SMALL,
-                    share(counts.carriers[r], patients),
-                ),
             )
             for r in range(who.shape[1])
         ),
         {name: _rate(label, np.ones(patients, bool)) for name, label in labels.items()},
-        share(int((~who.any(axis=1)).sum()), patients),
+        _share((~who.any(axis=1)).sum(), patients),
     )
 
 
 def _codes(
-    vocabularies: Sequence[Vocabulary], features: Factors, counts: PatientCounts
-) -> dict[str, list[tuple[CodeWeight, ...]]]:
-    codes_of = {}
-    modes = zip(vocabularies, features, counts.codes, counts.everybody, strict=True)
-    for vocabulary, factor, carriers, everybody in modes:
-        apart = everybody - carriers
-        few = np.minimum(apart, (counts.patients - counts.has)[:, None] - apart) < SMALL
-        tells = (few & (carriers >= SMALL)).any(axis=0)  # reveals a count outside the phenotype
-        codes_of[vocabulary.name] = [
-            tuple(
-                replace(
-                    code,
-                    observed=guarded(carriers[r, at], counts.has[r]),
-                    everybody=_unless(tells[at], guarded(everybody[at], counts.patients)),
-                )
-                for code in codes
-                for at in [vocabulary.index[code.code]]
+    vocabulary: Vocabulary, mode: int, factor: NDArray[np.floating[Any]],
+    sites: Sequence[SiteData], has: Sequence[NDArray[np.bool_]],
+) -> list[tuple[CodeWeight, ...]]:  # fmt: skip
+    """Return each phenotype's codes of one mode, with the shares of patients who have the codes."""
+    present = [mode_presence(site.tensor, mode) for site in sites]
+    everybody = reduce(add, (own.sum(axis=0) for own in present))
+    pairs = zip(has, present, strict=True)
+    carriers = reduce(add, (who.T.astype(np.float64) @ own for who, own in pairs))
+    patients, owners = sum(map(len, has)), reduce(add, (who.sum(axis=0) for who in has))
+    apart = everybody - carriers
+    few = np.minimum(apart, (patients - owners)[:, None] - apart) < SMALL
+    tells = (few & (carriers >= SMALL)).any(axis=0)  # reveals a count outside the phenotype
+    return [
+        tuple(
+            replace(
+                code,
+                observed=_guarded(carriers[r, at], owners[r]),
+                everybody=_unless(tells[at], _guarded(everybody[at], patients)),
             )
-            for r, codes in enumerate(top_codes(vocabulary, factor, _CODES))
-        ]
-    return codes_of
+            for code in codes
+            for at in [vocabulary.index[code.code]]
+        )
+        for r, codes in enumerate(top_codes(vocabulary, factor, _CODES))
+    ]
+
+
+Count = float | np.number[Any]
+
+
+def _share(count: Count, patients: Count) -> float | str:
+    """Return a share of patients, or a text such as ``<10`` for a small count."""
+    return f"<{SMALL}" if count < SMALL else float(count / patients)
+
+
+def _guarded(count: Count, patients: Count) -> float | str | None:
+    """Return `_share`, ``all`` if few patients are left over, or None if there are no patients."""
+    if not patients:
+        return None
+    return "all" if patients - count < SMALL <= count else _share(count, patients)
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
     """Return the shown value, or ``hidden`` if the value would reveal a small number."""
     return "hidden" if tells and isinstance(shown, float) else shown
-
-
-def _by_site(counts: Mapping[str, int | None], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site. A count is None if all scores are 0.
-
-    If the prevalence of all patients could reveal small numbers, the smallest of the other sites'
-    numbers are hidden too.
-    """
-    shown = {
-        site: 0.0 if count is None else share(count, sizes[site]) for site, count in counts.items()
-    }
-    known = {site: n for site, n in counts.items() if n is not None}
-    small = [site for site, share in shown.items() if isinstance(share, str)]
-    others = sorted(known.keys() - small, key=lambda site: (known[site], site))
-    hidden: list[str] = []
-    while small and sum(known.values()) >= SMALL and _tells(known, small, hidden, others, sizes):
-        if not others:
-            hidden += small
-            break
-        hidden.append(others.pop(0))
-    return shown | dict.fromkeys(hidden, "hidden")
-
-
-def _tells(
-    counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
-    sizes: Mapping[str, int],
-) -> bool:  # fmt: skip
-    """Return whether the other sites' numbers narrow the range of a hidden small number."""
-    rest = sum(counts[site] for site in (*small, *hidden))
-    largest = counts[others[0]] if others else rest  # bound on a hidden number
-    most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
-    return rest < SMALL * (1 + len(hidden)) or rest > most
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:

@@ -35,7 +35,7 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
 
-LAMBDA = 0.6
+_LAMBDA = 0.6
 """Weight of a code's share against its lift, as Sievert and Shirley chose it for pyLDAvis."""
 _NAMED = 2
 """A title names at most this many codes of its first mode, and one code of each other mode."""
@@ -62,9 +62,9 @@ _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 # --- Titles ---------------------------------------------------------------------------------------
 
 
-def relevance(row: CodeRow, weight: float = LAMBDA) -> float:
+def _relevance(row: CodeRow) -> float:
     """Return how well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1)."""
-    return weight * math.log(abs(row.share)) + (1 - weight) * math.log(abs(row.lift))
+    return _LAMBDA * math.log(abs(row.share)) + (1 - _LAMBDA) * math.log(abs(row.lift))
 
 
 Rows = Mapping[str, Sequence[CodeRow]]
@@ -114,7 +114,7 @@ def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
         kept = [row for row in leading(rows[mode]) if (mode, row.code) not in common]
         if kept and max(abs(row.weight) for row in kept) < _ENOUGH * abs(rows[mode][0].weight):
             kept = []
-        kept.sort(key=lambda row: -relevance(row))
+        kept.sort(key=lambda row: -_relevance(row))
         short = (phrase(row.description, row.code).split(", ")[0] for row in kept)
         names = [name for name in dict.fromkeys(short) if name not in parts]
         if names:
@@ -155,10 +155,7 @@ def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[st
     share = phenotype.prevalence
     if isinstance(share, str):
         return [f"Fewer than ten {unit}."]
-    sites, span = [v for v in phenotype.by_site.values() if isinstance(v, float)], ""
-    if len(sites) > 1:
-        span = f", from {percent(min(sites))} to {percent(max(sites))} by site"
-    sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
+    sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         observed = _observed(phenotype.codes[mode])
         if observed:

@@ -32,9 +32,8 @@ from dpfact_flower.evaluation.run_folder import (
     read_replications,
     read_summary,
 )
-from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
+from dpfact_flower.evaluation.summary import SiteSpending, Summary
 from dpfact_flower.evaluation.tables import (
-    Association,
     Phenotype,
     PhenotypeTable,
     Replication,
@@ -51,16 +50,14 @@ from dpfact_flower.settings import (
     describe,
 )
 
-_MOST_CELLS = 3000
-"""Largest number of cells, phenotypes times sites, that a page has room for."""
-SHOWN, LEAST_SHARE = 6, 0.01
-"""A page first shows up to `SHOWN` codes of a mode, each with a share of `LEAST_SHARE` or more."""
+_MOST_ROWS = 40
+"""Number of sites above which the rows of a heat map get lower."""
+_SHOWN, _LEAST_SHARE = 6, 0.01
+"""A page first shows up to `_SHOWN` codes of a mode, with a share of `_LEAST_SHARE` or more."""
 _MOST_CODES = 16
+"""Largest number of codes of a mode on a page."""
 _MANY_LISTS = 60
 """Number of code lists (phenotypes times modes) above which each list is half as long."""
-_REACHES, _ROOM, _FAR = (1.5, 2, 3, 5, 10), 0.9, 3
-_ORDERS = (1.0, prose.LAMBDA, 0.2)
-"""Weights of share against lift. A page can order codes by each weight."""
 
 
 def write_report(folder: Path) -> Path:
@@ -87,7 +84,7 @@ def _content(folder: Path) -> dict[str, Any]:
     reviews = read_names(folder, summary.rank).reviewed
     own = cards(model, table, replications, reviews, unit)
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
-    shares = [share for each in measured for share in each.by_site.values()]
+    shares = [each.prevalence for each in measured]
     predictions = summary.measured.predictions if summary.measured else {}
     uninformative = uninformative_message(summary)
     return {
@@ -101,12 +98,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "off": shared.usage.switched_off if shared else {},
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
-        "reach": {
-            label: odds_reach(each.outcomes[label] for each in measured if label in each.outcomes)
-            for label in labels
-        },
         "least_score": LEAST_SCORE,
-        "most_cells": _MOST_CELLS,
         "most_predicted": MOST_PREDICTED,
         "predictions": predictions,
         "uninformative": uninformative,
@@ -128,7 +120,7 @@ def _content(folder: Path) -> dict[str, Any]:
             for row in describe(kind)
         },
         "versions": config["versions"],
-        "figures": _figures(summary, records, predictions),
+        "figures": _figures(summary, records, shared, model.names),
     }
 
 
@@ -164,7 +156,10 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 
 
 def _figures(
-    summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
+    summary: Summary,
+    records: Sequence[RoundRecord],
+    shared: SharedPhenotypes | None,
+    names: Mapping[int, str],
 ) -> dict[str, Any]:
     """Return inline SVG by name. Figures without values are left out."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
@@ -179,6 +174,11 @@ def _figures(
     if records:
         draw = partial(plots.traffic, records=records)
         figures["traffic"] = figure("traffic", "Bytes sent by round", 2.1, draw)
+    if shared:
+        draw = partial(plots.usage, used=shared.usage, names=names)
+        height = 1.4 + 0.3 * min(len(shared.usage.sites), _MOST_ROWS)
+        figures["usage"] = figure("usage", "Use of the patterns by site", height, draw)
+    predictions = summary.measured.predictions if summary.measured else {}
     for number, (label, prediction) in enumerate(predictions.items()):
         groups = sum(bool(g.memberships) for g in (prediction.overall, *prediction.sites))
         if groups:
@@ -202,7 +202,7 @@ class CodeList:
     @property
     def first(self) -> int:
         """Number of codes that a page shows first."""
-        return max(1, sum(abs(code.share) >= LEAST_SHARE for code in self.codes[:SHOWN]))
+        return max(1, sum(abs(code.share) >= _LEAST_SHARE for code in self.codes[:_SHOWN]))
 
     @property
     def covered(self) -> float:
@@ -265,7 +265,7 @@ def cards(
                 made=made[number] if named else "",
                 text=" ".join(filter(None, sentences)),
                 lists=tuple(
-                    CodeList(mode, _first_by_any_order(rows, most), systems[mode])
+                    CodeList(mode, tuple(rows[:most]), systems[mode])
                     for mode, rows in by_mode.items()
                 ),
                 measured=measured,
@@ -276,27 +276,6 @@ def cards(
             )
         )
     return found
-
-
-def _first_by_any_order(rows: Sequence[CodeRow], most: int) -> tuple[CodeRow, ...]:
-    """Return the codes that are among the first in any order that a page offers."""
-    first: set[str] = set()
-    for place in _ORDERS:
-        ranked = sorted(rows, key=lambda row, place=place: -prose.relevance(row, place))  # type: ignore[misc]
-        first |= {row.code for row in ranked[: most if place == 1 else most // 4]}
-    return tuple(row for row in rows if row.code in first)
-
-
-def odds_reach(associations: Iterable[Association]) -> float:
-    """Return the end of a scale that fits 90 % of interval ends, and estimates up to `_FAR`."""
-    given = list(associations)
-    ends = sorted(abs(end) for a in given for end in a.interval or ())
-    near = [abs(a.coefficient) for a in given if a.coefficient is not None]
-    most = max(
-        [*ends[: math.ceil(_ROOM * len(ends))], *(c for c in near if c <= math.log(_FAR))],
-        default=0.0,
-    )
-    return next((reach for reach in _REACHES if math.log(reach) >= most), _REACHES[-1])
 
 
 def systems_of(cards: Iterable[Card]) -> list[str]:

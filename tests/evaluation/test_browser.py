@@ -120,19 +120,6 @@ def test_a_search_leaves_the_phenotypes_that_have_the_word(page):
     assert len(visible(page, ".card h3")) == 5
 
 
-def test_the_order_of_codes_goes_from_share_to_lift(page):
-    first = "#phenotype-1 .codes[data-mode=diagnoses] > ol > li"
-    number = "codes => codes.map(code => [+code.dataset.s, +code.dataset.l])"
-    shares = page.eval_on_selector_all(first, number)
-    assert shares == sorted(shares, key=lambda pair: -pair[0])
-    page.eval_on_selector("#lambda", "e => { e.value = 0.2; e.dispatchEvent(new Event('input')) }")
-    lifts = page.eval_on_selector_all(first, number)
-    assert lifts != shares
-    assert min(share for share, _ in lifts) >= 0.01
-    assert sum(lift for _, lift in lifts) > sum(lift for _, lift in shares)
-    assert "λ = 0.2" in page.inner_text("#lambda-says")
-
-
 def test_what_is_shown_can_be_had_as_csv(page):
     with page.expect_download() as waiting:
         page.click("#codes-csv")

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting, searching, CSV and the order of codes. The page is whole without any of it.
+// Sorting, searching and CSV. The page is whole without any of it.
 
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const make = (tag, text, attributes = {}) => {
@@ -100,36 +100,6 @@ search?.addEventListener("input", () => {
     for (const row of all(`[data-card="${card.id}"]`)) row.hidden = card.hidden;
   }
   document.getElementById("hits").textContent = wanted ? `${hits} of ${cards.length}` : "";
-});
-
-const slider = document.getElementById("lambda");
-const SHOWN = 6, LEAST_SHARE = 0.01;  // as in cards.py
-
-function relevance(code, weight) {
-  const { s, l } = code.dataset;
-  return weight * Math.log(Math.abs(s)) + (1 - weight) * Math.log(Math.abs(l));
-}
-
-function order(list, weight) {
-  const codes = all("li", list).sort((a, b) => relevance(b, weight) - relevance(a, weight));
-  const weighty = codes.filter((code) => Math.abs(code.dataset.s) >= LEAST_SHARE);
-  const shown = (weighty.length ? weighty : codes).slice(0, weighty.length ? SHOWN : 1);
-  const [first, rest] = all("ol", list);
-  first.append(...shown);
-  rest?.append(...codes.filter((code) => !shown.includes(code)));
-  const covered = shown.reduce((sum, code) => sum + Math.abs(code.dataset.s), 0);
-  const says = list.previousElementSibling.querySelector(".quiet");
-  says.textContent = `first ${shown.length}: ${(100 * covered).toFixed(1)} % of the weight`;
-  const more = list.querySelector("summary");
-  if (more) more.textContent = `${codes.length - shown.length} more`;
-}
-
-slider?.addEventListener("input", () => {
-  const weight = Number(slider.value);
-  const text = weight === 1 ? "by share" : `λ = ${weight}, towards codes that mark the phenotype`;
-  slider.setAttribute("aria-valuetext", text);
-  document.getElementById("lambda-says").textContent = text;
-  for (const list of all(".codes")) order(list, weight);
 });
 
 document.getElementById("codes-csv")?.addEventListener("click", () => {
