@@ -6,13 +6,6 @@ site may see them.
 """
 
 from dpfact_flower.audit.finding import Finding
-from dpfact_flower.audit.likelihood import audit_likelihood
-from dpfact_flower.audit.noise import audit_noise
-from dpfact_flower.audit.run import audit, audit_state
-from dpfact_flower.audit.sensitivity import audit_sensitivity
-from dpfact_flower.audit.target import AuditTarget
+from dpfact_flower.audit.run import audit
 
-__all__ = [
-    "AuditTarget", "Finding", "audit", "audit_likelihood", "audit_noise", "audit_sensitivity",
-    "audit_state",
-]  # fmt: skip
+__all__ = ["Finding", "audit"]

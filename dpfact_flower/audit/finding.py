@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-
-ShareDone = Callable[[float], None]
-"""Function that an audit calls with the fraction of its work that is done."""
 
 ALPHA = 1e-6
 """Probability that a statistical check fails by chance."""

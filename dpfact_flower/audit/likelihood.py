@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.audit.finding import Z_LIMIT, Finding, ShareDone
+from dpfact_flower.audit.finding import Z_LIMIT, Finding
 from dpfact_flower.audit.hostile import Patient, alone, as_release, joined, random_patients, site_of
 from dpfact_flower.audit.target import SIGMA, AuditTarget, SimulatedSite, Transcript, noise_of
 from dpfact_flower.data.site_data import SiteData
@@ -62,7 +62,7 @@ class _Game:
 
 
 def audit_likelihood(
-    target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000, done: ShareDone
+    target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000
 ) -> tuple[Finding, ...]:
     """Distinguish two neighbouring sites by their replies with the most powerful test.
 
@@ -85,7 +85,6 @@ def audit_likelihood(
                     each, total = _ledger_mu(place / site.name, releases)
                     claimed, added_up = np.maximum(claimed, each), max(added_up, total)
                 shutil.rmtree(place)
-            done((run + 1) / runs)
     k = game.canaries
     whole = estimate(*ratios.sum(axis=2))
     single = [estimate(*ratios[:, :, place]) for place in range(len(releases))]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal, stats
 
-from dpfact_flower.audit.finding import ALPHA, Finding, ShareDone, count_of
+from dpfact_flower.audit.finding import ALPHA, Finding, count_of
 from dpfact_flower.audit.hostile import as_release
 from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, random_selection
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
@@ -48,7 +48,6 @@ def audit_noise(
     *,
     values: int = 40_000,
     seeded: bool = False,
-    done: ShareDone,
 ) -> tuple[Finding, ...]:
     """Measure the noise of every release of the plan, over at least `values` values per release.
 
@@ -65,16 +64,11 @@ def audit_noise(
             privacy = replace(target.privacy, bound=bound)
             asked = AuditTarget.of(target.site, target.solver, privacy)
         releases = [r for r in asked.plan.releases if number == 0 or KINDS[r.kind].clipped]
-        samples = []
-        for place, planned in enumerate(releases):
-            samples.append(_sample(asked, planned, values, rng))
-            done((number + (place + 1) / len(releases)) / (len(bounds) + 1))
+        samples = [_sample(asked, planned, values, rng) for planned in releases]
         scales += [_scale(asked, sample, f"bound {bound:g}") for sample in samples]
         own = own or samples
-    shape = (_mean(own), _shape(own))
-    correlations = _correlations(own)
-    done(1.0)
-    return (*scales, *shape, *correlations, _source(own, seeded=seeded))
+    source = _source(own, seeded=seeded)
+    return (*scales, _mean(own), _shape(own), *_correlations(own), source)
 
 
 def _sample(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfact_flower.audit.finding import Finding, ShareDone, count_of
+from dpfact_flower.audit.finding import Finding, count_of
 from dpfact_flower.audit.likelihood import audit_likelihood
 from dpfact_flower.audit.noise import audit_noise
 from dpfact_flower.audit.sensitivity import audit_sensitivity
@@ -18,7 +18,7 @@ from dpfact_flower.audit.target import AuditTarget, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError
 from dpfact_flower.machine.access import not_private
-from dpfact_flower.machine.logs import ProgressCallback
+from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
@@ -36,7 +36,7 @@ def audit(
     state_dir: Path | None = None,
     quick: bool = False,
     seed: int = 0,
-    watch: ProgressCallback | None = None,
+    watch: ProgressCallback = no_progress,
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
@@ -54,28 +54,28 @@ def audit(
     if privacy.privacy == "patient" and not privacy.patients:
         privacy = replace(privacy, patients=sum(one.tensor.n_patients for one in sites))
     target = AuditTarget.of(subsample(chosen, _PATIENTS, rng), solver, privacy, sites=len(sites))
-    work: dict[str, Callable[[ShareDone], tuple[Finding, ...]]] = {
-        "sensitivity": lambda done: audit_sensitivity(
-            target, rng, trials=16 if quick else 48, done=done
+    work: dict[str, Callable[[], tuple[Finding, ...]]] = {
+        "sensitivity": lambda: audit_sensitivity(target, rng, trials=16 if quick else 48),
+        "noise": lambda: audit_noise(
+            target, rng, values=10_000 if quick else 40_000, seeded=privacy.noise_seed >= 0
         ),
-        "noise": lambda done: audit_noise(
-            target, rng, values=10_000 if quick else 40_000, seeded=privacy.noise_seed >= 0,
-            done=done,
-        ),
-        "likelihood": lambda done: audit_likelihood(
-            target, rng, runs=150 if quick else 1000, done=done
-        ),
-    }  # fmt: skip
+        "likelihood": lambda: audit_likelihood(target, rng, runs=150 if quick else 1000),
+    }
     if state_dir is not None:
         folder = state_dir / chosen.name
-        work["state"] = lambda done: audit_state(folder)
+        work["state"] = lambda: audit_state(folder)
+    findings: list[Finding] = []
     # Each audited run has a new ledger, of which a site's staff would otherwise be warned.
     logger = logging.getLogger(NEW_LEDGERS)
     before, logger.disabled = logger.disabled, True
     try:
-        return tuple(found for name in work for found in guarded(name, work[name], watch))
+        for name, check in work.items():
+            watch(name, 0.0)
+            findings += guarded(name, check)
+            watch(name, 1.0)
     finally:
         logger.disabled = before
+    return tuple(findings)
 
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
@@ -93,12 +93,10 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
     )
 
 
-def guarded(
-    name: str, work: Callable[[ShareDone], tuple[Finding, ...]], watch: ProgressCallback | None
-) -> tuple[Finding, ...]:
+def guarded(name: str, check: Callable[[], tuple[Finding, ...]]) -> tuple[Finding, ...]:
     """Return the findings of an audit, or a single finding about its error."""
     try:
-        return work(lambda share: watch(name, share) if watch else None)
+        return check()
     except DPFactError as error:  # our own messages contain no patient data
         detail = f"{type(error).__name__}: {error}"
     except Exception as error:  # only the type of other errors

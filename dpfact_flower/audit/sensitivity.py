@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpfact_flower.audit.finding import Finding, ShareDone, count_of
+from dpfact_flower.audit.finding import Finding, count_of
 from dpfact_flower.audit.hostile import (
     CANARIES,
     alone,
@@ -40,7 +40,7 @@ _CANARIES_A_TRIAL = 2
 
 
 def audit_sensitivity(
-    target: AuditTarget, rng: np.random.Generator, *, trials: int = 24, done: ShareDone
+    target: AuditTarget, rng: np.random.Generator, *, trials: int = 24
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release of the plan with random and hostile input.
 
@@ -67,7 +67,6 @@ def audit_sensitivity(
                 share = _share(moved, target.sensitivity(release), release)
                 farthest[release] = max(farthest[release], share)
                 changed[release] += not np.array_equal(moved, part[release])
-        done((trial + 1) / trials)
     return (
         *(_reach(target, release, farthest[release]) for release in planned),
         *(

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.audit import AuditTarget, audit_likelihood, audit_noise, audit_sensitivity
+from dpfact_flower.audit.likelihood import audit_likelihood
+from dpfact_flower.audit.noise import audit_noise
 from dpfact_flower.audit.run import guarded
+from dpfact_flower.audit.sensitivity import audit_sensitivity
+from dpfact_flower.audit.target import AuditTarget
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 SOLVER = SolverSettings(rank=4, relative_l21=0.3)
@@ -39,6 +42,6 @@ def run():
     def run(name, target, **more):
         audit, given = QUICK[name]
         rng = np.random.default_rng(7)
-        return guarded(name, lambda done: audit(target, rng, done=done, **given | more), None)
+        return guarded(name, lambda: audit(target, rng, **given | more))
 
     return run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.audit import AuditTarget, Finding, audit, audit_state
+from dpfact_flower.audit import Finding, audit
 from dpfact_flower.audit.finding import count_of
 from dpfact_flower.audit.hostile import (
     CANARIES,
@@ -22,8 +22,8 @@ from dpfact_flower.audit.hostile import (
 )
 from dpfact_flower.audit.likelihood import estimate
 from dpfact_flower.audit.noise import _correlation, _lagged
-from dpfact_flower.audit.run import guarded
-from dpfact_flower.audit.target import SimulatedSite, noise_of, subsample
+from dpfact_flower.audit.run import audit_state, guarded
+from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, subsample
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError, StateError
@@ -50,16 +50,16 @@ def test_a_finding_passes_within_its_range_and_no_number_never_does():
 
 
 def test_an_audit_that_breaks_off_fails_and_keeps_others_texts_to_itself():
-    def quoting(tell):
+    def quoting():
         raise ValueError("could not convert 'patient 17'")
 
-    def ours(tell):
+    def ours():
         raise DataError("factors: not of the tensor's feature modes")
 
-    (other,) = guarded("noise", quoting, None)
+    (other,) = guarded("noise", quoting)
     assert not other.passed
     assert other.detail == "ValueError"
-    (own,) = guarded("noise", ours, None)
+    (own,) = guarded("noise", ours)
     assert "not of the tensor's feature modes" in own.detail
 
 

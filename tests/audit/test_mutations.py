@@ -82,26 +82,6 @@ def clip_each_part(tensor, real, *, bound, sigma, factors):
     return np.trunc(total)
 
 
-def weight_of_the_patient_before(tensor, real, **_):
-    """A weight that is not reset: each patient gets the smallest so far."""
-    total, weight = 0.0, 1.0
-    for patient in each_patient(tensor):
-        free, clipped = real(patient, bound=FAR).astype(float), real(patient).astype(float)
-        norm = np.linalg.norm(free)
-        weight = min(weight, np.linalg.norm(clipped) / norm) if norm else weight
-        total = total + weight * free
-    return np.trunc(total)
-
-
-def site_norm(tensor, real, **_):
-    """Patients weighed by their share of the site's norm."""
-    norms = [patient.norm_squared() for patient in each_patient(tensor)]
-    total = 0.0
-    for patient, norm in zip(each_patient(tensor), norms, strict=True):
-        total = total + real(patient) * (norm / max(sum(norms), 1e-300))
-    return np.trunc(total)
-
-
 def round_up(tensor, real, **_):
     """Away from zero instead of toward it."""
     parts = [real(patient) for patient in each_patient(tensor)]
@@ -284,9 +264,6 @@ MUTANTS = {
     ("clip after the sum", "sensitivity"): (with_refinement(clip_after_the_sum), "others' parts"),
     ("M and Gram clipped apart", "sensitivity"): (
         with_refinement(clip_each_part), "sensitivity: round 2"),
-    ("weight not reset", "sensitivity"): (
-        with_refinement(weight_of_the_patient_before), "others' parts"),
-    ("scaled by the site's norm", "sensitivity"): (with_refinement(site_norm), "others' parts"),
     ("rounded up", "sensitivity"): (with_refinement(round_up), "sensitivity: round 2"),
     ("counted twice", "sensitivity"): (with_refinement(twice), "sensitivity: round 2"),
     ("ridge from own norms", "sensitivity"): (

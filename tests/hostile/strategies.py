@@ -21,18 +21,6 @@ ODD = st.sampled_from((
     "y" * 5000, [], {}, [1] * 5000, [[[]]], [["x"]], [{}], {"a": 1},
 ))  # fmt: skip
 """What JSON or a config may hold and nobody expects."""
-HEADS = (
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 4), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4), }",
-    "{'descr': '<f4', 'fortran_order': True, 'shape': (21, 4), }",
-    "{'descr': '<U1000000000', 'fortran_order': False, 'shape': (100,), }",
-    "{'descr': '|O', 'fortran_order': False, 'shape': (3,), }",
-    "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (4,), }",
-    "{'descr': '<M8[ns]', 'fortran_order': False, 'shape': (4,), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (4,)", "(" * 5000, "1" * 9000, "\x00" * 40,
-    "{'descr': 5, 'fortran_order': 7, 'shape': 3}", "if x:\n  y\n z",
-)  # fmt: skip
-"""Headers in NumPy's format that claim what is not there, or make no sense."""
 
 
 @st.composite
@@ -43,15 +31,6 @@ def damaged(draw, content: bytes) -> bytes:
     part = content[a:b]
     new = draw(st.sampled_from((b"", 2 * part, bytes(len(part)))) | st.binary(max_size=40))
     return content[:a] + new + content[draw(st.sampled_from((a, b, a + len(new)))) :]
-
-
-@st.composite
-def npy(draw, content: bytes) -> bytes:
-    """An `.npy` with another header."""
-    text = draw(st.sampled_from(HEADS)).encode()
-    version = draw(st.sampled_from(((1, 0), (2, 0), (9, 9))))
-    size = len(text).to_bytes(2 if version == (1, 0) else 4, "little")
-    return b"\x93NUMPY" + bytes(version) + size + text + content[128:]
 
 
 @st.composite
