@@ -48,9 +48,8 @@ class ReleaseEvent:
     own_sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        for text in ("name", "claim"):
-            if not isinstance(getattr(self, text), str) or not getattr(self, text):
-                raise SettingsError(f"release event: {text} must be a non-empty string")
+        if not self.name or not self.claim:
+            raise SettingsError("release event: name and claim must not be empty")
         for number in ("sensitivity", "sigma"):
             object.__setattr__(self, number, positive(number, getattr(self, number)))
         if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:
@@ -61,8 +60,6 @@ class ReleaseEvent:
                 raise SettingsError(
                     f"{field}: must be one of {', '.join(allowed)}; got {shown(got)}"
                 )
-        if type(self.seeded) is not bool:
-            raise SettingsError(f"seeded: need bool, got {shown(self.seeded)}")
         # A ratio that underflows to 0 would cost nothing.
         if not 0 < self.rho < math.inf:
             raise SettingsError(

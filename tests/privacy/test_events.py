@@ -44,7 +44,7 @@ def test_numpy_scalars_become_plain_ones():
         *(("sensitivity", value) for value in (0.0, -1.0, math.nan, "1", True)),
         *(("sigma", value) for value in (0.0, math.inf, math.nan)),
         *(("count", value) for value in (0, 1.5, True)),
-        *{"claim": "", "unit": "row", "neighbours": "substitute", "seeded": 1}.items(),
+        *{"claim": "", "unit": "row", "neighbours": "substitute"}.items(),
     ],
 )
 def test_bad_value_names_its_field(field, value):

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import multiprocessing
 import os
 import re
 import resource
@@ -13,6 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -658,6 +658,14 @@ def test_a_disk_without_hard_links_is_named(folder, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
+def in_a_process(function: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a function of this module in a process of its own."""
+    program = f"import {__name__} as tests; tests.{function}(*{arguments!r})"
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
 def without_rights(folder: str) -> None:
     """Use a ledger that one may only read; in a process of its own, for it gives up its rights."""
     if os.geteuid() == 0:
@@ -682,22 +690,12 @@ def test_a_read_only_ledger_can_be_shown_and_not_charged():
             charge(ledger)
         (folder / LEDGER).chmod(0o444)
         folder.chmod(0o555)
-        run_here("without_rights", str(folder))
+        died = in_a_process("without_rights", str(folder))
+        assert died.returncode == 0, died.stderr
         folder.chmod(0o700)
 
 
 # --- two processes, and processes that die
-
-
-def run_here(function: str, *arguments: object) -> str:
-    """Run a function of this module in a process of its own."""
-    program = f"import {__name__} as tests; tests.{function}(*{arguments!r})"
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_a_writer_that_gets_no_turn_says_so(folder, monkeypatch):
@@ -708,9 +706,9 @@ def test_a_writer_that_gets_no_turn_says_so(folder, monkeypatch):
         charge(other)
 
 
-def charge_rounds(task: tuple[str, int]) -> list[int]:
-    """Charge the same rounds as another process with noise of its own; which were won."""
-    (folder, seed), won = task, []
+def charge_rounds(folder: Path, seed: int) -> list[int]:
+    """Charge the same rounds as another connection with noise of its own; which were won."""
+    won = []
     with Ledger(folder) as ledger:
         for number in range(1, 61):
             with suppress(StateError):
@@ -720,14 +718,9 @@ def charge_rounds(task: tuple[str, int]) -> list[int]:
     return won
 
 
-def race(folder: str) -> None:
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        print(json.dumps(pool.map(charge_rounds, [(folder, 1), (folder, 2)], chunksize=1)))
-
-
-@pytest.mark.process
-def test_of_two_processes_exactly_one_has_the_round(folder):
-    winners = json.loads(run_here("race", str(folder)))
+def test_of_two_connections_exactly_one_has_the_round(folder):
+    with ThreadPoolExecutor(2) as pool:
+        winners = list(pool.map(charge_rounds, [folder, folder], [1, 2]))
     assert len(winners[0]) + len(winners[1]) == len({*winners[0], *winners[1]})
     with Ledger(folder) as ledger:
         rounds = [row.round for row in ledger.rows()]
@@ -753,9 +746,7 @@ def charge_and_die(folder: str, point: str) -> None:
 def test_who_dies_in_a_charge_leaves_the_ledger_before_it_or_after_it(folder, point):
     with Ledger(folder) as ledger:
         sent = charge(ledger)
-    program = f"import {__name__} as tests; tests.charge_and_die({str(folder)!r}, {point!r})"
-    died = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    assert died.returncode == 7
+    assert in_a_process("charge_and_die", str(folder), point).returncode == 7
     assert (folder / f"{LEDGER}-journal").exists() == (point == "written")
     with Ledger(folder) as ledger:
         assert ledger.verify() == []
