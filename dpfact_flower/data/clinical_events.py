@@ -5,8 +5,8 @@ A reader supplies one relation of text for each feature mode, with one row per e
     patient, encounter, time (minutes, BIGINT), code
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, whose text is in
-the tables ``people`` and ``codes``. Two texts with the same hash are an error. Encounters need to
-differ only within a patient, so their text is not kept.
+the tables ``people`` and ``codes``. Encounters need to differ only within a patient, so their text
+is not kept.
 
 `count` records the numbers of rows read, kept and left out, for the cohort's `read_report`.
 """
@@ -14,14 +14,13 @@ differ only within a patient, so their text is not kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from dpfact_flower.data.tables import MEMORY, connect, count_rows, literal, quoted
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -88,32 +87,22 @@ def table_of(mode: str) -> str:
     return quoted(f"events of {mode}")
 
 
-def add_events(
-    connection: Connection, mode: str, source: str, without: Collection[str] = ()
-) -> int:
+def add_events(connection: Connection, mode: str, source: str) -> int:
     """Add the events of a relation to a mode, and return the number of new events.
 
-    `source` is SQL of a relation. Rows without a patient or code are ignored. `without` names the
-    columns, encounter or time, that are NULL in every row; naming them saves time.
+    `source` is SQL of a relation. Rows without a patient or code are ignored.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
             (patient UBIGINT, encounter UBIGINT, time BIGINT, code UBIGINT)"""
     )
     known = count_rows(connection, table_of(mode))
-    numbers = {
-        "patient": "hash(patient)",
-        "encounter": "if(encounter IS NULL, NULL, hash(encounter))",
-        "time": "time",
-        "code": "hash(code)",
-    }
-    columns = ", ".join(f"NULL AS {name}" if name in without else name for name in numbers)
-    held = ", ".join(f"{sql} AS {name}" for name, sql in numbers.items() if name not in without)
-    fresh = f"""SELECT {columns} FROM (SELECT DISTINCT {held} FROM {source}
-                                       WHERE patient IS NOT NULL AND code IS NOT NULL)"""
+    fresh = f"""SELECT DISTINCT hash(patient) AS patient,
+                    if(encounter IS NULL, NULL, hash(encounter)) AS encounter, time,
+                    hash(code) AS code
+                FROM {source} WHERE patient IS NOT NULL AND code IS NOT NULL"""
     if known:
-        same = " AND ".join(f"n.{column} IS NOT DISTINCT FROM o.{column}" for column in numbers)
-        fresh = f"SELECT n.* FROM ({fresh}) n ANTI JOIN {table_of(mode)} o ON {same}"
+        fresh = f"({fresh}) EXCEPT FROM {table_of(mode)}"
     connection.execute(f"INSERT INTO {table_of(mode)} {fresh}")
     connection.execute(
         f"""INSERT INTO people SELECT patient, hash(patient) FROM
@@ -126,7 +115,6 @@ def add_events(
             WHERE code IS NOT NULL AND code NOT IN (SELECT code FROM codes WHERE mode = $mode)""",
         {"mode": mode},
     )
-    _check_hashes(connection)
     return count_rows(connection, table_of(mode)) - known
 
 
@@ -162,15 +150,4 @@ def replace_codes(
                 (SELECT unnest($codes::VARCHAR[]) AS code, unnest($texts::VARCHAR[]) AS text)""",
             {"mode": mode, "codes": list(names), "texts": list(names.values())},
         )
-    _check_hashes(connection)
     return events, codes
-
-
-def _check_hashes(connection: Connection) -> None:
-    for table, column in (("people", "patient"), ("codes", "code")):
-        shared = f"(SELECT key FROM {table} GROUP BY key HAVING count(DISTINCT {column}) > 1)"
-        if count_rows(connection, shared):
-            raise DataError(
-                f"two {column} values have one hash, by a chance of one in billions; add a "
-                "letter to all of them"
-            )

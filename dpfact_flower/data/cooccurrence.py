@@ -131,7 +131,6 @@ def build_cohort(
                 "window too short, or is a code list another hospital's?"
             )
         _assign_sites(connection, min_patients, options.get("keep_empty", False), row_unit)
-        _sort_cells(connection, len(modes))
         sites = [
             _site(connection, number, site, vocabularies, labels, row_unit)
             for number, site in connection.execute(
@@ -324,17 +323,6 @@ def _assign_sites(
     count(connection, place, "kept", kept)
 
 
-def _sort_cells(connection: Connection, modes: int) -> None:
-    """Sort the table ``cells`` by site, so that reading one site does not scan all others."""
-    codes = ", ".join(f"code_{n}::INTEGER AS code_{n}" for n in range(1, modes + 1))
-    connection.execute(
-        f"""CREATE OR REPLACE TEMP TABLE cells AS
-            SELECT site_number::INTEGER AS site_number, position::INTEGER AS position, {codes},
-                count::FLOAT AS count
-            FROM cells JOIN members USING (patient) ORDER BY site_number"""
-    )
-
-
 def _site(
     connection: Connection,
     number: int,
@@ -349,9 +337,10 @@ def _site(
             WHERE site_number = {number} ORDER BY position"""
     ).fetchnumpy()
     columns = ["position", *(f"code_{n}" for n in range(1, len(vocabularies) + 1))]
-    listed = ", ".join(columns)
+    whole = ", ".join(f"{column}::INTEGER AS {column}" for column in columns)
     cells = connection.execute(  # sorted by DuckDB, which spills to disk
-        f"SELECT {listed}, count FROM cells WHERE site_number = {number} ORDER BY {listed}"
+        f"""SELECT {whole}, count::FLOAT AS count FROM cells JOIN members USING (patient)
+            WHERE site_number = {number} ORDER BY ALL"""
     ).fetchnumpy()
     indices = np.empty((len(cells["count"]), len(columns)), np.int32)
     for n, column in enumerate(columns):

@@ -13,10 +13,11 @@ import gzip
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dpfact_flower.data.tables import (
     Rows,
+    Table,
     check_columns,
     find_table,
     list_of,
@@ -37,30 +38,15 @@ _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"
 """Dialect and driver for SQLAlchemy, by the dialect in a URL."""
 
 
-class Table(NamedTuple):
-    """The columns and rows to read of a table, as in `dpfact_flower.data.tables.load_table`.
-
-    `there` is an SQL condition on the rows that a database sends. ``$schema`` stands there for the
-    table's schema.
-    """
-
-    name: str
-    columns: Sequence[str]
-    optional: Sequence[str] = ()
-    where: str = "true"
-    there: str = "true"
-    may_be_cut: bool = False
-
-
 class Source(NamedTuple):
     """The tables of a source, by their names in lower case.
 
     `fetch` reads a table into a temporary table of the given name. It returns the table's name for
-    error messages, and whether an incomplete last line was left out.
+    error messages.
     """
 
     tables: Collection[str]
-    fetch: Callable[[str, Table], tuple[str, bool]]
+    fetch: Callable[[str, Table], str]
 
 
 @contextmanager
@@ -112,9 +98,10 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
     inside = sorted(folder.iterdir())
     places = [*(path for path in inside if path.is_dir() and path.name.lower() in parts), folder]
 
-    def fetch(into: str, table: Table) -> tuple[str, bool]:
+    def fetch(into: str, table: Table) -> str:
         path = find_table(places, table.name)
-        return str(path), _load(connection, into, path, table)
+        load_table(connection, into, path, table)
+        return str(path)
 
     return Source([name for place in places for name in list_tables(place)], fetch)
 
@@ -123,11 +110,11 @@ def _lines(connection: Connection, path: Path) -> Source:
     packed: dict[str, Callable[..., Any]] = {".bz2": bz2.open, ".gz": gzip.open}
     opened = packed.get(path.suffix.lower(), open)
 
-    def fetch(into: str, table: Table) -> tuple[str, bool]:
+    def fetch(into: str, table: Table) -> str:
         try:
             with opened(path, "rt", encoding="latin-1") as file:
                 rows = ((f"{n:06d}", line.rstrip()) for n, line in enumerate(file, start=1))
-                with _spilled(connection, into, table, ("number", "line")) as (_, writer):
+                with _spilled(connection, into, table, ("number", "line")) as writer:
                     writer.writerows(rows)
         except FileNotFoundError:
             raise DataError(f"{path}: no such file") from None
@@ -135,7 +122,7 @@ def _lines(connection: Connection, path: Path) -> Source:
             raise DataError(
                 f"{path}: cannot be read ({type(error).__name__}); is it cut off?"
             ) from None
-        return str(path), False
+        return str(path)
 
     return Source(["lines"], fetch)
 
@@ -157,10 +144,11 @@ def _duckdb_file(connection: Connection, path: Path, schema: str) -> Source:
     )
     names = dict(found.fetchall())
 
-    def fetch(into: str, table: Table) -> tuple[str, bool]:
+    def fetch(into: str, table: Table) -> str:
         place, name = _known(table, str(path), schema, names)
         rows = f"source.{quoted(schema)}.{quoted(name)}"
-        return place, _load(connection, into, Rows(place, table=rows), table)
+        load_table(connection, into, Rows(place, table=rows), table)
+        return place
 
     return Source(names, fetch)
 
@@ -175,7 +163,7 @@ def _tables_of(
     listed = (inspector.get_table_names, inspector.get_view_names)
     known = {name.lower(): name for names in listed for name in names(schema)}
 
-    def fetch(into: str, table: Table) -> tuple[str, bool]:
+    def fetch(into: str, table: Table) -> str:
         place, name = _known(table, database_name, schema, known)
         found = {c["name"].lower(): c["name"] for c in inspector.get_columns(name, schema)}
         check_columns(Rows(place), table.columns, found)
@@ -186,17 +174,10 @@ def _tables_of(
             .select_from(sql.table(name, schema=schema))
             .where(sql.text(table.there.replace("$schema", schema)))
         )
-        with _spilled(connection, into, table, names) as (copy, writer):
-            if database.dialect.name == "postgresql":  # takes two thirds of the time
-                text = query.compile(database, compile_kwargs={"literal_binds": True})
-                cursor: Any = database.connection.cursor()
-                copy.flush()
-                with cursor.copy(f"COPY ({text}) TO STDOUT (FORMAT csv)") as blocks:
-                    copy.buffer.writelines(blocks)
-            else:
-                streamed = database.execution_options(stream_results=True, yield_per=_CHUNK)
-                writer.writerows(streamed.execute(query))
-        return place, False
+        streamed = database.execution_options(stream_results=True, yield_per=_CHUNK)
+        with _spilled(connection, into, table, names) as writer:
+            writer.writerows(streamed.execute(query))
+        return place
 
     return Source(known, fetch)
 
@@ -236,19 +217,12 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 @contextmanager
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
-) -> Iterator[tuple[TextIO, Any]]:
+) -> Iterator[Any]:
     """Open a CSV file in DuckDB's private folder, and load its final content as table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
-            yield file, writer
-        _load(connection, into, path, table)
-
-
-def _load(connection: Connection, into: str, place: Path | Rows, table: Table) -> bool:
-    return load_table(
-        connection, into, place, table.columns,
-        optional=table.optional, where=table.where, may_be_cut=table.may_be_cut,
-    )  # fmt: skip
+            yield writer
+        load_table(connection, into, path, table)

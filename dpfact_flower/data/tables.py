@@ -219,88 +219,101 @@ def find_table(folders: Sequence[Path], name: str) -> Path:
     )
 
 
+class Table(NamedTuple):
+    """The columns and rows to read of a table.
+
+    `columns`, in lower case, are required. The table may use any case. A missing `optional` column
+    is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
+    ``code_1``, ``code_2``, ... `where` is an SQL condition over all these columns for keeping a
+    row. `there` is a condition on the rows that a database sends, in which ``$schema`` stands for
+    the table's schema.
+    """
+
+    name: str
+    columns: Sequence[str]
+    optional: Sequence[str] = ()
+    where: str = "true"
+    there: str = "true"
+
+
 def load_table(
     connection: Connection,
-    table: str,
+    into: str,
     place: Path | Rows,
-    columns: Sequence[str],
+    table: Table,
     *,
-    optional: Sequence[str] = (),
     select: str = "*",
-    where: str = "true",
-    may_be_cut: bool = False,
     dialect: Dialect = _PLAIN,
     hint: Callable[[Collection[str]], str] = lambda _: "",
-) -> bool:
-    """Read columns into the temporary table `table`, as trimmed text.
+) -> None:
+    """Read columns into the temporary table `into`, as trimmed text.
 
     `place` is a CSV file with a header line, plain or gzipped, `Rows`, a file named ``.parquet``,
     or a folder of Parquet files, with columns of text, whole numbers, dates or times. A time with a
     zone is converted to UTC. A blank field is NULL.
 
-    `columns`, in lower case, are required. The file may use any case. A missing `optional` column
-    is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
-    ``code_1``, ``code_2``, ... `select` and `where` are SQL over all these columns: the columns of
-    the result, and the condition for keeping a row. `hint` turns the existing columns into advice
+    `select` is SQL for the columns of the result. `hint` turns the existing columns into advice
     about a missing column.
-
-    With `may_be_cut`, an incomplete last line of CSV is left out instead of refused. Return whether
-    a line was left out.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    wanted, kind = [*columns, *optional], _kind(place)
+    wanted, kind = [*table.columns, *table.optional], _kind(place)
     try:
         if isinstance(place, Path) and kind == "CSV":
             source, found = _csv(place, dialect)
         else:
             source, found = _typed(connection, place, wanted)
-        check_columns(place, columns, found, kind, hint(found))
+        check_columns(place, table.columns, found, kind, hint(found))
         query = (
-            f"CREATE OR REPLACE TEMP TABLE {table} AS SELECT {select} "
-            f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {where}"
+            f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
+            f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {table.where}"
         )
         with report_progress(place.name):
-            if isinstance(place, Rows) or kind != "CSV":
+            if isinstance(place, Path) and kind == "CSV":
+                _run_csv(connection, query, place, dialect)
+            else:
                 connection.execute(query)
-                return False
-            rejected = _run_csv(connection, query, place, dialect)
     except (
-        duckdb.IOException, duckdb.InvalidInputException, OSError, EOFError, zlib.error
+        duckdb.IOException, duckdb.InvalidInputException, OSError, EOFError, UnicodeError,
+        zlib.error,
     ) as error:  # fmt: skip
         causes = "is it cut off" + ", or not gzipped though named .gz" * (kind == "CSV")
         raise DataError(
             f"{place}: not readable as {kind} ({type(error).__name__}); {causes}?"
         ) from None
-    return _check_rejected(place, rejected, count_rows(connection, table), may_be_cut, dialect)
 
 
-def _run_csv(
-    connection: Connection, query: str, path: Path, dialect: Dialect
-) -> list[tuple[int, str]]:
-    """Run a query over a file, and return the refused lines with the reasons.
+def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
+    """Run a query over a file. Refuse the file if it has a malformed line.
 
     DuckDB can fail on a file that mixes LF and CRLF, for example because of an added header, or
-    refuse correct lines. A faulty file is therefore read again from a copy with LF.
+    refuse correct lines. A faulty file is therefore read again from a copy with LF. DuckDB reads
+    big-endian UTF-16 as an empty file, so UTF-16 is always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
-    try:
-        connection.execute(query)
-        if not _take_rejected(connection):
-            return []
-    except duckdb.InvalidInputException:
-        pass
-    encoding = "utf-16" if dialect.encoding == "utf-16" else "latin-1"  # latin-1 decodes any byte
+    old_encoding, new_encoding = "utf-16", "utf-8"
+    if dialect.encoding != "utf-16":
+        old_encoding = new_encoding = "latin-1"  # latin-1 decodes any byte
+        try:
+            connection.execute(query)
+            if not _take_rejected(connection):
+                return
+        except duckdb.InvalidInputException:
+            pass
     with scratch_of(connection) as folder:
         copy = folder / path.name
-        with _open(path, "rt", encoding) as old, _open(copy, "wt", encoding, newline="\n") as new:
+        with (
+            _open(path, "rt", old_encoding) as old,
+            _open(copy, "wt", new_encoding, newline="\n") as new,
+        ):
             shutil.copyfileobj(old, new)
         connection.execute(query.replace(_literal_path(path), _literal_path(copy)))
-        return _take_rejected(connection)
+        _refuse_rejected(path, _take_rejected(connection), dialect)
 
 
 def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
+    """Return the refused lines with the reasons."""
     found = connection.execute(
         "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
     ).fetchall()
@@ -308,16 +321,9 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
     return found
 
 
-def _check_rejected(
-    path: Path, rejected: list[tuple[int, str]], rows: int, may_be_cut: bool,
-    dialect: Dialect,
-) -> bool:  # fmt: skip
+def _refuse_rejected(path: Path, rejected: list[tuple[int, str]], dialect: Dialect) -> None:
     if not rejected:
-        return False
-    lines = [line for line, _ in rejected]
-    if may_be_cut and lines == [rows + 2]:  # the last line: the header is row 1
-        logger.warning("%s: the last line is incomplete and left out", path.name)
-        return True
+        return
     wrong = {
         "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (another: --encoding)",
         "UNQUOTED VALUE": "an open quote",
@@ -325,8 +331,8 @@ def _check_rejected(
     fields = "too few or too many fields (is a quote missing where one holds the delimiter?)"
     kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
     raise DataError(
-        f"{path}: {len(lines)} row(s) have {', or '.join(kinds)}; the first is row {lines[0]}, the "
-        "header being row 1"
+        f"{path}: {len(rejected)} row(s) have {', or '.join(kinds)}; the first is row "
+        f"{rejected[0][0]}, the header being row 1"
     )
 
 
@@ -447,10 +453,11 @@ def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
     """Return SQL for a CSV file, and SQL for each of its columns."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
+    encoding = dialect.encoding.replace("utf-16", "utf-8")  # see `_run_csv`
     compression = "gzip" if path.suffix.lower() == ".gz" else "none"
     source = f"""read_csv({_literal_path(path)}, columns={{{types}}}, auto_detect=false,
         header=true, skip={skip}, delim='{delimiter}', quote='"', escape='"', store_rejects=true,
-        encoding='{dialect.encoding}', compression='{compression}')"""
+        encoding='{encoding}', compression='{compression}')"""
     return source, {name: f"c{position}" for position, name in enumerate(header) if name}
 
 

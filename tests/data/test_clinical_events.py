@@ -4,7 +4,6 @@ import pytest
 
 from dpfact_flower.data import clinical_events as events
 from dpfact_flower.data.tables import connect, count_rows
-from dpfact_flower.errors import DataError
 
 
 @pytest.fixture
@@ -36,13 +35,6 @@ def test_what_has_no_patient_or_no_code_is_no_event(connection):
     assert add(connection, [(None, "a", 5, "x"), ("1", "a", 5, None)]) == 0
     assert count_rows(connection, "people") == 0
     assert count_rows(connection, "codes") == 0
-
-
-def test_two_texts_of_one_hash_are_refused(connection):
-    add(connection, [("1", "a", 5, "x")])
-    connection.execute("INSERT INTO people SELECT 'other', key FROM people")
-    with pytest.raises(DataError, match="two patient values have one hash"):
-        add(connection, [("2", "a", 5, "x")])
 
 
 def test_the_report_is_in_order_without_zeros_and_logged(connection, caplog):

@@ -97,12 +97,16 @@ def test_it_is_refused_in_one_line(what, tmp_path, caplog):
     assert "4019" not in str(caught.value) + caplog.text
 
 
-def test_utf_16_is_read_where_it_is_named(tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf_16_is_read_where_it_is_named(encoding, tmp_path):
     (tmp_path / "p.csv").write_bytes(P)
-    (tmp_path / "d.csv").write_bytes(("\ufeff" + D).encode("utf-16-le"))
+    (tmp_path / "d.csv").write_bytes(("\ufeff" + D).encode(encoding))
     table = events.EventTable([tmp_path / "d.csv"], dialect=Dialect(encoding="utf-16"))
     tables = {"procedures": tmp_path / "p.csv", "diagnoses": table}
     assert cells_of(events.read(tables, "north")) == CELLS
+    (tmp_path / "d.csv").write_bytes(("\ufeff" + D).encode(encoding)[:-1])
+    with pytest.raises(DataError, match=r"d\.csv: not readable as CSV .*is it cut off"):
+        events.read(tables, "north")
 
 
 def test_repeated_headers_are_counted(tmp_path):

@@ -25,6 +25,7 @@ from dpfact_flower.data.site_data import DIED, Cohort
 from dpfact_flower.data.tables import (
     Dialect,
     Rows,
+    Table,
     count_each,
     count_rows,
     literal,
@@ -60,7 +61,6 @@ _YEAR_1 = 1_035_593_280
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """Offset that marks minutes in UTC, and the number for an invalid time. Columns cost memory."""
-_SOME = {"encounter": "encounter IS NOT NULL", "time": "time IS NOT NULL"}
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd", "diag", "proc", "drug", "ndc", "atc", "cpt", "concept", "medication"),
@@ -229,8 +229,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         place, names = _place(file), source.columns.names
         found = _load_rows(connection, mode, place, source, window)
         with report_progress(mode):
-            empty = [what for what, some in _SOME.items() if not found[some]]
-            added = add_events(connection, mode, "loaded", empty)
+            added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # fewer than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
@@ -271,8 +270,11 @@ def _load_rows(
     needed = ("patient", "code", window.column)
     sql = {what: quoted(name) if name else "NULL::VARCHAR" for what, name in names.items()}
     load_table(
-        connection, "loaded", place, [names[what] for what in needed],
-        optional=[name for what, name in names.items() if name and what not in needed],
+        connection, "loaded", place,
+        Table(
+            mode, [names[what] for what in needed],
+            optional=[name for what, name in names.items() if name and what not in needed],
+        ),
         select=", ".join(
             f"{sql[what]} AS {what}" for what in ("patient", "encounter", "code", "description")
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
@@ -290,7 +292,7 @@ def _load_rows(
         ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
     ]  # fmt: skip
     zoned = f"time > {_ZONED // 2}"
-    asked = ["true", zoned, window.unplaced, *_SOME.values(), *(wrong for _, wrong, _ in rules)]
+    asked = ["true", zoned, window.unplaced, "time IS NOT NULL", *(wrong for _, wrong, _ in rules)]
     found = count_each(connection, "loaded", asked)
     rows, some_zoned = found["true"], found[zoned]
     if not rows:
@@ -299,7 +301,7 @@ def _load_rows(
         if found[wrong]:
             many = f"{found[wrong]} row(s) are not"
             raise DataError(f"{place}: column {names[what]} must {right}; {many}")
-    if some_zoned and some_zoned < found[_SOME["time"]]:
+    if some_zoned and some_zoned < found["time IS NOT NULL"]:
         raise DataError(
             f"{place}: column {names['time']} must have an offset from UTC in every row or in "
             f"none; {some_zoned} of {rows} row(s) have one"
@@ -450,7 +452,8 @@ def _load_facts(
 ) -> None:  # fmt: skip
     """Create the table ``facts`` of patient and value. Refuse different values for one patient."""
     select = f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value"
-    load_table(connection, "facts", place, (patient, column), select=select, dialect=dialect)
+    table = Table("facts", (patient, column))
+    load_table(connection, "facts", place, table, select=select, dialect=dialect)
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, _TEXT)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""

@@ -12,8 +12,8 @@ from dpfact_flower.data.code_names import SYSTEMS, names_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort
 from dpfact_flower.data.readers.script import Script, Statement, find_script
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.data.sources import Source, Table, open_source
-from dpfact_flower.data.tables import count_rows, literal, quoted, refuse_rows
+from dpfact_flower.data.sources import Source, open_source
+from dpfact_flower.data.tables import Table, count_rows, literal, quoted, refuse_rows
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
@@ -166,17 +166,15 @@ class _Work:
         connection.execute(sql)
         columns = connection.execute(f"DESCRIBE {into}").fetchall()
         if "*" in name:
-            for column in ("part VARCHAR", "cut BOOLEAN"):
-                connection.execute(f"ALTER TABLE {into} ADD COLUMN {column}")
+            connection.execute(f"ALTER TABLE {into} ADD COLUMN part VARCHAR")
             for part in _parts(name, source.tables) or [""]:
                 self._values["part"] = part
                 if self._holds(statement):
                     own = name.replace("*", part or "*")
-                    cut = self._fetch(source, own, "fetched", columns, statement.more)
+                    self._fetch(source, own, "fetched", columns, statement.more)
                     connection.execute(
-                        f"INSERT INTO {into} BY NAME SELECT *, $part AS part, $cut AS cut "
-                        "FROM fetched",
-                        {"part": part, "cut": cut},
+                        f"INSERT INTO {into} BY NAME SELECT *, $part AS part FROM fetched",
+                        {"part": part},
                     )
         elif not self._holds(statement):
             return
@@ -189,15 +187,15 @@ class _Work:
 
     def _fetch(
         self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
-    ) -> bool:
-        """Load and check a table, and return whether an incomplete last line was left out."""
+    ) -> None:
+        """Load and check a table."""
         connection = self._connection
         asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
         needed = [column for column in asked.values() if column not in optional]
         where = self._filled(more.get("where", "true"))
-        wanted = Table(name, needed, optional, where, more.get("there", "true"), "cut" in more)
-        place, cut = source.fetch(into, wanted)
+        wanted = Table(name, needed, optional, where, more.get("there", "true"))
+        place = source.fetch(into, wanted)
         for column, kind, null, key, *_ in columns:
             wrong, right, as_typed = _FORMS[kind]
             wrong = f"({wrong.format(column)})" + f" OR {column} IS NULL" * (null == "NO")
@@ -211,19 +209,16 @@ class _Work:
                 connection.execute(f"ALTER TABLE {into} ALTER {column} {as_typed}")
         what = "rows of use" if "where" in more else "rows"
         count(connection, name, what, count_rows(connection, into))
-        return cut
 
     def _add_events(self, sql: str) -> None:
         described = self._connection.execute(f"DESCRIBE {sql}").fetchall()
         kinds = {column: kind for column, kind, *_ in described}
-        without = [column for column in ("encounter", "time") if column not in kinds]
-        time = _MINUTES.get(kinds.get("time", ""), "time::BIGINT")
-        encounter = "NULL::VARCHAR" if "encounter" in without else "encounter::VARCHAR"
-        time = "NULL::BIGINT" if "time" in without else time
+        time = _MINUTES.get(kinds["time"], "time::BIGINT") if "time" in kinds else "NULL::BIGINT"
+        encounter = "encounter::VARCHAR" if "encounter" in kinds else "NULL::VARCHAR"
         for mode in self._modes:
             query = f"""(SELECT patient::VARCHAR AS patient, {encounter} AS encounter,
                                 {time} AS time, code FROM ({sql}) WHERE mode = {literal(mode)})"""
-            add_events(self._connection, mode, query, without)
+            add_events(self._connection, mode, query)
 
 
 def _label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:

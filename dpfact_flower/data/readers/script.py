@@ -12,8 +12,8 @@ order. A line above a statement gives the statement's purpose:
   database, for sending a row. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is
   then empty. A column of type ``VARCHAR[]`` is a list of the distinct values, without blanks, of
   the numbered columns of its name (``code_1``, ``code_2``). A star in ``FILE`` stands for any text.
-  The table then holds all matching files, and has two more columns: ``part``, the text for the
-  star, and ``cut``. With ``-- @cut`` an incomplete last line is left out, and ``cut`` is then true.
+  The table then holds all matching files, and has one more column: ``part``, the text for the
+  star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the package's names of one
   of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query of places and numbers, for the report on rows read and left out.
@@ -53,7 +53,7 @@ _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^-- @(\w+) *(.*)$", re.MULTILINE)
 _END = re.compile(r";[ \t]*$", re.MULTILINE)
 _KINDS = {"load", "names", "count", "refuse", "events", "describe", "patients", "label", "stays"}
-_MORE = {"when", "where", "there", "optional", "cut"}
+_MORE = {"when", "where", "there", "optional"}
 
 
 @dataclass(frozen=True)

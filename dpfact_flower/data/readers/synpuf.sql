@@ -58,25 +58,23 @@ SET preserve_insertion_order = true;
 
 -- @load DE1_0_2008_to_2010_Inpatient_Claims_Sample_*
 -- @when $claims = 'inpatient' AND ($part IN (SELECT part FROM groups) OR NOT EXISTS (FROM groups))
--- @cut
 CREATE TABLE inpatient (
     desynpuf_id VARCHAR, clm_id VARCHAR, clm_from_dt DATE, clm_admsn_dt DATE DEFAULT NULL,
     nch_bene_dschrg_dt DATE DEFAULT NULL, icd9_prcdr_cd VARCHAR[], icd9_dgns_cd VARCHAR[]);
 
 -- @load DE1_0_2008_to_2010_Outpatient_Claims_Sample_*
 -- @when $claims = 'outpatient' AND ($part IN (SELECT part FROM groups) OR NOT EXISTS (FROM groups))
--- @cut
 CREATE TABLE outpatient (
     desynpuf_id VARCHAR, clm_id VARCHAR, clm_from_dt DATE, clm_admsn_dt DATE DEFAULT NULL,
     nch_bene_dschrg_dt DATE DEFAULT NULL, hcpcs_cd VARCHAR[], icd9_dgns_cd VARCHAR[]);
 
 CREATE VIEW segments (
-    line, patient, claim, day, begun, ended, procedures, diagnoses, part, cut) AS
+    line, patient, claim, day, begun, ended, procedures, diagnoses, part) AS
 SELECT rowid, * FROM inpatient UNION ALL SELECT rowid, * FROM outpatient;
 
 CREATE TABLE incomplete AS
 SELECT part, arg_max(patient, line) AS patient FROM segments
-WHERE cut OR $drop_last_patient GROUP BY part;
+WHERE $drop_last_patient GROUP BY part;
 
 -- @count last patient left out, whose claims may be cut off
 SELECT 'sample ' || part, count(*) FROM incomplete GROUP BY part;

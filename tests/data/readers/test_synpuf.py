@@ -128,16 +128,6 @@ def test_outpatient_procedures_are_hcpcs(write):
     }
 
 
-@pytest.mark.parametrize("cut", ["B,5,1,2008", "B", "C,6,1,20080101,20080102,,0389,,V45"])
-def test_a_file_cut_inside_a_line_loses_the_line_and_the_last_patient(cut, write):
-    text = text_of(INPATIENT_COLUMNS, [*ONE[:5], cut], end="")
-    folder = write(INPATIENT.format(1), text).parent
-    cohort = read("synpuf", folder)
-    assert cohort.patients == ("A",)
-    what = "last patient left out, whose claims may be cut off"
-    assert ("sample 1", what, 1) in cohort.read_report
-
-
 def test_the_last_patient_can_be_left_out_of_a_file_cut_between_lines(folder):
     (site,) = read(
         "synpuf", folder, group={"one": "1"}, drop_last_patient=True, keep_empty=True
