@@ -13,15 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from dpfact_flower.cli import options as opt
-from dpfact_flower.cli.audit import audit
 from dpfact_flower.cli.centre import centre_app, status, submit, superlink
 from dpfact_flower.cli.data import data_app
-from dpfact_flower.cli.init import init
-from dpfact_flower.cli.ledger import ledger_app
-from dpfact_flower.cli.options import console, echo_json, say
+from dpfact_flower.cli.options import console, say
 from dpfact_flower.cli.plan import budget, plan
+from dpfact_flower.cli.privacy import audit, ledger_app
 from dpfact_flower.cli.results import compare, export, label, report, review, survey
-from dpfact_flower.cli.run import demo, run, simulate
+from dpfact_flower.cli.run import demo, init, run, simulate
 from dpfact_flower.cli.site import keys_app, site_app
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.settings import (
@@ -43,16 +41,13 @@ _SETTINGS: dict[str, type[Settings]] = {
 }
 
 
-def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER, as_json: opt.AsJson = False) -> None:
+def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
     The defaults are the library's. dpfact run, simulate and submit use the Flower App's config, and
     the defaults that differ there are listed at the end.
     """
     chosen, others = opt.app_config(flower_app), []
-    if as_json:
-        echo_json([row._asdict() for kind in _SETTINGS.values() for row in describe(kind)])
-        return
     for title, kind in _SETTINGS.items():
         table = Table("setting", "default", "allowed", "meaning", title=title, title_justify="left")
         for row in describe(kind):

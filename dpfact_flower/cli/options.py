@@ -123,9 +123,9 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
         return {}
     check_app(flower_app)
     try:
-        return dict(tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]["config"])
-    except (ValueError, TypeError, KeyError):
-        raise SettingsError(f"--app: {file} is no TOML with a table tool.flwr.app.config") from None
+        return dict(tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"].get("config", {}))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise SettingsError(f"--app: {file} is no TOML with a table tool.flwr.app") from None
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:

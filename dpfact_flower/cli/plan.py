@@ -99,7 +99,6 @@ def budget(
     tau: Annotated[int, Option(help="Local passes per round.", min=1)] = 2,
     clip: Annotated[float, Option(help="L, bound on an entry's gradient.")] = 1.0,
     eta: Annotated[float, Option(help="Step size.")] = 0.01,
-    as_json: AsJson = False,
 ) -> None:
     """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
 
@@ -111,10 +110,6 @@ def budget(
         PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)
     )
     sensitivity = psgd_sensitivity(tau, clip, eta)
-    if as_json:
-        noise = {"sensitivity": sensitivity, "sigma": made.sigma(sensitivity)}
-        echo_json({"rho_per_factor_and_round": made.rho, **noise, **made.guarantee().to_dict()})
-        return
     say(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
     say(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
     say(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")

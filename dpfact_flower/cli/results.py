@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from dpfact_flower.cli import options as opt
-from dpfact_flower.cli.options import echo_json, say
+from dpfact_flower.cli.options import say
 from dpfact_flower.errors import SettingsError
 
 SiteFile = Annotated[Path | None, Option(help="A site's .npz file, of the run or of new patients.")]
@@ -40,7 +40,6 @@ def report(
 def compare(
     folders: Annotated[list[Path], Argument()],
     out: Annotated[Path | None, Option(help="A page to write as well, e.g. compare.html.")] = None,
-    as_json: opt.AsJson = False,
 ) -> None:
     """Compare finished runs in a Markdown table and, with --out, on a page.
 
@@ -48,12 +47,8 @@ def compare(
     first run's phenotypes beside their matches in the other runs.
     """
     from dpfact_flower.evaluation.comparison import comparison, write_comparison
-    from dpfact_flower.evaluation.run_folder import read_summary
 
-    if as_json:
-        echo_json([{"run": str(f), **read_summary(f).to_dict()} for f in folders])
-    else:
-        typer.echo(comparison(folders))
+    typer.echo(comparison(folders))
     if out is not None:
         say(f"page: {write_comparison(folders, out)}")
 

@@ -1,15 +1,18 @@
-"""`dpfact run`, `simulate`, `demo`: whole runs."""
+"""`dpfact run`, `simulate`, `demo`: whole runs; `dpfact init`: a Flower project of your own."""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
+import tomli_w
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
@@ -143,3 +146,48 @@ def _finish(folder: Path, as_json: bool) -> None:
                 say(str(folder / name))
     if summary.measured and summary.measured.is_uninformative:
         raise typer.Exit(NOTHING_LEARNED)
+
+
+FILES = (
+    ".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml",
+    "dpfact_app/__init__.py", "dpfact_app/client_app.py", "dpfact_app/server_app.py",
+)  # fmt: skip
+"""The files of the installed Flower App, which is dpfact-app of the publisher dpfact-flower."""
+
+
+def init(
+    folder: opt.Folder,
+    settings: opt.Set = None,
+    publisher: Annotated[str, Option(help="Your Flower account, to publish it.")] = "your-name",
+) -> None:
+    """Write a Flower project of your own: code, settings, README, Dockerfile.
+
+    FOLDER must be new or empty, and its name becomes the project's name. The settings that you
+    give, such as -s epsilon=2 -s rank=30, go into the project's pyproject.toml. The project's
+    README says how to run it.
+    """
+    from dpfact_flower.runtime.config import RunConfig
+
+    folder = folder.expanduser()
+    name = folder.absolute().name
+    for what, text in (("FOLDER", name), ("--publisher", publisher)):
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]{0,31}", text):  # Flower's own rule
+            raise SettingsError(
+                f"{what}: need a letter, then letters, digits and hyphens, at most 32 characters; "
+                f"got {text!r}"
+            )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise SettingsError(f"FOLDER: {folder} is not empty; name another")
+    opt.check_app(opt.APP_FOLDER)
+    given = opt.assigned(settings)
+    checked = RunConfig.read({**opt.app_config(opt.APP_FOLDER), **given}).write()
+    for file in FILES:
+        text = (opt.APP_FOLDER / file).read_text(encoding="utf-8").replace("dpfact-app", name)
+        if file == "pyproject.toml":
+            text = text.replace('"dpfact-flower"', f'"{publisher}"')
+            for key in given:  # the run config has a line for every key
+                line = tomli_w.dumps({key: checked[key]}).strip().replace("\\", r"\\")
+                text = re.sub(rf"^{key} = .*$", line, text, flags=re.M)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text, encoding="utf-8")
+    say(f"{folder / 'README.md'} says how to run it")

@@ -8,25 +8,65 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+from flwr.cli.app_cmd import publish as command
+from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.cli.build import build_fab_from_files
 from packaging.requirements import Requirement
 
 from dpfact_flower import __version__
-from dpfact_flower.cli.init import FILES
 from dpfact_flower.cli.options import APP_FOLDER, app_config
+from dpfact_flower.cli.run import FILES
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import read_summary
 from dpfact_flower.runtime.superlink import local_superlink
 from tests.commands import dpfact
-from tests.hub import downloaded, published
 
 ROOT = Path(__file__).parents[2]
 UPLOADED = {
     ".gitignore", "LICENSE", "README.md", "pyproject.toml", "dpfact_app/__init__.py",
     "dpfact_app/client_app.py", "dpfact_app/server_app.py",
 }  # fmt: skip
+
+
+class _LoggedIn(OidcCliPlugin):
+    def __init__(self) -> None:
+        self.access_token = "of nobody"
+
+    def load_tokens(self) -> None:
+        pass
+
+
+def published(app: Path) -> dict[str, bytes]:
+    """Files that would go up, by their path in the app's folder.
+
+    Flower's own checks of names, description, licence, number, size and encoding run; what they
+    refuse is raised.
+    """
+    sent = {}
+
+    def post(files, token):
+        sent.update({path: file.read() for _, (path, file, _) in files})
+        return SimpleNamespace(ok=True)
+
+    # The package's `publish` hides the module of that name.
+    with mock.patch.dict(
+        command.__globals__,
+        {"_post_files": post, "load_cli_auth_plugin_from_connection": lambda *_: _LoggedIn()},
+    ):
+        command(app)
+    return sent
+
+
+def downloaded(app: Path, folder: Path) -> Path:
+    """A folder such as `flwr new` unpacks: what was published of an app, and nothing else."""
+    for path, content in published(app).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return folder
 
 
 def init(*arguments) -> str:

@@ -1,4 +1,4 @@
-"""`dpfact ledger`: a site's releases and their costs."""
+"""`dpfact ledger` and `dpfact audit`: a site's releases and costs, and tests of the claims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from typer import Option
 
-from dpfact_flower.cli.options import AsJson, Folder, console, echo_json, say
+from dpfact_flower.cli import options as opt
+from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.errors import StateError
 
 if TYPE_CHECKING:
@@ -31,10 +32,10 @@ Noted = Annotated[str, Option(help="A head from the site's log, ROWS:HASH: finds
 
 @ledger_app.command()
 def show(
-    folder: Folder,
+    folder: opt.Folder,
     site: Site = "",
     delta: Annotated[float, Option(help="Of every epsilon; give the site's budget-delta.")] = 1e-5,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show every release, its cost and the totals, without the released values.
 
@@ -70,7 +71,7 @@ def show(
 
 
 @ledger_app.command()
-def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson = False) -> None:
+def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
     """Check the file, the hash chain, released bytes and costs. Exit code 1 if a check fails.
 
     FOLDER is the site's folder, or the state-dir that contains it.
@@ -85,9 +86,6 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
             head = None if problems else ledger.head()
     except StateError as error:  # too damaged to be opened
         problems, head = [str(error)], None
-    if as_json:
-        echo_json({"head": head and str(head), "problems": problems})
-        raise typer.Exit(bool(problems))
     for problem in problems:
         console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
     if head is None:
@@ -102,7 +100,9 @@ def verify(folder: Folder, site: Site = "", noted: Noted = "", as_json: AsJson =
 
 @ledger_app.command()
 def backup(
-    folder: Folder, to: Annotated[Path, Option(help="A new folder for the copy.")], site: Site = ""
+    folder: opt.Folder,
+    to: Annotated[Path, Option(help="A new folder for the copy.")],
+    site: Site = "",
 ) -> None:
     """Copy a whole ledger, check the copy, and print its head. The site may be running.
 
@@ -117,7 +117,7 @@ def backup(
 @ledger_app.command()
 def restore(
     backup_folder: Annotated[Path, typer.Argument(metavar="BACKUP")],
-    folder: Folder,
+    folder: opt.Folder,
     noted: Annotated[str, Option(help="The last head in the site's log, ROWS:HASH.")],
 ) -> None:
     """Restore a lost ledger from a backup that has every row up to a given head.
@@ -225,3 +225,58 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
             f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "
             "for a patient who was in that data"
         )
+
+
+def audit(
+    data: Annotated[
+        str, Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET.")
+    ] = "synthetic:demo",
+    settings: opt.Set = None,
+    site: Annotated[str, Option(help="Which site of a folder; by default the first.")] = "",
+    state_dir: Annotated[
+        Path | None, Option(help="The hospital's state-dir: its ledger and files are checked too.")
+    ] = None,
+    quick: Annotated[bool, Option("--quick", help="Fewer trials: only gross faults.")] = False,
+    seed: Annotated[int, Option(help="Of the auditor's choices, not of the noise.", min=0)] = 0,
+    flower_app: opt.FlowerApp = opt.APP_FOLDER,
+    as_json: opt.AsJson = False,
+    verbose: opt.Verbose = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Audit patient mode: sensitivity, noise and an adversary. Exit code 1 if a check fails.
+
+    Nothing is sent, no budget is spent, and nothing is written into the hospital's state-dir.
+    """
+    from dpfact_flower.audit import audit as run_audits
+    from dpfact_flower.data.site_data import Cohort, SiteData
+    from dpfact_flower.data.synthetic import preset, synthetic
+    from dpfact_flower.runtime.config import RunConfig
+
+    config = RunConfig.read(opt.run_config(flower_app, settings, data=data))
+    audited: Cohort | SiteData
+    path = Path(data).expanduser()
+    if config.app.synthetic_preset:
+        audited = synthetic(preset(config.app.synthetic_preset))
+    else:
+        audited = SiteData.load(path) if path.is_file() else Cohort.load(path)
+    with progress(hidden=verbose or quiet) as watch:
+        findings = run_audits(
+            audited, config.solver, config.privacy,
+            site=site, state_dir=state_dir, quick=quick, seed=seed, watch=watch,
+        )  # fmt: skip
+    failed = [finding for finding in findings if not finding.passed]
+    if as_json:
+        echo_json([{**asdict(found), "passed": found.passed} for found in findings])
+        raise typer.Exit(bool(failed))
+    table = Table("check", "measured", "allowed", "", title="Audit")
+    for finding in findings:
+        verdict = "[green]passed[/green]" if finding.passed else "[red]FAILED[/red]"
+        measured = f"{finding.measured:.5g}"
+        table.add_row(escape(finding.name), measured, finding.allowed_text, verdict)
+    console.print(table)
+    for finding in failed:
+        console.print(f"[red]{escape(finding.name)}[/red]: {escape(finding.detail)}")
+    if failed:
+        console.print(f"[red]{len(failed)} of {len(findings)} checks failed[/red]: do not release")
+        raise typer.Exit(1)
+    console.print(f"all {len(findings)} checks passed; an audit finds faults, but proves nothing")
