@@ -89,10 +89,7 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
-    total = _summed(
-        tensor, int(offsets[-1]),
-        lambda starts, total: _count_codes(starts, tensor.indices, offsets, scale, total),
-    )  # fmt: skip
+    total = _summed(tensor, int(offsets[-1]), _count_codes, tensor.indices, offsets, scale)
     return BoundedSum(total, 1.0, sigma)
 
 
@@ -107,14 +104,9 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     remove. Sensitivity: 1.
     """
     offsets = _offsets(tensor)
-    codes = int(offsets[-1])
+    size = strict_size(int(offsets[-1]))
     scale = _units(1.0, sigma)
-    total = _summed(
-        tensor, strict_size(codes),
-        lambda starts, total: add_pairs(
-            starts, tensor.indices, tensor.values, offsets, scale, total
-        ),
-    )  # fmt: skip
+    total = _summed(tensor, size, add_pairs, tensor.indices, tensor.values, offsets, scale)
     return BoundedSum(total, 1.0, sigma)
 
 
@@ -155,13 +147,10 @@ def refinement(
     scale = _units(positive("bound", bound), sigma)
     penalties = _without_least(ridge.astype(np.float64), _LEAST_PRODUCT)
     penalties[penalties > _MOST_RIDGE] = math.inf
-    offsets = _offsets(tensor)
     total = _summed(
-        tensor, len(factors[mode]) * rank + whole_size(rank),
-        lambda starts, total: _refine(
-            starts, tensor.indices, tensor.values, offsets, stack, mode + 1, gram, penalties,
-            bound, scale, total,
-        ),
+        tensor, len(factors[mode]) * rank + whole_size(rank), _refine,
+        tensor.indices, tensor.values, _offsets(tensor), stack, mode + 1, gram, penalties,
+        bound, scale,
     )  # fmt: skip
     return BoundedSum(total, bound, sigma)
 
@@ -184,12 +173,13 @@ def sum_threads(size: int) -> int:
 
 
 def _summed(
-    tensor: SparseTensor, size: int, add_up: Callable[[Array, Array], None]
+    tensor: SparseTensor, size: int, add_up: Callable[..., None], *arguments: object
 ) -> NDArray[np.int64]:
     """Sum the patients' parts in several threads, each with its own patients and total.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. `add_up` adds the parts of the patients of a slice of `_patients` to a total.
+    result. ``add_up(starts, *arguments, total)`` adds the parts of the patients of `starts`, a
+    slice of `_patients`, to a total.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)
@@ -198,7 +188,7 @@ def _summed(
 
     def part(number: int) -> NDArray[np.int64]:
         total = np.zeros(size, np.int64)
-        add_up(starts[cuts[number] : cuts[number + 1] + 1], total)
+        add_up(starts[cuts[number] : cuts[number + 1] + 1], *arguments, total)
         return total
 
     return reduce(np.add, in_order(part, range(threads), threads=threads))
