@@ -32,9 +32,17 @@ Two processes may use one ledger. The folder must be on a local disk, because SQ
 unreliable on network shares.
 """
 
-from dpfact_flower.privacy.ledger.file import LEDGER, data_key, data_tag, read_key, verified_head
+from dpfact_flower.privacy.ledger.file import (
+    LEDGER,
+    Head,
+    LedgerRow,
+    ReleaseKey,
+    data_key,
+    data_tag,
+    read_key,
+    verified_head,
+)
 from dpfact_flower.privacy.ledger.ledger import Ledger, back_up, restore
-from dpfact_flower.privacy.ledger.rows import Head, LedgerRow, ReleaseKey
 
 __all__ = [
     "LEDGER", "Head", "Ledger", "LedgerRow", "ReleaseKey", "back_up", "data_key", "data_tag",

@@ -12,28 +12,25 @@ from typing import Self
 from dpfact_flower.errors import DPFactError, StateError
 from dpfact_flower.machine.access import check_own
 from dpfact_flower.machine.files import locked, private_folder, replacing
-from dpfact_flower.privacy.events import ReleaseEvent
 from dpfact_flower.privacy.ledger.file import (
     LEDGER,
-    create_ledger,
-    head_file,
-    note_head,
-    open_ledger,
-    translated,
-    verified_head,
-)
-from dpfact_flower.privacy.ledger.rows import (
     START,
     Head,
     LedgerRow,
     ReleaseKey,
     chained,
+    create_ledger,
     digest_of,
     document_of,
+    head_file,
+    note_head,
+    open_ledger,
     pack,
+    translated,
     unpack,
+    verified_head,
 )
-from dpfact_flower.privacy.release import Release, Share, replay
+from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 
 
 class Ledger:
