@@ -12,7 +12,7 @@ from typing import Any
 
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.parsed import parse_as
-from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit
+from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit
 
 UNINFORMATIVE = "the phenotypes explain nothing"
 """Reason for leaving out a figure that would describe noise."""

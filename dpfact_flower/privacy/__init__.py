@@ -4,13 +4,6 @@ No other module of `privacy` imports `opacus_accountant`, because that module im
 """
 
 from dpfact_flower.privacy.conversions import mu_for_epsilon, sigma_of
-from dpfact_flower.privacy.events import (
-    NO_CLAIM,
-    PAPER_CLAIM,
-    PATIENT_CLAIM,
-    SEEDED_CLAIM,
-    ReleaseEvent,
-)
 from dpfact_flower.privacy.guarantee import (
     Figure,
     Guarantee,
@@ -20,7 +13,12 @@ from dpfact_flower.privacy.guarantee import (
 )
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.release import (
+    NO_CLAIM,
+    PAPER_CLAIM,
+    PATIENT_CLAIM,
+    SEEDED_CLAIM,
     Release,
+    ReleaseEvent,
     Share,
     release_masked,
     release_nothing,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy.events import at_least_one, positive
+from dpfact_flower.privacy.release import at_least_one, positive
 
 PROPOSITION_2_8 = "zCDP, Proposition 2.8"
 ZCDP_TIGHT = "zCDP, tight"

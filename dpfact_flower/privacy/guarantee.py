@@ -17,7 +17,7 @@ from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.machine.registry import Registry
 from dpfact_flower.privacy import conversions
 from dpfact_flower.privacy.conversions import SLACK, ZCDP_TIGHT
-from dpfact_flower.privacy.events import Neighbours, ReleaseEvent, Unit, claim_of
+from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_of
 
 
 def rounded_up(epsilon: float) -> str:

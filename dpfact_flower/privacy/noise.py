@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.compiled import compiled
-from dpfact_flower.privacy.events import at_least_one
+from dpfact_flower.privacy.release import at_least_one
 
 SIGMA_BITS = 24
 SIGMA = 1 << SIGMA_BITS

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dpfact_flower.errors import PrivacyRefusedError, SettingsError
-from dpfact_flower.privacy.events import positive
+from dpfact_flower.privacy.release import positive
 from dpfact_flower.settings import PrivacySettings
 
 

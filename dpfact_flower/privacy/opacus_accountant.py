@@ -20,7 +20,7 @@ from dpfact_flower.privacy.conversions import (
     epsilon_zcdp_tight,
     log_of_inverse,
 )
-from dpfact_flower.privacy.events import at_least_one, positive
+from dpfact_flower.privacy.release import at_least_one, positive
 
 _root = logging.getLogger()
 _handlers, _level = list(_root.handlers), _root.level

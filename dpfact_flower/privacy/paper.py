@@ -10,10 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dpfact_flower.privacy.conversions import rho_for_epsilon, sigma_of
-from dpfact_flower.privacy.events import PAPER_CLAIM, ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.noise_source import Noise
-from dpfact_flower.privacy.release import Release, checked_factors, fixed
+from dpfact_flower.privacy.release import (
+    PAPER_CLAIM,
+    Release,
+    ReleaseEvent,
+    at_least_one,
+    checked_factors,
+    fixed,
+    positive,
+)
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.tensor.arrays import Array
 

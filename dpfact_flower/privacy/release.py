@@ -1,20 +1,152 @@
-"""Define `Release`, the only type that the Flower client puts into a message.
+"""What leaves a site: a `Release`, and the `ReleaseEvent`s that an accountant needs for its cost.
 
-Only functions of `privacy` make a `Release`: `perturb` in `paper`, `release` in `patient`, and in
-this module `replay`, `release_masked` and the three functions without noise.
+A `Release` is the only type that the Flower client puts into a message. It has one immutable event
+per perturbed array, without information about the data. Only functions of `privacy` make a
+`Release`: `perturb` in `paper`, `release` in `patient`, and in this module `replay`,
+`release_masked` and the three functions without noise.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.privacy.events import ReleaseEvent, claim_of
+from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor.arrays import Array
+
+Unit = Literal["entry", "patient"]
+Neighbours = Literal["replace", "add-remove"]
+
+PATIENT_CLAIM = "proven: patient-level, add or remove one patient"
+ALONE_CLAIM = f"{PATIENT_CLAIM}; even if all other sites collude"
+PAPER_CLAIM = "claimed by DPFact, Theorem 4.1; entry-level; not proven"
+SEEDED_CLAIM = "seeded: not private"
+NO_CLAIM = "none: no privacy guarantee"
+
+
+@dataclass(frozen=True)
+class ReleaseEvent:
+    """One release of values with Gaussian noise.
+
+    `name`, such as ``"round 3, diagnoses"``, never has information about a patient. `sensitivity`
+    is the largest L2 distance between the values of neighbouring data sets, as claimed, and `sigma`
+    the standard deviation (not variance) of the noise on each value. Neighbouring data sets differ
+    in one `unit` (a tensor entry or all entries of one patient), which has other values or is
+    absent in one data set. Every figure computed from the event repeats `claim`, which says whether
+    the sensitivity is proven. `seeded` noise can be recomputed, so it protects nothing. With secure
+    sums, `own_sigma` is the part of `sigma` that this site adds; 0 if it adds all the noise.
+    """
+
+    name: str
+    sensitivity: float
+    sigma: float
+    count: int
+    unit: Unit
+    neighbours: Neighbours
+    claim: str
+    seeded: bool = False
+    own_sigma: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.claim:
+            raise SettingsError("release event: name and claim must not be empty")
+        for number in ("sensitivity", "sigma"):
+            object.__setattr__(self, number, positive(number, getattr(self, number)))
+        if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:
+            raise SettingsError("own_sigma: a site adds less noise than all sites together")
+        object.__setattr__(self, "count", at_least_one("count", self.count))
+        for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
+            if (got := getattr(self, field)) not in allowed:
+                raise SettingsError(
+                    f"{field}: must be one of {', '.join(allowed)}; got {shown(got)}"
+                )
+        # A ratio that underflows to 0 would cost nothing.
+        if not 0 < self.rho < math.inf:
+            raise SettingsError(
+                f"sensitivity {self.sensitivity:g} and sigma {self.sigma:g}: ratio out of range"
+            )
+
+    @property
+    def shared(self) -> bool:
+        """Whether the noise of several sites protects the values, in secure sums."""
+        return self.own_sigma > 0
+
+    @property
+    def alone(self) -> ReleaseEvent:
+        """The release with this site's noise alone. Its cost holds if all other sites collude."""
+        if not self.shared:
+            return self
+        return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
+
+    @property
+    def mu(self) -> float:
+        """Gaussian-DP parameter, sensitivity / sigma."""
+        return self.sensitivity / self.sigma
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Ratio sigma / sensitivity, as Opacus and dp-accounting define it."""
+        return self.sigma / self.sensitivity
+
+    @property
+    def rho(self) -> float:
+        """Parameter of zCDP, sensitivity**2 / (2 * sigma**2): Proposition 2.7 of the paper."""
+        return 0.5 * self.mu * self.mu
+
+    def to_dict(self) -> dict[str, str | float | int | bool]:
+        """Return plain scalars for JSON, from which an equal event can be made."""
+        return dataclasses.asdict(self)
+
+
+def patient_event(
+    name: str,
+    sensitivity: float,
+    sigma: float,
+    count: int,
+    *,
+    seeded: bool,
+    own_sigma: float = 0.0,
+    claim: str = PATIENT_CLAIM,
+) -> ReleaseEvent:
+    """Make the event of a release in patient mode."""
+    return ReleaseEvent(
+        name, sensitivity, sigma, count, "patient", "add-remove", claim, seeded, own_sigma
+    )
+
+
+def claim_of(events: Sequence[ReleaseEvent]) -> str:
+    """Return all claims of the events, as text to print. A note on seeded noise comes first."""
+    if not events:
+        return NO_CLAIM
+    claim = "; and ".join(sorted({event.claim for event in events}))
+    return f"{SEEDED_CLAIM} ({claim})" if any(event.seeded for event in events) else claim
+
+
+def positive(name: str, value: object) -> float:
+    """Return `value` as a float. Raise a SettingsError unless `value` is finite and above 0."""
+    # NumPy's scalars are Real and Integral too. So is bool, which is an error here.
+    number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    if not 0 < number < math.inf:
+        raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
+    return number
+
+
+def at_least_one(name: str, value: object) -> int:
+    """Return `value` as an int. Raise a SettingsError unless `value` is an integer of 1 or more."""
+    number = 0 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if number < 1:
+        raise SettingsError(f"{name}: must be an integer of 1 or more, got {shown(value)}")
+    return number
+
+
+# --- Values ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, SEEDED_CLAIM, ReleaseEvent
-from dpfact_flower.privacy.events import claim_of
+from dpfact_flower.privacy.release import claim_of
 
 
 def event(**changes):

@@ -28,7 +28,6 @@ from dpfact_flower.privacy.conversions import (
     sigma_of,
     sign_change,
 )
-from dpfact_flower.privacy.events import ReleaseEvent, at_least_one, positive
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.patient.outlook import (
     Facts,
@@ -41,6 +40,7 @@ from dpfact_flower.privacy.patient.outlook import (
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing, sharing_of
 from dpfact_flower.privacy.patient.statistics import MOST_REFINED
+from dpfact_flower.privacy.release import ReleaseEvent, at_least_one, positive
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 

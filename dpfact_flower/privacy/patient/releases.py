@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.privacy.events import ReleaseEvent, patient_event
 from dpfact_flower.privacy.noise import SIGMA_BITS
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.patient.sharing import Sharing
@@ -26,7 +25,7 @@ from dpfact_flower.privacy.patient.statistics import (
     cooccurrence,
     refinement,
 )
-from dpfact_flower.privacy.release import Release, Share, replay
+from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, patient_event, replay
 from dpfact_flower.privacy.secure_sum.keys import Member, Question
 from dpfact_flower.privacy.secure_sum.masks import width_of
 from dpfact_flower.tensor import Factors, SparseTensor

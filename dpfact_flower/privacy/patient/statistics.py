@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import in_order, thread_count
-from dpfact_flower.privacy.events import positive
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.pairs import add_pairs
+from dpfact_flower.privacy.release import positive
 from dpfact_flower.tensor import Array, Factors, SparseTensor
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 

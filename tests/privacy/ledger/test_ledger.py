@@ -25,7 +25,7 @@ from dpfact_flower.errors import DataError, SettingsError, StateError
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, Release, ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, ReleaseKey, file
 from dpfact_flower.privacy.ledger import ledger as ledger_module
-from dpfact_flower.privacy.ledger.rows import chained, pack
+from dpfact_flower.privacy.ledger.file import chained, pack
 from dpfact_flower.privacy.release import release_nothing
 
 DATA = "f" * 64

@@ -17,10 +17,10 @@ from dpfact_flower.privacy.conversions import (
     delta_gaussian,
     epsilon_gaussian_discrete,
 )
-from dpfact_flower.privacy.events import PATIENT_CLAIM, SEEDED_CLAIM
 from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
+from dpfact_flower.privacy.release import PATIENT_CLAIM, SEEDED_CLAIM
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 
