@@ -17,7 +17,7 @@ from dpfact_flower.audit.sensitivity import audit_sensitivity
 from dpfact_flower.audit.target import AuditTarget, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.errors import DPFactError, SettingsError
-from dpfact_flower.machine.access import not_private
+from dpfact_flower.machine.files import not_private
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings

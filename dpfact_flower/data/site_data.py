@@ -20,7 +20,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
-from dpfact_flower.machine.parsed import from_json, load_npz, save_npz
+from dpfact_flower.machine.parsed import from_json, load_npz
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
@@ -115,7 +115,7 @@ class SiteData:
         if self.patients is not None:
             arrays["patients"] = np.array(self.patients)
         with replacing(Path(path)) as file:
-            save_npz(file, arrays)
+            np.savez_compressed(file, **arrays)
 
     def read(self) -> SiteData:
         """Return this object, as the counterpart of `SiteFile.read`."""
@@ -314,7 +314,7 @@ class Cohort:
             arrays: dict[str, Any] = {"usage": self.truth.usage}
             arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
             with replacing(folder / f"{_TRUTH}.npz") as file:
-                save_npz(file, arrays)
+                np.savez_compressed(file, **arrays)
         content = {
             "name": self.name,
             "sites": [site.name for site in self.sites],

@@ -60,13 +60,12 @@ def _has_avx512() -> bool:
 
 def _register_bits() -> int:
     """Return the bits of a register, from the environment or else the widest useful number."""
-    asked_for, avx512 = os.environ.get(VARIABLE), _has_avx512()
-    if asked_for is None:
-        return 512 if avx512 else 256  # processors with 128 bits combine two registers
-    if asked_for not in {"128", "256", "512"}:
-        raise SettingsError(f"{VARIABLE}: must be 128, 256 or 512, or not set; got {asked_for!r}")
-    if asked_for == "512" and not avx512:
-        raise SettingsError(f"{VARIABLE}: 512 bits need a processor with AVX-512; use 128 or 256")
+    widest = "512" if _has_avx512() else "256"  # processors with 128 bits combine two registers
+    asked_for = os.environ.get(VARIABLE, widest)
+    if asked_for not in {"128", "256", widest}:
+        raise SettingsError(
+            f"{VARIABLE}: must be 128, 256 or, on processors with AVX-512, 512; got {asked_for!r}"
+        )
     return int(asked_for)
 
 

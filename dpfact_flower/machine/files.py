@@ -1,19 +1,24 @@
-"""Files that are written atomically, and folders, all accessible to their owner alone."""
+"""Files and folders of one owner: written atomically, and not accessible to other users."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import pwd
+import shlex
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.machine.access import check_own
+from dpfact_flower.errors import DPFactError, SettingsError, StateError, shown
+
+_ANY = 0o077
+_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 @contextmanager
@@ -180,3 +185,138 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# --- the users who can read or change a file, from owners and modes
+#
+# At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
+# list faults for an administrator, including parent folders that a group may write to. Requests are
+# not refused for such folders, because many systems give each user a private group. The mask of an
+# access control list appears in the group's mode bits.
+
+
+def check_own(path: Path, *, reading: bool = False) -> None:
+    """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
+
+    Any user able to change a record of releases could restore a spent budget. A missing path is
+    allowed. With `reading`, the path may belong to another user.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror}") from None
+    user = os.geteuid()
+    if stat.S_ISLNK(status.st_mode):
+        raise StateError(f"{path}: is a symbolic link, which others may change; give its target")
+    if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
+        raise StateError(f"{path}: neither a folder nor a file; remove it, if you know what it is")
+    if status.st_uid != user and not reading:
+        raise StateError(
+            f"{path}: belongs to user {status.st_uid}, and this process runs as user {user}; if "
+            f"its content can be trusted: sudo chown -R {user} {shlex.quote(str(path))}"
+        )
+    if status.st_mode & _WRITE:
+        raise StateError(
+            f"{path}: others may write to it (mode {stat.S_IMODE(status.st_mode):04o}); if its "
+            f"content can be trusted: chmod -R go-w {shlex.quote(str(path))}"
+        )
+
+
+def check_private(path: Path) -> None:
+    """Refuse a secret file that others may read or write; see `check_own`."""
+    check_own(path, reading=True)
+    if path.exists() and path.stat().st_mode & _ANY:
+        raise StateError(f"{path}: others may read it; chmod 600 {shlex.quote(str(path))}")
+
+
+def check_way(folder: Path) -> None:
+    """Refuse a folder if any user could move it, or if its path contains another user's link."""
+    try:
+        ways = dict.fromkeys((*folder.absolute().parents, *folder.resolve().parents))
+        found = [(above, above.lstat(), above.stat()) for above in ways if above.exists()]
+    except (OSError, RuntimeError) as error:  # a RuntimeError for circular links
+        raise StateError(f"{folder}: cannot be reached ({type(error).__name__})") from None
+    for above, link, status in found:
+        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+            raise StateError(
+                f"{above}: is a symbolic link of user {link.st_uid} on the way to {folder}; "
+                "give the folder without it"
+            )
+        if _lets_move(status, stat.S_IWOTH):
+            raise StateError(
+                f"{above}: anybody may write to it, and so replace {folder}; "
+                f"chmod o-w {shlex.quote(str(above))}"
+            )
+
+
+def _lets_move(above: os.stat_result, writers: int) -> bool:
+    """Return whether users with one of the mode bits `writers` can replace a folder in `above`."""
+    # With the sticky bit, as in /tmp, users can only move their own files.
+    return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number as text if the number has no name."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def user_id(name: str) -> int:
+    """Return the number of the user with this name, or with this number as text."""
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise SettingsError(f"this machine has no user {shown(name)}") from None
+
+
+def not_private(path: Path, uid: int) -> list[str]:
+    """Return faults, with remedies, that let users other than root and `uid` use a path."""
+    status, quoted = path.lstat(), shlex.quote(str(path))
+    if stat.S_ISLNK(status.st_mode):
+        return [f"{path} is a link: name what it points to"]
+    faults = []
+    if status.st_uid != uid:
+        owner, expected = user_name(status.st_uid), user_name(uid)
+        faults.append(f"{path} belongs to {owner}: chown {expected} {quoted}")
+    if status.st_mode & _ANY:
+        mode = "700" if stat.S_ISDIR(status.st_mode) else "600"
+        faults.append(f"others have rights to {path}: chmod {mode} {quoted}")
+    return faults + _changeable_above(path, {uid})
+
+
+def changeable(path: Path, uids: Collection[int]) -> list[str]:
+    """Return faults that let users other than root and `uids` change a path or its parents."""
+    return _changeable(path.resolve(), uids) + _changeable_above(path, uids)
+
+
+def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
+    """Yield the faults of `changeable` for a folder and all its contents."""
+    yield from changeable(folder, uids)
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            if not path.is_symlink():
+                yield from _changeable(path, uids)
+
+
+def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
+    """Return faults that let others replace a path, because they can change a parent folder."""
+    faults = []
+    for folder in path.resolve().parents:
+        faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))
+    return faults
+
+
+def _changeable(path: Path, uids: Collection[int], *, is_written: bool | None = None) -> list[str]:
+    status, quoted = path.lstat(), shlex.quote(str(path))
+    faults = []
+    if status.st_mode & _WRITE if is_written is None else is_written:
+        faults.append(f"others can write to {path}: chmod go-w {quoted}")
+    if status.st_uid not in {0, *uids}:
+        owner = user_name(status.st_uid)
+        faults.append(f"{path} belongs to {owner}, who can change it: chown root {quoted}")
+    return faults

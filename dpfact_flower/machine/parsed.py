@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _MOST = 20
 """Largest number of missing keys, and of wrong values, that one error names."""
-_LEVEL = 2
-"""Compression level. It takes a quarter of the time of zlib's default, for 1/8 more bytes."""
 
 
 def from_json(text: str | bytes) -> Any:
@@ -72,14 +70,6 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
         return array
     except Exception as error:  # NumPy, its tokeniser and zlib raise different errors
         raise DataError(f"not an array in .npy format ({type(error).__name__})") from None
-
-
-def save_npz(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a compressed .npz file like `numpy.savez_compressed`, but faster."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def load_npz(

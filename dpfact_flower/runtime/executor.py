@@ -18,8 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.access import user_id, user_name
-from dpfact_flower.machine.files import private_folder
+from dpfact_flower.machine.files import private_folder, user_id, user_name
 from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.processes import listeners

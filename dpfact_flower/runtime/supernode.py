@@ -41,7 +41,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import push_message
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.files import user_name
 from dpfact_flower.machine.processes import Listener, listeners
 
 _logger = logging.getLogger(__name__)

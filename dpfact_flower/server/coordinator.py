@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
 
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors
@@ -27,6 +27,7 @@ from dpfact_flower.tensor.arrays import Array, Selection
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
+_Settings = TypeVar("_Settings", SolverSettings, PrivacySettings, RunSettings)
 
 
 class CoordinatorOptions(TypedDict, total=False):
@@ -63,19 +64,10 @@ class Coordinator:
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         if unknown := options.keys() - CoordinatorOptions.__annotations__.keys():
             raise TypeError(f"DPFact: unknown option {', '.join(sorted(unknown))}")
-        self.feature_shape = [int(size) for size in feature_shape]
-        if min(self.feature_shape, default=0) < 1:
-            raise SettingsError(
-                "feature shape: need a number of codes for each feature mode, as (202, 316); got "
-                f"{shown(feature_shape)}"
-            )
-        solver = options.get("solver") or SolverSettings()
-        privacy = options.get("privacy") or PrivacySettings()
-        self.run = options.get("run") or RunSettings()
-        kinds = {SolverSettings: solver, PrivacySettings: privacy, RunSettings: self.run}
-        for kind, value in kinds.items():
-            if not isinstance(value, kind):
-                raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(value)}")
+        self.feature_shape = _sizes(feature_shape)
+        solver = _given(options.get("solver"), SolverSettings)
+        privacy = _given(options.get("privacy"), PrivacySettings)
+        self.run = _given(options.get("run"), RunSettings)
         if self.run.aggregation != self.aggregation:
             raise SettingsError(
                 f"aggregation: {self.run.aggregation!r} needs the strategy dpfact_flower.DPFact; "
@@ -242,9 +234,9 @@ class Coordinator:
         replies: Sequence[SiteReply],
         failures: Sequence[Failure],
         *,
-        bytes_down: int,
-        bytes_up: int,
-        seconds: float,
+        bytes_down: int = 0,
+        bytes_up: int = 0,
+        seconds: float = 0.0,
         quorum_seconds: float = 0.0,
         sums: Sequence[SiteReply] | None = None,
     ) -> RoundRecord:
@@ -254,18 +246,17 @@ class Coordinator:
         `sums` is empty too. Below the quorum, the factors stay unchanged. Raise a `QuorumError` if
         the run cannot continue without this round.
         """
-        by_name = sorted(replies, key=lambda reply: reply.site)
-        count = Counter(reply.site for reply in by_name)
-        unique = [reply for reply in by_name if count[reply.site] == 1]
+        count = Counter(reply.site for reply in replies)
+        unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)
         failed = list(failures)
-        for name, n in count.items():
+        for name, n in sorted(count.items()):
             if n > 1:
                 reason = f"{n} sites have the name {name!r}; none of them is used"
                 failed.append(Failure(name, reason))
         for failure in failed:
             _logger.warning("round %d: %s: %s", round_number, failure.who, failure.reason)
         learned = unique if sums is None else sums
-        enough = len(unique) >= self.run.min_sites and (sums is None or len(sums) > 0)
+        enough = len(unique) >= self.run.min_sites and bool(learned)
         short = f"{len(unique)} usable replies, the quorum is {self.run.min_sites}"
         if sums is not None and not sums:
             short = f"no sum of the {len(unique)} sites that answered"
@@ -360,6 +351,29 @@ class Coordinator:
         self._restore(checkpoint.arrays)
         write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
+
+
+def _sizes(feature_shape: Sequence[int]) -> list[int]:
+    """Return the number of codes of each feature mode, checked."""
+    try:
+        sizes = [int(size) for size in feature_shape]
+    except (TypeError, ValueError, OverflowError):
+        sizes = []
+    if min(sizes, default=0) < 1:
+        raise SettingsError(
+            "feature shape: need a number of codes for each feature mode, as (202, 316); got "
+            f"{shown(feature_shape)}"
+        )
+    return sizes
+
+
+def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
+    """Return the value of an option, or the defaults of its kind."""
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise SettingsError(f"DPFact: need {kind.__name__}(...), got {shown(value)}")
+    return value
 
 
 def utc_now() -> str:

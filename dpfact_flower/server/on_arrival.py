@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Unpack, cast
 
 import numpy as np
 
+from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions, utc_now
 from dpfact_flower.server.history import Arrival, Failure, RoundRecord
 from dpfact_flower.server.rule import ArrivalRule, numbered, unnumbered
@@ -234,11 +235,8 @@ class OnArrival(Coordinator):
     def _restore(self, arrays: Mapping[str, Array]) -> None:
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
-        current = saved["open"]
-        current["arrivals"] = [Arrival(*fields) for fields in current["arrivals"]]
-        current["failures"] = [Failure(**fields) for fields in current["failures"]]
-        current["began"] = 0.0  # this process counts seconds from 0
-        self._version, self._round = saved["version"], _Open(**current)
+        self._version = saved["version"]
+        self._round = replace(parse_as(_Open, saved["open"]), began=0.0)  # counted by this process
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None

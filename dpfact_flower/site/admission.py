@@ -15,8 +15,7 @@ from pathlib import Path
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, shown
-from dpfact_flower.machine.access import check_own, check_way
-from dpfact_flower.machine.files import disk_errors, locked
+from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked
 from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import Noise, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.machine.access import (
+from dpfact_flower.machine.files import (
     changeable,
     changeable_within,
     not_private,

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import StateError
-from dpfact_flower.machine.access import check_own
-from dpfact_flower.machine.files import replacing
+from dpfact_flower.machine.files import check_own, replacing
 from dpfact_flower.machine.parsed import from_json, parse_as
 from dpfact_flower.machine.prometheus import Gauge, gauge
 from dpfact_flower.privacy import account

@@ -22,8 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import PrivacyRefusedError, SettingsError, StateError
-from dpfact_flower.machine.access import check_own, check_private
-from dpfact_flower.machine.files import private_folder, replacing
+from dpfact_flower.machine.files import check_own, check_private, private_folder, replacing
 from dpfact_flower.machine.parsed import from_json, load_npz
 from dpfact_flower.privacy import Noise, Release, release_masked
 from dpfact_flower.privacy.patient.releases import PlannedRelease

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, StateError
-from dpfact_flower.machine.access import check_own
-from dpfact_flower.machine.files import for_owner, private_folder, replacing
+from dpfact_flower.machine.files import check_own, for_owner, private_folder, replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.privacy.ledger import LEDGER, verified_head
 from dpfact_flower.settings import Scalar

@@ -16,7 +16,7 @@ from flwr.proto.task_pb2 import Task
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.files import user_name
 from dpfact_flower.machine.processes import Listener
 from dpfact_flower.runtime import supernode
 from dpfact_flower.runtime.supernode import OwnSuperNode, Tasks, claimed

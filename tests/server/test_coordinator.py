@@ -78,7 +78,7 @@ def test_a_job_is_named_if_nobody_named_it():
     assert one.request(1).job == one.run.job
 
 
-@pytest.mark.parametrize("shape", [(), (5, 0), (5, -1), np.array([], int)], ids=str)
+@pytest.mark.parametrize("shape", [(), (5, 0), (5, -1), np.array([], int), 5, None, "ab"], ids=str)
 def test_a_feature_shape_must_have_sizes(shape):
     with pytest.raises(SettingsError, match="feature shape: need a number of codes for each"):
         make(shape=shape)
@@ -93,8 +93,9 @@ def test_an_unknown_option_is_refused():
 def test_settings_are_objects(name):
     kind = f"{name.capitalize()}Settings"
     for strategy in (Coordinator, DPFact):
-        with pytest.raises(SettingsError, match=rf"DPFact: need {kind}\(...\), got 'none'"):
-            strategy((3, 4), **{name: "none"})
+        for wrong, said in (("none", "'none'"), ({}, "{}")):
+            with pytest.raises(SettingsError, match=rf"DPFact: need {kind}\(...\), got {said}"):
+                strategy((3, 4), **{name: wrong})
 
 
 UNSTABLE = {

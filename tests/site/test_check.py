@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpfact_flower import cli
-from dpfact_flower.machine.access import user_name
+from dpfact_flower.machine.files import user_name
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime import installation

@@ -24,8 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import DataError, DPFactError, SettingsError, StateError
-from dpfact_flower.machine.access import check_own
-from dpfact_flower.machine.files import create_once, disk_errors, private_folder, replacing
+from dpfact_flower.machine.files import (
+    check_own,
+    create_once,
+    disk_errors,
+    private_folder,
+    replacing,
+)
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 

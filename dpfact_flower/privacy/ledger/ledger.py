@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.machine.access import check_own
-from dpfact_flower.machine.files import locked, private_folder, replacing
+from dpfact_flower.machine.files import check_own, locked, private_folder, replacing
 from dpfact_flower.privacy.ledger.file import (
     LEDGER,
     START,
