@@ -9,13 +9,12 @@ import pytest
 from flwr.app import Error, Message
 
 from dpfact_flower import arriving, collect, strategy
-from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import QuorumError
-from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
+from tests.test_collect import Delayed
 
 SHAPE, RANK = (5, 7), 3
 GONE, SILENT = Error(5, "node unavailable"), Error(0, "silent")
@@ -25,7 +24,7 @@ class KilledError(Exception):
     """The ServerApp's end."""
 
 
-class Network(InProcessGrid):
+class Network(Delayed):
     """Sites by node, each of which takes so many seconds; and a clock.
 
     As hospitals do, a site answers a question that it has answered with the same, and no other one
@@ -33,37 +32,27 @@ class Network(InProcessGrid):
     """
 
     def __init__(self, sites: dict[int, tuple[str, float]], faults=None, online=None) -> None:
-        super().__init__(client_app, [{}])
-        self.now, self.until = 0.0, math.inf
+        super().__init__()
+        self.until = math.inf
         self.sites, self.faults, self.online = sites, faults or {}, online or {}
         self.asked: dict[int, list[tuple[float, int]]] = defaultdict(list)
         self.lives: dict[int, list[float]] = defaultdict(list)
         self.kept: dict[str, dict[int, str]] = defaultdict(dict)
         self.paid: dict[str, int] = defaultdict(int)
-        self._due: dict[str, tuple[float, Message]] = {}
 
     def get_node_ids(self) -> list[int]:
         return [node for node in self.sites if self.now < self.online.get(node, math.inf)]
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        numbers = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            name, seconds = self.sites[node]
-            query = message.metadata.message_type == "query"
-            asked = records.read_request(message)
-            self.lives[node].append(message.metadata.ttl)
-            number = f"{len(self._due)}-{node}-{self.now}-{len(self.asked[node])}-{query}"
-            message.metadata.__dict__["_message_id"] = number
-            fault = None if query else self.faults.get((node, len(self.asked[node]) + 1))
-            if not query:
-                self.asked[node].append((self.now, asked.config["round"]))
-            answer = fault if isinstance(fault, Error) else self._answer(name, asked, query)
-            reply = Message(answer, reply_to=message)
-            takes = math.inf if fault is SILENT else 0.0 if query else seconds
-            self._due[number] = (self.now + takes, reply)
-            numbers.append(number)
-        return numbers
+    def answer(self, node: int, message: Message):
+        name, seconds = self.sites[node]
+        asked = records.read_request(message)
+        self.lives[node].append(message.metadata.ttl)
+        if message.metadata.message_type == "query":
+            return 0.0, self._answer(name, asked, query=True)
+        fault = self.faults.get((node, len(self.asked[node]) + 1))
+        self.asked[node].append((self.now, asked.config["round"]))
+        takes = math.inf if fault is SILENT else seconds
+        return takes, fault if fault else self._answer(name, asked, query=False)
 
     def _answer(self, name, asked, query):
         number = asked.config["round"]
@@ -81,18 +70,7 @@ class Network(InProcessGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         if self.now >= self.until:
             raise KilledError
-        ready = [number for number in message_ids if self._due[number][0] <= self.now]
-        return [self._due.pop(number)[1] for number in ready]
-
-    # --- as `time`
-
-    def monotonic(self) -> float:
-        return self.now
-
-    perf_counter = time = monotonic
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        return super().pull_messages(message_ids)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from dpfact_flower import collect
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.collect import RetryingGrid, RoundPolicy
 from dpfact_flower.runtime.grid import InProcessGrid
+from tests.patience import Clock
 
 NEVER = float("inf")
 CONTENT = RecordDict({"config": ConfigRecord({"asked": 1})})
@@ -20,14 +21,40 @@ LATE = Error(2, "dpfact:late (details)")
 CHARGED, REQUIRED, FREE = RoundPolicy(charged=True), RoundPolicy(True, True), RoundPolicy()
 
 
-class Network(InProcessGrid):
-    """Nodes that answer the n-th time they are asked so many seconds later; a clock beside them."""
+class Delayed(Clock, InProcessGrid):
+    """Nodes whose answers come some seconds later, by the clock that this network is."""
+
+    def __init__(self) -> None:
+        InProcessGrid.__init__(self, client_app, [{}])
+        Clock.__init__(self)
+        self._due: dict[str, tuple[float, Message]] = {}
+
+    def answer(self, node: int, message: Message) -> tuple[float, RecordDict | Error]:
+        """In how many seconds a node answers a message, and what."""
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            number = message.metadata.__dict__["_message_id"] = f"{node}-{next(self._ids)}"
+            seconds, answer = self.answer(node, message)
+            self._due[number] = (self.now + seconds, Message(answer, reply_to=message))
+            ids.append(number)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ready = [number for number in message_ids if self._due.get(number, (NEVER,))[0] <= self.now]
+        return [self._due.pop(number)[1] for number in ready]
+
+
+class Network(Delayed):
+    """Nodes that answer the n-th time they are asked so many seconds later."""
 
     def __init__(self, answers, online=None) -> None:
-        super().__init__(client_app, [{}])
-        self.now = 0.0
+        super().__init__()
         self.asked: dict[int, list[tuple[float, Message]]] = defaultdict(list)
-        self._answers, self._online, self._due = answers, online or {}, {}
+        self._answers, self._online = answers, online or {}
 
     def get_node_ids(self) -> list[int]:
         return [
@@ -36,29 +63,10 @@ class Network(InProcessGrid):
             if any(a <= self.now < b for a, b in self._online.get(node, [(0, NEVER)]))
         ]
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        ids = []
-        for message in messages:
-            node = message.metadata.dst_node_id
-            seconds, answer = self._answers[node][len(self.asked[node])]
-            self.asked[node].append((self.now, message))
-            number = message.metadata.__dict__["_message_id"] = f"{node}-{len(self.asked[node])}"
-            reply = Message(answer if isinstance(answer, Error) else CONTENT, reply_to=message)
-            self._due[number] = (self.now + seconds, reply)
-            ids.append(number)
-        return ids
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        ready = [number for number in message_ids if self._due.get(number, (NEVER,))[0] <= self.now]
-        return [self._due.pop(number)[1] for number in ready]
-
-    # --- as `time`
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    def answer(self, node, message):
+        seconds, answer = self._answers[node][len(self.asked[node])]
+        self.asked[node].append((self.now, message))
+        return seconds, answer if isinstance(answer, Error) else CONTENT
 
 
 @pytest.fixture

@@ -274,17 +274,17 @@ def dies_at_every_step(stages, kill, stride: int) -> Counter:
     return deaths
 
 
-@pytest.mark.parametrize("stride", [5, pytest.param(1, marks=pytest.mark.nightly)])
-def test_a_site_that_dies_at_any_write_of_any_stage_says_the_same_again(stages, stride):
-    deaths = dies_at_every_step(stages, raising_at, stride)
+@pytest.mark.parametrize(
+    ("kill", "stride"),
+    [
+        (raising_at, 5),
+        pytest.param(raising_at, 1, marks=pytest.mark.nightly),
+        pytest.param(dying_at, 2, marks=[pytest.mark.nightly, pytest.mark.process]),
+    ],
+)
+def test_a_site_that_dies_at_any_write_of_any_stage_says_the_same_again(stages, kill, stride):
+    deaths = dies_at_every_step(stages, kill, stride)
     assert all(deaths[stage] * stride >= 4 for stage in STAGES), deaths
-
-
-@pytest.mark.nightly
-@pytest.mark.process
-def test_a_site_that_is_killed_at_any_write_of_any_stage_says_the_same_again(stages):
-    deaths = dies_at_every_step(stages, dying_at, 2)
-    assert all(deaths[stage] * 2 >= 4 for stage in STAGES), deaths
 
 
 # --- A server that dies ---------------------------------------------------------------------------
