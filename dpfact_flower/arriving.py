@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from logging import INFO, WARNING
 
 from flwr.app import Message, MessageType
@@ -24,6 +25,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], SiteReply | str]
 
 
+@dataclass(eq=False)
 class AsyncDispatcher:
     """The sender of requests and receiver of replies, called step by step.
 
@@ -34,34 +36,29 @@ class AsyncDispatcher:
     run if the quorum is not reached.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        coordinator: OnArrival,
-        *,
-        names: SiteNames,
-        left_out: frozenset[int],
-        timeout: float,
-        read: Read,
-        wait: Callable[[bool], list[int]],
-    ) -> None:
-        self._grid, self._coordinator, self._names = grid, coordinator, names
-        self._left_out, self._timeout = left_out, timeout
-        self._read, self._wait = read, wait
-        self._exchange = Exchange(grid, MessageType.TRAIN, self._count_sent)
+    grid: Grid
+    coordinator: OnArrival
+    names: SiteNames
+    left_out: frozenset[int]
+    timeout: float
+    read: Read
+    wait: Callable[[bool], list[int]]
+
+    def __post_init__(self) -> None:
+        self._exchange = Exchange(self.grid, MessageType.TRAIN, self._count_sent)
         self._flights = self._exchange.flights
         self._began = time.monotonic()
 
     def resume(self) -> None:
         """Find out the nodes' names, and repeat the requests that were open before a resume."""
-        nodes = self._wait(True)
+        nodes = self.wait(True)
         self._ask_names(nodes)
-        waited_for = self._coordinator.waited_for
+        waited_for = self.coordinator.waited_for
         for node in nodes:
             if request := waited_for.pop(self._who(node), None):
                 self._add(node, request)
         for site in waited_for:
-            self._coordinator.fail(site, "got a request before the run was resumed; not connected")
+            self.coordinator.fail(site, "got a request before the run was resumed; not connected")
         self._send(nodes)
 
     def step(self) -> None:
@@ -69,10 +66,10 @@ class AsyncDispatcher:
 
         The checkpoint is written before a request is sent.
         """
-        coordinator = self._coordinator
-        connected = sorted(set(self._grid.get_node_ids()) - self._left_out)
+        coordinator = self.coordinator
+        connected = sorted(set(self.grid.get_node_ids()) - self.left_out)
         if not self._flights and len(connected) < coordinator.run.min_sites:
-            connected = self._wait(False)
+            connected = self.wait(False)
         replies = self._exchange.pull()
         for node in sorted(replies, key=self._who):
             if node in self._flights:  # false if the site just answered as another node
@@ -98,14 +95,14 @@ class AsyncDispatcher:
             time.sleep(collect.POLL_SECONDS)
 
     def _take(self, node: int, reply: Message, connected: Collection[int]) -> None:
-        flight, coordinator = self._flights[node], self._coordinator
+        flight, coordinator = self._flights[node], self.coordinator
         coordinator.count(bytes_up=records.serialised_bytes(reply))
         if reply.has_error() and (flight.waiting or flight.may_be_sent):
             if is_lost(reply):
                 flight.deadline = min(flight.deadline, time.monotonic() + collect.RETURN_SECONDS)
             return
         del self._flights[node]
-        outcome = self._read(reply, node, coordinator.reply_shapes(int(flight.group)), connected)
+        outcome = self.read(reply, node, coordinator.reply_shapes(int(flight.group)), connected)
         if not isinstance(outcome, SiteReply):
             self._fail(node, flight, outcome)
             return
@@ -120,7 +117,7 @@ class AsyncDispatcher:
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:
             flight = self._flights.pop(node)
-            reason = f"no reply within {self._timeout:g} s"
+            reason = f"no reply within {self.timeout:g} s"
             if flight.reply is not None and not flight.waiting:
                 reason = format_error(flight.reply.error)
             self._fail(node, flight, reason)
@@ -128,13 +125,13 @@ class AsyncDispatcher:
 
     def _fail(self, node: int, flight: InFlight, reason: str) -> None:
         site = "" if flight.who == called(node, "") else flight.who
-        self._coordinator.fail(flight.who, reason, shown=called(node, site))
+        self.coordinator.fail(flight.who, reason, shown=called(node, site))
 
     def _add(self, node: int, request: RoundRequest) -> None:
         content = records.ask(*request.to_wire())
         now = time.monotonic()
         self._flights[node] = InFlight(
-            content, str(request.round), now, now + self._timeout, self._who(node)
+            content, str(request.round), now, now + self.timeout, self._who(node)
         )
 
     def _send(self, connected: Collection[int]) -> bool:
@@ -144,20 +141,20 @@ class AsyncDispatcher:
         return bool(due)
 
     def _count_sent(self, message: Message) -> None:
-        self._coordinator.count(bytes_down=records.serialised_bytes(message))
+        self.coordinator.count(bytes_down=records.serialised_bytes(message))
 
     def _ask_names(self, nodes: Sequence[int]) -> None:
-        patience = min(self._timeout, self._coordinator.run.wait_timeout)
-        for request in self._coordinator.questions():
-            unknown = [node for node in nodes if not self._names.of(node)]
+        patience = min(self.timeout, self.coordinator.run.wait_timeout)
+        for request in self.coordinator.questions():
+            unknown = [node for node in nodes if not self.names.of(node)]
             if not unknown:
                 return
-            sites = self._names.checked(
-                ask_ready(self._grid, unknown, request, timeout=self._timeout, patience=patience)
+            sites = self.names.checked(
+                ask_ready(self.grid, unknown, request, timeout=self.timeout, patience=patience)
             )
         for site in sites:
             if site.fault:
                 log(WARNING, "resumed run: %s", site.message)
 
     def _who(self, node: int) -> str:
-        return self._names.of(node) or called(node, "")
+        return self.names.of(node) or called(node, "")

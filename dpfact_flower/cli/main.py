@@ -16,7 +16,7 @@ from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.centre import centre_app, status, submit, superlink
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.options import console, say
-from dpfact_flower.cli.plan import budget, plan
+from dpfact_flower.cli.plan import plan
 from dpfact_flower.cli.privacy import audit, ledger_app
 from dpfact_flower.cli.results import compare, export, label, report, review, survey
 from dpfact_flower.cli.run import demo, init, run, simulate
@@ -64,7 +64,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Runs": (demo, run, simulate),
     "Results": (report, compare, export, label, review, survey),
     "Before a run": (plan, init, settings, data_app),
-    "Privacy": (budget, audit, ledger_app, keys_app),
+    "Privacy": (audit, ledger_app, keys_app),
     "Deployment": (submit, status, centre_app, site_app),
 }
 for panel, commands in _PANELS.items():

@@ -1,4 +1,4 @@
-"""`dpfact plan` and `dpfact budget`: the cost of a run, before any patient's data is read."""
+"""`dpfact plan`: the cost and the prospects of a run, before any patient's data is read."""
 
 from __future__ import annotations
 
@@ -88,33 +88,6 @@ def _compared(made: PatientPlan, other: PatientPlan) -> str:
         f"{rounded_up(alone.epsilon)} instead of "
         f"{rounded_up(shared.guarantee().headline.epsilon)}."
     )
-
-
-def budget(
-    rounds: Annotated[int, Option(help="Federated rounds.", min=1)] = 20,
-    epsilon: Annotated[float, Option(help="Total to plan for, without --rho.")] = 1.2,
-    rho: Annotated[float, Option(help="zCDP of a factor and round; 0: from --epsilon.")] = 0.0,
-    delta: Annotated[float, Option(help="Delta of every epsilon.")] = 1e-4,
-    modes: Annotated[int, Option(help="Number of feature modes.", min=1)] = 2,
-    tau: Annotated[int, Option(help="Local passes per round.", min=1)] = 2,
-    clip: Annotated[float, Option(help="L, bound on an entry's gradient.")] = 1.0,
-    eta: Annotated[float, Option(help="Step size.")] = 0.01,
-) -> None:
-    """Plan a budget in paper mode, from epsilon to noise or from rho to epsilon.
-
-    The epsilon is DPFact's own claim for one entry, and is not proven.
-    """
-    from dpfact_flower.privacy.paper import PaperPlan, plan_paper, psgd_sensitivity
-
-    made = (
-        PaperPlan(rho, delta, rounds, modes) if rho else plan_paper(epsilon, delta, rounds, modes)
-    )
-    sensitivity = psgd_sensitivity(tau, clip, eta)
-    say(f"rho per factor and round: {made.rho:.6g} (total {made.total_rho:.6g})")
-    say(f"sensitivity 2 tau L eta: {sensitivity:.6g}")
-    say(f"noise, standard deviation: {made.sigma(sensitivity):.6g}")
-    for figure in made.guarantee().figures:
-        say(f"  {figure}")
 
 
 def _releases(made: PatientPlan, modes: list[str]) -> Table:

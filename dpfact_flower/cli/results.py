@@ -59,9 +59,6 @@ def export(
         Path | None,
         Option(help="CSV to write: phenotype, title, mode, code, share, groups. Public."),
     ] = None,
-    top: Annotated[
-        int | None, Option(help="Codes of a phenotype and mode (default: all).", min=1)
-    ] = None,
     patients: Annotated[
         Path | None,
         Option(help="CSV to write: a row for each patient of --data, phenotypes and scores."),
@@ -86,7 +83,7 @@ def export(
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
     model = GlobalModel.read(run)
     if phenotypes is not None:
-        rows = model.rows(top=top)
+        rows = model.rows()
         found = clinical_measures(model.factors, model.vocabularies)
         groups = {number: about(found, number) for number in range(1, model.rank + 1)}
         write_phenotype_table(phenotypes, rows, titles(model), groups)

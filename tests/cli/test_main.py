@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 import subprocess
 import sys
@@ -26,7 +25,7 @@ APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 
 def test_help_teaches_every_command():
     commands = {
-        (): "data ledger centre site keys plan budget audit run simulate demo init superlink "
+        (): "data ledger centre site keys plan audit run simulate demo init superlink "
         "submit status report compare export label review survey settings",
         ("data",): "synthetic mimic3 mimic4 eicu synpuf omop meds nhds tns events show",
         ("ledger",): "show verify backup restore",
@@ -73,22 +72,6 @@ def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, 
     assert (config["data"], config["rank"]) == ("data/ours", 7)
     with pytest.raises(SettingsError, match="use --data"):
         run_config(tmp_path, ["data=elsewhere"], data=None)
-
-
-def test_budget_goes_both_ways_and_carries_the_claim():
-    text = dpfact("budget", "--epsilon", "1.2", "--delta", "1e-4", "--rounds", "20")
-    assert "epsilon 1.2" in text
-    rho = text.split("rho per factor and round: ")[1].split()[0]
-    back = dpfact("budget", "--rho", rho, "--delta", "1e-4", "--rounds", "20")
-    assert "epsilon 1.2" in back
-    claims = [line for line in back.splitlines() if "epsilon" in line]
-    assert len(claims) == 4
-    assert all("not proven" in line for line in claims)
-    steps = ("--tau", "3", "--clip", "0.5", "--eta", "0.02")
-    text = dpfact("budget", "--rho", "0.001", "--rounds", "7", "--modes", "3", *steps)
-    assert "rho per factor and round: 0.001 (total 0.021)" in text
-    assert "sensitivity 2 tau L eta: 0.06\n" in text
-    assert f"standard deviation: {0.06 / math.sqrt(2 * 0.001):.6g}\n" in text
 
 
 @pytest.mark.slow
@@ -159,7 +142,6 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "is no Flower App"),
         (["run", "--out", "x", "--app", "/nowhere"], "is no Flower App"),
-        (["budget", "--delta", "2"], "delta"),
     ],
 )
 def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
