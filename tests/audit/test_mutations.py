@@ -2,8 +2,7 @@
 
 Each fault is a small function on pytest's monkeypatch. Sums are made patient by patient by the real
 kernels, on sites of a single patient, and then put together wrongly: as a careless rewrite would.
-``python -m pytest tests/audit/test_mutations.py -s`` prints what was measured for each fault; the
-table of ``docs/how-to/audit.md`` is made of it.
+``python -m pytest tests/audit/test_mutations.py -s`` prints what was measured for each fault.
 """
 
 from __future__ import annotations
