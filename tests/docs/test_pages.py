@@ -61,7 +61,7 @@ ELSEWHERE = {
     "test_a_rule_with_a_release_of_its_own_is_charged_and_learns",
     ("docs/tutorial.md", "dpfact demo"): "tests/runtime/test_runtimes.py::"
     "test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewhere",
-    ("docs/how-to/audit.md", "dpfact audit "): "tests/cli/test_audit.py::"
+    ("docs/how-to/audit.md", "dpfact audit "): "tests/cli/test_privacy.py::"
     "test_a_cohort_passes_and_nothing_is_left_behind",
     ("docs/evaluation.md", ""): "tests/simulation/test_paper.py::"
     "test_the_commands_for_full_data_run_on_the_demos",
@@ -81,7 +81,7 @@ ELSEWHERE = {
     ("docs/how-to/deploy.md", "sudo -u dpfact-site /opt/dpfact/bin/dpfact site refit"):
     "tests/cli/test_site.py::test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again",
     ("docs/how-to/deploy.md", "sudo -u dpfact-site /opt/dpfact/bin/dpfact keys make"):
-    "tests/cli/test_keys.py::test_keys_of_two_hospitals_fit_each_other",
+    "tests/cli/test_site.py::test_keys_of_two_hospitals_fit_each_other",
     ("docs/how-to/deploy.md", "dpfact site metrics "): "tests/cli/test_site.py::"
     "test_metrics_say_what_is_left",
     ("docs/how-to/deploy.md", "dpfact status "): "tests/cli/test_deployment.py::"
