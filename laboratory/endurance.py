@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.runtime.connection import tool
+from dpfact_flower.runtime.superlink import tool
 from dpfact_flower.runtime.supervisor import supervised
 from laboratory.campaign.deployed import CODE, CONNECTION, Deployment, deployment
 from tests.conftest import count_tensor, make_vocabularies

@@ -76,8 +76,8 @@ def centre_admit(
     Admission ties that name to the key. The centre must be running.
     """
     from dpfact_flower.privacy.secure_sum import keys
-    from dpfact_flower.runtime.connection import Connection
     from dpfact_flower.runtime.installation import read_node_key
+    from dpfact_flower.runtime.superlink import Connection
 
     path = public_key.expanduser().absolute()
     check_name("NAME", path.stem)
@@ -118,7 +118,7 @@ def submit(
     not started. 4: the SuperLink does not report the result. After Ctrl-C the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
-    from dpfact_flower.runtime.connection import COMPLETED, Connection, RunUnknownError
+    from dpfact_flower.runtime.superlink import COMPLETED, Connection, RunUnknownError
 
     opt.check_app(flower_app)
     lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))

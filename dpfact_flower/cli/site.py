@@ -50,8 +50,8 @@ def site_init(
     """
     from dpfact_flower.data.site_data import open_site
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
-    from dpfact_flower.runtime.connection import tool
     from dpfact_flower.runtime.installation import read_certificate, read_node_key, write_site
+    from dpfact_flower.runtime.superlink import tool
     from dpfact_flower.settings import SiteSettings, refuse_unknown
     from dpfact_flower.site.check import check_site
     from dpfact_flower.site.config import check_choices, check_data_site

@@ -27,14 +27,12 @@ from dpfact_flower.legacy import DPFact as Legacy
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
+from dpfact_flower.runtime.superlink import MEASURING_LINE
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import AppSettings, SiteSettings
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.patient import refit
 from dpfact_flower.strategy import DPFact
-
-MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Log line that marks the end of the rounds."""
 
 
 def serve(

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.flower import refuse_unknown_version
 from dpfact_flower.machine.logs import use_flower_handler
-from dpfact_flower.runtime.connection import quiet_environment
+from dpfact_flower.runtime.superlink import quiet_environment
 
 _HELPER = "flower-superexec"[:15]
 """Name of the helper's process, in the short form of Linux."""

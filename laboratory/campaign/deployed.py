@@ -20,8 +20,7 @@ from pathlib import Path
 import tomli_w
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.runtime.connection import quiet_environment, tool
-from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.superlink import free_port, quiet_environment, tool
 from dpfact_flower.runtime.supervisor import supervised
 from tests.patience import await_that
 from tests.processes import descendant, family_of

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.runtime import connection
+from dpfact_flower.runtime import superlink
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.config import read_node_config
 from tests.commands import dpfact
@@ -70,7 +70,7 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
     (tmp_path / "flwr").write_text(FLWR.format(folder=tmp_path))
     (tmp_path / "flwr").chmod(0o700)
     (tmp_path / "answer").write_text('{"success": true, "node-id": "77"}')
-    monkeypatch.setattr(connection, "tool", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(superlink, "tool", lambda name: str(tmp_path / name))
     admit = ["centre", "admit", tmp_path / "site" / "north.pub", "--folder", centre]
     for other in (own, theirs[:-4]):
         with pytest.raises(SettingsError, match="nothing was registered"):

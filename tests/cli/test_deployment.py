@@ -13,8 +13,8 @@ from dpfact_flower import cli
 from dpfact_flower.cli.options import APP_FOLDER
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
-from dpfact_flower.runtime import connection
-from dpfact_flower.runtime.connection import RunFailedError
+from dpfact_flower.runtime import superlink
+from dpfact_flower.runtime.superlink import RunFailedError
 from dpfact_flower.server.history import Failure
 from tests.commands import dpfact
 from tests.server.test_status import begun, close
@@ -34,9 +34,9 @@ esac
 @pytest.fixture
 def flower(tmp_path, monkeypatch):
     """Say what `flwr ls` answers, line by line; gives what was asked."""
-    monkeypatch.setattr(connection, "tool", lambda name: str(tmp_path / name))
-    monkeypatch.setattr(connection, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(connection, "_GONE_SECONDS", 0.0)
+    monkeypatch.setattr(superlink, "tool", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(superlink, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(superlink, "_GONE_SECONDS", 0.0)
     (tmp_path / "flwr").write_text(FLWR.format(folder=tmp_path))
     (tmp_path / "flwr").chmod(0o700)
     (tmp_path / "run").write_text('{"success": true, "run-id": "77"}\n')
@@ -99,7 +99,7 @@ def test_a_log_that_never_ends_is_not_waited_for_without_end(
     """The SuperLink's machine has gone, say, or the run never begins, which only a warning says."""
     pipe = tmp_path / "go"
     os.mkfifo(pipe)
-    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(superlink, "_LOOK_SECONDS", 0.01)
     guard = Timer(60, pipe.write_text, args=("INFO: ended\n",))  # or this test would wait, too
     guard.start()
     done, _ = flower(*states)

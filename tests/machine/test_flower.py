@@ -56,8 +56,8 @@ ATTRIBUTES = {
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
     "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/services: _HELPER"),
-    'FINISHED = "finished"': ("common/constant.py", "runtime/connection: _FINISHED, COMPLETED"),
-    'COMPLETED = "completed"': ("common/constant.py", "runtime/connection: COMPLETED"),
+    'FINISHED = "finished"': ("common/constant.py", "runtime/superlink: _FINISHED, COMPLETED"),
+    'COMPLETED = "completed"': ("common/constant.py", "runtime/superlink: COMPLETED"),
     "%s raised an exception": ("superlink/runtime/run_serverapp.py", "machine/logs: in_one_line"),
     "MESSAGE_UNAVAILABLE = 3": ("common/constant.py", "collect: LOST and _MEANING"),
     "REPLY_MESSAGE_UNAVAILABLE = 4": ("common/constant.py", "collect: LOST and _MEANING"),

@@ -15,9 +15,8 @@ from typing import Any
 import tomli_w
 
 from dpfact_flower.runtime import installation
-from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.installation import write_centre
-from dpfact_flower.runtime.superlink import SuperLink, free_port
+from dpfact_flower.runtime.superlink import SuperLink, free_port, quiet_environment, tool
 from dpfact_flower.runtime.supervisor import supervised
 from tests.commands import dpfact
 from tests.patience import await_that

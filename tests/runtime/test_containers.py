@@ -9,7 +9,7 @@ import yaml
 
 from dpfact_flower.cli.main import app
 from dpfact_flower.machine.flower import QUIET
-from dpfact_flower.runtime.connection import tool
+from dpfact_flower.runtime.superlink import tool
 from tests.runtime.page import unit_of, written
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

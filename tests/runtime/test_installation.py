@@ -10,8 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from dpfact_flower.evaluation.run_folder import read_json
-from dpfact_flower.runtime.connection import tool
-from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.superlink import free_port, tool
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left
 

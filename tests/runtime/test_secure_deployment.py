@@ -28,9 +28,15 @@ from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.connection import COMPLETED, Connection, RunFailedError, tool
 from dpfact_flower.runtime.federate import federate
-from dpfact_flower.runtime.superlink import SuperLink, local_supernode
+from dpfact_flower.runtime.superlink import (
+    COMPLETED,
+    Connection,
+    RunFailedError,
+    SuperLink,
+    local_supernode,
+    tool,
+)
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.status import run_status
 from dpfact_flower.wire.protocol import SiteReply

@@ -21,9 +21,8 @@ from flwr.supernode.nodestate import NodeStateFactory
 from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.machine import flower
 from dpfact_flower.runtime import services as module
-from dpfact_flower.runtime.connection import quiet_environment, tool
 from dpfact_flower.runtime.services import refuse_damaged
-from dpfact_flower.runtime.superlink import free_port
+from dpfact_flower.runtime.superlink import free_port, quiet_environment, tool
 from dpfact_flower.runtime.supervisor import supervised
 from laboratory.campaign.deployed import CODE
 from tests.patience import PATIENCE

@@ -7,14 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpfact_flower.runtime.connection import (
+from dpfact_flower.runtime.superlink import (
     COMPLETED,
+    MEASURING_LINE,
     Connection,
+    LogFollower,
     RunFailedError,
+    SuperLink,
     quiet_environment,
 )
-from dpfact_flower.runtime.serve import MEASURING_LINE
-from dpfact_flower.runtime.superlink import LogFollower, SuperLink
 
 LINES = ["INFO :      [ROUND 1/4]\n", "WARNING :   round 1: é\n"]
 
