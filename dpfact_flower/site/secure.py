@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -158,7 +158,7 @@ class _Files:
 
     def _kept(self, path: Path) -> rules.JobSecrets | None:
         check_own(path)
-        return rules.JobSecrets.from_json(self._json(path)) if path.exists() else None
+        return rules.from_json(rules.JobSecrets, self._json(path)) if path.exists() else None
 
     def round(self) -> rules.RoundState | None:
         """Return the last answer, or None if no answer is kept."""
@@ -167,7 +167,8 @@ class _Files:
         if not path.exists():
             return None
         arrays = load_npz(path, ["head", "noisy"])
-        return rules.RoundState.from_json(from_json(str(arrays["head"])), arrays["noisy"])
+        state = rules.from_json(rules.RoundState, from_json(str(arrays["head"])))
+        return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
         """Keep the key of a job that has no answer yet."""
@@ -186,7 +187,7 @@ class _Files:
     def _begun(self, job: rules.JobSecrets) -> bool:
         """Return whether the job's folder has this key. A key for other terms was never used."""
         path = self.folder / _JOB
-        return path.exists() and rules.JobSecrets.from_json(self._json(path)) == job
+        return path.exists() and rules.from_json(rules.JobSecrets, self._json(path)) == job
 
     def _write(self, path: Path, job: rules.JobSecrets) -> None:
         with replacing(path, durable=self.durable) as file:

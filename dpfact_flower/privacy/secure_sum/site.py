@@ -18,8 +18,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -28,7 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError
+from dpfact_flower.errors import DataError, MessageError, PrivacyRefusedError, StateError
+from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.privacy.secure_sum import keys, masks
 from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, context_of
 
@@ -36,6 +37,8 @@ Step = Literal["round", "attempt", "repeat"]
 RandomBytes = Callable[[int], bytes]
 KEY_BYTES = 32
 _NONCE = bytes(12)  # each key seals one share
+_KEPT = {"ser_json_bytes": "hex", "val_json_bytes": "hex", "arbitrary_types_allowed": True}
+_Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
 
 # --- Stored values of a site ----------------------------------------------------------------------
@@ -45,18 +48,10 @@ _NONCE = bytes(12)  # each key seals one share
 class JobSecrets:
     """A site's fresh X25519 key for a job, deleted with the job."""
 
+    __pydantic_config__ = _KEPT
     terms: Terms
     key: bytes = field(repr=False)
     member: Member
-
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> JobSecrets:
-        """Read the secrets from the result of `to_json`."""
-        try:
-            terms = Terms(**kept["terms"] | {"sites": tuple(kept["terms"]["sites"])})
-            return cls(terms, bytes.fromhex(kept["key"]), _member(kept["member"]))
-        except (KeyError, TypeError, ValueError):
-            raise StateError("secure sums: the job's key is damaged") from None
 
 
 @dataclass(frozen=True)
@@ -75,51 +70,33 @@ class Opening:
 class RoundState:
     """A site's state of a round: the last answered question, and the values used in the answer.
 
-    `noisy` is the site's vector with its own share of the noise, which must not leave the site.
     `seed`, which makes the site's own mask, is empty if no site may be lost. `sealed` has a share
-    of the seed for each member, readable by that member only. An `opening` ends the round.
+    of the seed for each member, readable by that member only. An `opening` ends the round. `noisy`
+    is the site's vector with its own share of the noise, which must not leave the site. It is kept
+    apart from the other fields, as an array.
     """
 
+    __pydantic_config__ = _KEPT
     question: Question
-    noisy: NDArray[np.int64] = field(repr=False)
-    seed: bytes = field(default=b"", repr=False)
-    sealed: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    opening: Opening | None = None
-
-    @classmethod
-    def from_json(cls, kept: Mapping[str, Any], noisy: NDArray[np.int64]) -> RoundState:
-        """Read the state from the result of `to_json` and the vector."""
-        try:
-            asked, opened = kept["question"], kept["opening"]
-            members = tuple(map(_member, asked["members"]))
-            request, seed = bytes.fromhex(asked["request"]), bytes.fromhex(kept["seed"])
-            question = Question(**asked | {"request": request, "members": members})
-            opening = opened and Opening(bytes.fromhex(opened["seed"]), _bytes(opened["shares"]))
-            return cls(question, noisy, seed, _bytes(kept["sealed"]), opening)
-        except (KeyError, TypeError, ValueError):
-            raise StateError("secure sums: the round's state is damaged") from None
+    seed: bytes = field(repr=False)
+    sealed: Mapping[str, bytes] = field(repr=False)
+    opening: Opening | None
+    noisy: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
 
-def to_json(value: object) -> Any:
+def to_json(kept: JobSecrets | RoundState) -> Any:
     """Return a stored object as plain values for JSON, without a round's vector."""
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        return {name: to_json(part) for name, part in value.items()}
-    if isinstance(value, tuple):
-        return [to_json(part) for part in value]
-    if is_dataclass(value):
-        names = [part.name for part in fields(value) if part.name != "noisy"]
-        return {name: to_json(getattr(value, name)) for name in names}
-    return value
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
+
+    return TypeAdapter(type(kept)).dump_python(kept, mode="json", exclude={"noisy"})
 
 
-def _bytes(texts: Mapping[str, str]) -> dict[str, bytes]:
-    return {name: bytes.fromhex(text) for name, text in texts.items()}
-
-
-def _member(texts: Mapping[str, str]) -> Member:
-    return Member(texts["site"], bytes.fromhex(texts["key"]), bytes.fromhex(texts["signature"]))
+def from_json(kind: type[_Kept], content: object) -> _Kept:
+    """Read a stored object from the result of `to_json`."""
+    try:
+        return parse_as(kind, content)
+    except DataError:
+        raise StateError(f"secure sums: the kept {kind.__name__} is damaged") from None
 
 
 # --- 1. Keys --------------------------------------------------------------------------------------
@@ -215,7 +192,7 @@ def answer(
         return state
     noisy = draw() if step == "round" or state is None else state.noisy
     if not job.terms.dropouts:
-        return RoundState(question, noisy)
+        return RoundState(question, b"", {}, None, noisy)
     seed = masks.new_seed(random_bytes)
     shares = masks.shares_of(seed, job.terms.threshold, len(question.members))
     share_of = dict(zip(question.sites, shares, strict=True))
@@ -224,7 +201,7 @@ def answer(
         other: _sealing(secret, context, site, other).encrypt(_NONCE, share_of[other], context)
         for other, secret in _agreed(job, question).items()
     }
-    return RoundState(question, noisy, seed, sealed)
+    return RoundState(question, seed, sealed, None, noisy)
 
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
