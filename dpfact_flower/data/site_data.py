@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
-from dpfact_flower.machine.parsed import from_json, load_npz
+from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
@@ -315,15 +315,11 @@ class Cohort:
             arrays |= {f"factor{n}": factor for n, factor in enumerate(self.truth.factors, 1)}
             with replacing(folder / f"{_TRUTH}.npz") as file:
                 np.savez_compressed(file, **arrays)
-        content = {
-            "name": self.name,
-            "sites": [site.name for site in self.sites],
-            "vocabularies": {v.name: v.digest for v in self.vocabularies},
-            "truth": self.truth is not None,
-            "read_report": self.read_report,
-        }
+        digests = {v.name: v.digest for v in self.vocabularies}
+        names = tuple(site.name for site in self.sites)
+        content = _CohortFile(self.name, names, digests, self.truth is not None, self.read_report)
         with replacing(folder / COHORT) as file:
-            file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+            file.write(json.dumps(asdict(content), indent=1, ensure_ascii=False).encode())
 
     @classmethod
     def load(cls, folder: str | Path) -> Cohort:
@@ -333,15 +329,14 @@ class Cohort:
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
         truth = None
         try:
-            if content["truth"]:
+            if content.truth:
                 saved = load_npz(folder / f"{_TRUTH}.npz", ("usage", "factor1"))
                 factors = tuple(saved[f"factor{n}"] for n in range(1, len(saved)))
                 truth = Truth(factors, saved["usage"])
-            report = tuple((where, what, count) for where, what, count in content["read_report"])
-            cohort = cls(content["name"], sites, truth, report)
+            cohort = cls(content.name, sites, truth, content.read_report)
         except (DataError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{folder / COHORT}: {error}") from None
-        if content["vocabularies"] != {v.name: v.digest for v in cohort.vocabularies}:
+        if content.vocabularies != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
         return cohort
 
@@ -373,7 +368,7 @@ def remove_cohort(folder: str | Path) -> None:
     """Delete only the files that `Cohort.save` wrote to a folder."""
     folder = Path(folder)
     content = _read_cohort(folder / COHORT)
-    others = [f"{name}.vocabulary.json" for name in content["vocabularies"]]
+    others = [f"{name}.vocabulary.json" for name in content.vocabularies]
     for path in (*site_files(folder), *(folder / name for name in [*others, f"{_TRUTH}.npz"])):
         if path.parent == folder:  # a damaged file may name anything
             path.unlink(missing_ok=True)
@@ -383,26 +378,32 @@ def remove_cohort(folder: str | Path) -> None:
 def site_files(folder: str | Path) -> list[Path]:
     """Return the paths of the sites' data files in the cohort's order, without reading them."""
     path = Path(folder) / COHORT
-    names = _read_cohort(path)["sites"]
+    names = _read_cohort(path).sites
     for name in names:
         check_name(f"{path}: site name", name)
     return [path.with_name(f"{name}.npz") for name in names]
 
 
-def _read_cohort(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _CohortFile:
+    """Content of ``cohort.json``: names of the sites, and digests of the vocabularies by name."""
+
+    name: str
+    sites: tuple[str, ...]
+    vocabularies: dict[str, str]
+    truth: bool
+    read_report: tuple[tuple[str, str, int], ...]
+
+
+def _read_cohort(path: Path) -> _CohortFile:
     try:
-        content = from_json(path.read_text(encoding="utf-8"))
+        return parse_as(_CohortFile, from_json(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; is this a folder that dpfact data wrote?") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
-    fields = {"name": str, "sites": list, "vocabularies": dict, "truth": bool,
-              "read_report": list}  # fmt: skip
-    if not isinstance(content, dict) or any(
-        not isinstance(content.get(field), kind) for field, kind in fields.items()
-    ):
-        raise DataError(f"{path}: need an object with {', '.join(fields)}")
-    return content
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:

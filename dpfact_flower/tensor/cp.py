@@ -5,7 +5,6 @@ Sums over all cells are computed in float64 from the values at the non-zeros and
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpfact_flower.errors import DataError, MissingDependencyError
+from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
@@ -101,16 +100,17 @@ class CPModel:
 
     def to_tensorly(self) -> Any:
         """Return a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1."""
+        from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
+
         weights, unit = self.normalized()
-        return _optional("TensorLy", "tensorly.cp_tensor").CPTensor(
-            (weights, [np.array(factor) for factor in unit.factors])
-        )
+        return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
 
     def to_pyttb(self) -> Any:
         """Return a pyttb `ktensor`: the weights, and columns of norm 1."""
+        from pyttb.ktensor import ktensor  # noqa: PLC0415 - optional
+
         weights, unit = self.normalized()
-        factors = [np.array(factor) for factor in unit.factors]
-        return _optional("pyttb", "pyttb.ktensor").ktensor(factors, weights)
+        return ktensor([np.array(factor) for factor in unit.factors], weights)
 
     def to_dense(self) -> NDArray[np.float64]:
         """Return all cells, for tests and small examples of up to ten million cells."""
@@ -137,15 +137,6 @@ def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> Squa
     nonzeros = math.fsum(error for error, _ in parts)
     zeros = norm_squared(factors) - math.fsum(mass for _, mass in parts)
     return SquaredError.on(tensor, nonzeros + zeros, nonzeros, tensor.norm_squared())
-
-
-def _optional(library: str, module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise MissingDependencyError(
-            f"{library} is not installed; install it with: pip install {library.lower()}"
-        ) from None
 
 
 def norm_squared(factors: Sequence[NDArray[Any]]) -> float:

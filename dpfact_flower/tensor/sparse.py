@@ -257,15 +257,15 @@ def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
 
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     size = _as_array("shape", shape)
-    if size.ndim != 1 or size.dtype.kind not in "iuf":
-        raise DataError(f"shape: need a sequence of integers, each in [1, {_MAX_MODE}]")
-    if len(size) < 2:
-        raise DataError(f"shape: need at least 2 modes (patients and one feature), got {len(size)}")
-    right = (size >= 1) & (size <= _MAX_MODE) & (size == np.floor(size))
-    if not right.all():
+    if (
+        size.ndim != 1
+        or len(size) < 2
+        or size.dtype.kind not in "iuf"
+        or not ((size >= 1) & (size <= _MAX_MODE) & (size == np.floor(size))).all()
+    ):
         raise DataError(
-            f"shape: every size must be an integer in [1, {_MAX_MODE}]; "
-            f"that of mode {right.argmin()} is not"
+            "shape: need at least 2 modes (patients and one feature), each of an integer size in "
+            f"[1, {_MAX_MODE}]"
         )
     return tuple(int(n) for n in size)
 

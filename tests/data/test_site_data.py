@@ -208,7 +208,7 @@ def test_cohort_refuses(sites, message):
         ({"sites": ["../north"]}, "site name"),
         ({"vocabularies": {"procedures": "0", "diagnoses": "0"}}, "vocabularies are not those"),
         ({"truth": True}, r"truth\.npz: no such file"),
-        ({"sites": "north"}, "need an object with"),
+        ({"sites": "north"}, "cohort.json: sites must be"),
     ],
 )
 def test_cohort_load_refuses(change, message, tmp_path):

@@ -231,7 +231,6 @@ def test_codes_are_readable():
         ({"mortality": 1.0}, r"mortality: must lie in \(0, 1\)"),
         ({"local": 1.0}, "must leave a phenotype to all sites"),
         ({"background": 1.5}, r"background: must lie in \[0, 1\]"),
-        ({"colour": 1}, r"no such field: \['colour'\]"),
     ],
 )
 def test_impossible_settings_are_refused(changes, message):

@@ -280,7 +280,6 @@ def _load_rows(
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
         dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
-    _drop_headers(connection, place, names)
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time as 2024-05-31 or 2024-05-31 14:05 ({option} for another)"
     form = f"a time as {source.time_format}" if source.time_format else form
@@ -343,35 +342,21 @@ def _likely(what: str, free: Collection[str], found: Collection[str]) -> str:
     return next(fits, "")
 
 
-def _drop_headers(connection: Connection, place: Path | Rows, names: Mapping[str, str]) -> None:
-    """Drop header lines among the rows, as in concatenated files."""
-    forms = (
-        (what, {name, name.upper(), name.title(), name.capitalize()})
-        for what, name in (("patient", names["patient"]), ("code", names["code"]))
-    )
-    header = " AND ".join(f"{what} IN ({', '.join(map(literal, f))})" for what, f in forms)
-    if repeated := count_rows(connection, "loaded", header):
-        connection.execute(f"DELETE FROM loaded WHERE {header}")
-        count(connection, place.name, "lines that repeat the header, left out", repeated)
-
-
 def _minutes(time: str, time_format: str) -> str:
     """Return SQL for whole minutes since 1970; see `_ZONED` and `_MISTIMED`."""
     if time_format:
-        minute = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
-        return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minute}, {_MISTIMED}) END"
-    usual, point = _USUAL.format(time), f"replace({time}, ',', '.')"
-    minute, other, zoned = (
-        _whole_minutes(f"try_cast({text} AS {kind})")
-        for text, kind in ((time, "TIMESTAMP"), (point, "TIMESTAMP"), (point, "TIMESTAMPTZ"))
-    )
-    return f"""CASE WHEN {time} IS NULL THEN NULL
-                    WHEN {usual} THEN coalesce({minute}, {_MISTIMED})
-                    WHEN regexp_full_match({time}, '{_TIME}')
-                    THEN coalesce({other}, {_MISTIMED})
-                    WHEN regexp_full_match({time}, '{_OFFSET}')
-                    THEN coalesce({zoned} + {_ZONED}, {_MISTIMED})
-                    ELSE {_MISTIMED} END"""
+        minutes = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
+    else:
+        point = f"replace({time}, ',', '.')"
+        usual, other, zoned = (
+            _whole_minutes(f"try_cast({text} AS {kind})")
+            for text, kind in ((time, "TIMESTAMP"), (point, "TIMESTAMP"), (point, "TIMESTAMPTZ"))
+        )
+        minutes = f"""CASE WHEN {_USUAL.format(time)} THEN {usual}
+                           WHEN regexp_full_match({time}, '{_TIME}') THEN {other}
+                           WHEN regexp_full_match({time}, '{_OFFSET}') THEN {zoned} + {_ZONED}
+                      END"""
+    return f"CASE WHEN {time} IS NOT NULL THEN coalesce({minutes}, {_MISTIMED}) END"
 
 
 def _whole_minutes(time: str) -> str:

@@ -6,6 +6,7 @@ Patients are numbers from 1. Patients without a cell are left out and counted.
 
 from __future__ import annotations
 
+import fileinput
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import Floats, SparseTensor
+
+_MAX_INDEX = np.iinfo(np.int32).max - 1
 
 
 def read(
@@ -74,6 +77,12 @@ def read_tns(path: str | Path) -> SparseTensor:
     if table.shape[1] < 3:
         raise DataError(f"{path}: need at least 2 indices and a value per line")
     index = table[:, :-1]
+    wrong = ~((index >= 0) & (index <= _MAX_INDEX) & (index == np.floor(index))).all(axis=1)
+    if wrong.any():
+        raise DataError(
+            f"{path}: need whole numbers from 0 to {_MAX_INDEX} as indices; those of cell "
+            f"{wrong.argmax() + 1} are not"
+        )
     index -= int((index >= 1).all())
     try:
         return SparseTensor.from_coo(index, table[:, -1], index.max(axis=0) + 1)
@@ -83,15 +92,21 @@ def read_tns(path: str | Path) -> SparseTensor:
 
 def _read_table(path: Path) -> Floats:
     try:
-        with warnings.catch_warnings():
+        with (
+            fileinput.input(path, openhook=fileinput.hook_compressed, encoding="utf-8") as lines,
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore", UserWarning)  # `read_tns` refuses an empty file
-            return np.loadtxt(path, comments="#", ndmin=2, encoding="utf-8")
+            return np.loadtxt(lines, comments="#", ndmin=2)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
     except ValueError:  # NumPy's message quotes the cell
-        raise DataError(f"{path}: need equally many numbers, and nothing else, per line") from None
+        raise DataError(
+            f"{path}: need equally many numbers, and nothing else, in each line; line "
+            f"{lines.lineno()} differs"
+        ) from None
 
 
 def _vocabularies(

@@ -67,18 +67,20 @@ def test_tns_as_people_write_it(tmp_path, text, name):
 BAD_TNS = {
     "empty": ("holds no cell", ""),
     "comments alone": ("holds no cell", "# a\n# b\n"),
-    "ragged": ("need equally many numbers", "# c\n1 1 1\n2 987654\n"),
-    "text": ("need equally many numbers, and nothing else", "1 1 1\n2 987654x 2\n"),
+    "ragged": ("line 3 differs", "# c\n1 1 1\n2 987654\n"),
+    "text": (
+        "need equally many numbers, and nothing else, in each line; line 2 differs",
+        "1 1 1\n2 987654x 2\n",
+    ),
     "two columns": ("at least 2 indices and a value", "1 987654\n"),
-    "index NaN": ("shape: ", "1 1 1\nnan 1 987654\n"),
-    "index inf": ("shape: ", "1 1 1\ninf 1 987654\n"),
-    "index fraction": ("shape: ", "1 1 1\n987654.5 1 2\n"),
-    "index beyond int32": ("shape: ", "1 1 1\n9876540000 1 2\n"),
-    "index negative": ("must lie in [0, 2)", "1 1 1\n-987654 1 2\n"),
+    **{
+        f"index {what}": ("as indices; those of cell 2 are not", f"# c\n1 1 1\n{what} 1 2\n")
+        for what in ("nan", "inf", "987654.5", "9876540000", "-987654")
+    },
     "value negative": ("values: must be non-negative", "1 1 1\n1 2 -987654\n"),
     "value beyond float32": ("values: must be finite", "1 1 987654e40\n"),
     "binary": ("cannot be read (UnicodeDecodeError)", bytes(range(256))),
-    "zeros": ("need equally many numbers", bytes(100)),
+    "zeros": ("line 1 differs", bytes(100)),
 }
 
 
