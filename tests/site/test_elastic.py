@@ -18,6 +18,7 @@ from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel, norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
+from tests.bits import assert_bits
 
 MODES = ["procedures", "diagnoses"]
 
@@ -75,8 +76,7 @@ def test_state_and_request_are_left_as_they_were(tensor):
     before = [factor.copy() for factor in (*first.state.factors, *asked.anchors)]
     answer(tensor, replace(asked, round=2), first.state)
     after = [*first.state.factors, *asked.anchors]
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_bits(before, after)
 
 
 def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_as_its_data(tensor):
@@ -111,8 +111,7 @@ def test_a_relative_round_begins_at_the_global_factors_and_the_papers_at_the_sit
         start = starting_state(tensor, own, replace(asked, round=2, rounds=3), rng)
         wanted = own.factors[1:] if begins == "own" else asked.anchors
         np.testing.assert_array_equal(start.factors[0], own.factors[0])
-        for one, other in zip(start.factors[1:], wanted, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_bits(start.factors[1:], wanted)
 
 
 def test_the_numbers_do_not_depend_on_the_threads_of_blas():
@@ -123,8 +122,7 @@ def test_the_numbers_do_not_depend_on_the_threads_of_blas():
     for threads in (1, 2):
         with threadpool_limits(threads, user_api="blas"):
             releases.append(answer(tensor, asked).release.arrays)
-    for one, other in zip(*releases, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_bits(*releases)
 
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
@@ -166,8 +164,7 @@ def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
     one = answer(tensor, request(tensor.feature_shape)).release.arrays
     louder = SparseTensor(tensor.indices, tensor.values * np.float32(4), tensor.shape)
     two = answer(louder, request(tensor.feature_shape)).release.arrays
-    for a, b in zip(one, two, strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_bits(one, two)
 
 
 def test_off_means_the_same_at_any_size(tensor):

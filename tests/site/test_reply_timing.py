@@ -20,22 +20,12 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import admission, answer, disclosure
 from dpfact_flower.site.disclosure import ReplyDelay, seconds_left
 from dpfact_flower.wire import records
+from tests import patience
 from tests.site.federation import PRIVACY, requests
 
 
-class Clock:
+class Clock(patience.Clock):
     """Time that passes where somebody sleeps, or where a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
     def time(self) -> float:
         return time.time() + self.now - 1000.0
@@ -43,7 +33,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
-    clock = Clock()
+    clock = Clock(1000.0)
     monkeypatch.setattr(disclosure, "time", clock)
     monkeypatch.setattr(client_app, "time", clock)
     return clock
@@ -252,7 +242,7 @@ def test_a_node_whose_settings_make_no_sense_and_a_simulated_site_hold_nothing(
     assert send(bad, FOREIGN).error.reason.startswith("dpfact:settings")
     simulated = node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1})
     send(simulated, FOREIGN)
-    assert clock.slept == []
+    assert clock.now == 1000.0
 
 
 def test_a_message_that_lay_too_long_is_late_and_costs_nothing(

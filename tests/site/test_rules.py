@@ -7,16 +7,16 @@ import pytest
 
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedError, SettingsError
 from dpfact_flower.privacy import Noise, release_unprotected
-from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.patient import release
 from dpfact_flower.privacy.patient.statistics import code_counts
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
+from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.elastic import ElasticRound
 from dpfact_flower.site.round import RoundOutcome
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire.protocol import RoundRequest
+from tests.site.federation import make_client, rows_of
 
 SIGMA = 5.0
 
@@ -29,9 +29,8 @@ def forget():
 
 
 def make_site(data, tmp_path, **settings) -> Site:
-    given = {"allow_privacy": "patient", "max_epsilon": 10.0, "state_dir": str(tmp_path / "state"),
-             "allow_rules": "counts"}  # fmt: skip
-    return Site(data, SiteSettings(**{**given, **settings}))
+    given = {"max_epsilon": 10.0, "allow_rules": "counts"}
+    return make_client(data, tmp_path, **{**given, **settings}).site
 
 
 def request(rule="counts", **changes) -> RoundRequest:
@@ -66,21 +65,13 @@ class Counts:
         return RoundOutcome(release_unprotected([np.ones((2, 2), np.float32)]))
 
 
-def rows(tmp_path):
-    path = tmp_path / "state" / "site-1"
-    if not (path / "ledger.sqlite").exists():
-        return []
-    with Ledger(path, create=False) as ledger:
-        return ledger.rows()
-
-
 def test_a_rule_of_others_is_admitted_charged_and_asked_again_for_free(data, tmp_path):
     site_rules.register("counts", Counts)
     site = make_site(data, tmp_path)
     first = site.answer(request())
     again = site.answer(request())
     np.testing.assert_array_equal(first.arrays[0], again.arrays[0])
-    (row,) = rows(tmp_path)
+    (row,) = rows_of(tmp_path)
     assert [event.sigma for event in row.events] == [SIGMA]
 
 
@@ -88,7 +79,7 @@ def test_a_rule_that_the_hospital_does_not_name_is_refused(data, tmp_path):
     site_rules.register("counts", Counts)
     with pytest.raises(PrivacyRefusedError, match="rules 'counts'; this site's allow-rules is"):
         make_site(data, tmp_path, allow_rules="elastic,patient").answer(request())
-    assert not rows(tmp_path)
+    assert not rows_of(tmp_path)
 
 
 def test_a_rule_without_code_here_is_refused(data, tmp_path):
@@ -121,7 +112,7 @@ def test_a_rule_that_releases_more_than_it_announced_releases_nothing(
     with pytest.raises(RoundFailedError):
         make_site(data, tmp_path).answer(request())
     assert "releases more than it announced" in caplog.text
-    assert not rows(tmp_path)
+    assert not rows_of(tmp_path)
 
 
 @pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
@@ -144,7 +135,7 @@ def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
         make_site(data, tmp_path).answer(request())
     says = "a share of a secure sum unmasked" if own == SIGMA / 2 else "more than it announced"
     assert f"releases {says}" in caplog.text
-    assert not rows(tmp_path)
+    assert not rows_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore, has_jobs
 from dpfact_flower.tensor.error import SquaredError
+from tests.bits import assert_bits
 
 FINGERPRINT = "f" * 64
 NOTICE = "NOT-TO-BE-SHARED.txt"
@@ -43,10 +44,7 @@ def make_measures(round_number: int = 1, **changes) -> RoundMeasures:
 def assert_equal(found: SiteState | None, expected: SiteState) -> None:
     assert found is not None
     assert (found.round, found.eta) == (expected.round, expected.eta)
-    assert len(found.factors) == len(expected.factors)
-    for one, other in zip(found.factors, expected.factors, strict=True):
-        assert (one.dtype, one.shape) == (np.float32, other.shape)
-        assert one.tobytes() == other.tobytes()
+    assert_bits(found.factors, expected.factors)
 
 
 def names(folder: Path) -> set[str]:

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from dpfact_flower.errors import MessageError
 from dpfact_flower.wire.packing import pack, unpack
+from tests.bits import assert_bits
 
 INTEGERS = st.one_of(
     st.integers(-(2**63), 2**63 - 1), st.integers(-4000, 4000), st.sampled_from([0, 1, -1])
@@ -22,12 +23,6 @@ STEPS = st.floats(1e-30, 1e30)
 def on_grid(steps, step: float) -> np.ndarray:
     with np.errstate(over="ignore", under="ignore"):
         return (np.asarray(steps, np.int64) * np.float64(step)).astype(np.float32)
-
-
-def assert_same_bits(found, expected) -> None:
-    assert found.dtype == np.float32
-    assert found.shape == expected.shape
-    assert found.tobytes() == expected.tobytes()
 
 
 def noise(count: int, spread: float = 256, seed: int = 0) -> np.ndarray:
@@ -45,7 +40,7 @@ def test_whatever_is_packed_comes_back_bit_for_bit(steps, step):
     if packed is not None:
         assert packed.dtype == np.uint8
         assert packed.nbytes < values.nbytes
-        assert_same_bits(unpack(packed, len(values), "x"), values)
+        assert_bits([unpack(packed, len(values), "x")], [values])
 
 
 @settings(deadline=None)
@@ -57,7 +52,7 @@ def test_noise_on_a_grid_is_packed(seed, count, step, spread, signal):
     steps = noise(count, spread, seed)
     steps[: count // 50] += signal
     values = on_grid(steps, step)
-    assert_same_bits(unpack(pack(values, step), count, "x"), values)
+    assert_bits([unpack(pack(values, step), count, "x")], [values])
 
 
 @pytest.mark.parametrize(
