@@ -65,7 +65,7 @@ class DPFactClient(NumPyClient):
 
     `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`.
     `settings` needs `state_dir` and `allow_privacy`. `simulation` and `beside` have the meaning in
-    `dpfact_flower.site.admission.Hospital`. `came_in` and `time_left` are times of the first
+    `dpfact_flower.site.hospital.Hospital`. `came_in` and `time_left` are times of the first
     request, as in `dpfact_flower.site.disclosure.ReplyDelay`.
     """
 

@@ -392,7 +392,6 @@ class SiteSettings(Settings):
     reply_after: float = setting(
         0.0, "seconds from a request to its reply, whatever it says; 0: when ready", "[0, 86400]"
     )
-    site_mu: float = setting(-1.0, "this site's own l2,1 weight; -1 uses the run's", "[-1, inf)")
     secure_key: str = setting(
         "", "secure sums: the file of this site's signing key, as `dpfact keys make` writes it"
     )
@@ -415,8 +414,6 @@ class SiteSettings(Settings):
                 raise SettingsError(
                     f"allow-privacy: modes are {', '.join(modes)}; got {shown(self.allow_privacy)}"
                 )
-        if -1 < self.site_mu < 0:
-            raise SettingsError(f"site-mu: must be -1 or at least 0; got {self.site_mu!r}")
 
 
 class Described(NamedTuple):

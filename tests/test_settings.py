@@ -64,8 +64,6 @@ def another(field, hint):
         return "none,paper"
     if field.name == "codes":
         return "202x316"
-    if field.name == "site_mu":
-        return 0.25
     if hint is str:
         return "other"
     step = 1 if hint is int else 0.25
@@ -212,7 +210,6 @@ IMPOSSIBLE = [
     (SiteSettings, {"allow-privacy": "none,nonsense"}, "allow-privacy: modes are patient, paper"),
     *[(SiteSettings, {"allow-privacy": modes}, "allow-privacy")
       for modes in ("None", "paper,", ",paper", "paper paper", "*")],
-    (SiteSettings, {"site-mu": -0.5}, "site-mu: must be -1 or at least 0"),
     (RunSettings, {"sites": 2, "min-sites": 3}, "min-sites: a quorum of 3 cannot be met"),
     (RunSettings, {"rounds": 10**400}, "rounds: must lie in"),
     (SolverSettings, {"eta": 10**400}, "eta: must lie in"),

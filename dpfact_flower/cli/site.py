@@ -54,7 +54,7 @@ def site_init(
     from dpfact_flower.runtime.superlink import tool
     from dpfact_flower.settings import SiteSettings, refuse_unknown
     from dpfact_flower.site.check import check_site
-    from dpfact_flower.site.config import check_choices, check_data_site
+    from dpfact_flower.site.hospital import check_choices, check_data_site
 
     folder, data, ca = (each.expanduser().absolute() for each in (folder, data, ca))
     given = opt.assigned(settings, ("site", "data-path", "state-dir", "max-epsilon"))
@@ -157,7 +157,7 @@ def site_metrics(
     """
     from dpfact_flower.machine.prometheus import exposition, write_exposition
     from dpfact_flower.settings import SiteSettings
-    from dpfact_flower.site.config import read_node_config
+    from dpfact_flower.site.hospital import read_node_config
     from dpfact_flower.site.metrics import site_gauges
 
     gauges = site_gauges(SiteSettings.from_config(read_node_config(config)))
@@ -179,7 +179,7 @@ def site_refit(
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings
-    from dpfact_flower.site.config import read_node_config
+    from dpfact_flower.site.hospital import read_node_config
     from dpfact_flower.site.patient import refit, unfitted
 
     settings = SiteSettings.from_config(read_node_config(config))

@@ -24,7 +24,7 @@ from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.processes import listeners
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import MACHINE_CODE
-from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.hospital import read_node_config
 from dpfact_flower.site.metrics import ANSWERING
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from dpfact_flower.runtime.supernode import (
     message_to_bytes,
 )
 from dpfact_flower.settings import Scalar, SiteSettings
-from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
+from dpfact_flower.site.hospital import read_node_config
 from dpfact_flower.site.metrics import ANSWERING
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 

@@ -6,18 +6,16 @@ refusal reveals nothing about a patient. `admitted` runs them for rounds and for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, shown
 from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked
 from dpfact_flower.machine.memory import memory_limit, memory_used
-from dpfact_flower.privacy import Noise, account
+from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.releases import PlannedRelease
@@ -25,10 +23,11 @@ from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
 from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve
+from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.lockout import check_attempts, check_not_rolled_back
-from dpfact_flower.site.round import RoundWork, localised, stream
+from dpfact_flower.site.round import RoundWork
 from dpfact_flower.site.rules import site_rules
-from dpfact_flower.site.secure import SecureRound, keyring_of, secure_round, simulated_keyring
+from dpfact_flower.site.secure import SecureRound, secure_round
 from dpfact_flower.site.store import SiteStore, has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
@@ -37,43 +36,6 @@ _OTHER_DATA = "job {job!r} was begun with other data; now that it has changed, s
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
 """Share of the process's memory that stays free for the patients."""
-
-
-@dataclass(frozen=True)
-class Hospital:
-    """A site's data, settings and folder.
-
-    In a `simulation`, noise may be seeded and writes do not wait for the disk. The sites in
-    `beside` hold other patients and may have a ledger in the same `state-dir`.
-    """
-
-    source: SiteSource
-    settings: SiteSettings
-    simulation: bool
-    beside: Collection[str]
-
-    @property
-    def name(self) -> str:
-        """The site's public name, which is part of every reply."""
-        return self.settings.site or self.source.name
-
-    @cached_property
-    def root(self) -> Path:
-        """The `state-dir`."""
-        return Path(self.settings.state_dir).expanduser()
-
-    @property
-    def folder(self) -> Path:
-        """The site's folder, with the ledger and the jobs."""
-        return self.root / self.name
-
-    def ledger(self, *, create: bool = False) -> Ledger:
-        """Open the ledger."""
-        return Ledger(self.folder, create=create, durable=not self.simulation)
-
-    def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's folder; without a fingerprint, only for files without patient data."""
-        return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 
 @dataclass(frozen=True)
@@ -127,7 +89,11 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)
-        secure = _secure(hospital, request, work, answered=repeated is not None)
+        secure, planned = None, _planned(work)
+        if planned is not None:
+            secure = secure_round(hospital, request, planned, answered=repeated is not None)
+        elif request.secure is not None:
+            raise MessageError("request: this round has no secure sum")
         store = hospital.store(request.job)
         admission = Admitted(request, work, store, ledger, rows, last, repeated, secure)
         if not hospital.simulation:
@@ -151,57 +117,13 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
     rule = site_rules.find(request.rule_name)
-    request = localised(request, hospital.settings)
     return rule(hospital.source, request, site=hospital.name, simulation=hospital.simulation)
-
-
-def _secure(
-    hospital: Hospital, request: RoundRequest, work: RoundWork, *, answered: bool
-) -> SecureRound | None:
-    """Return the requested stage of a secure sum; None in a preflight or a run without sums."""
-    planned, stage = _planned(work), request.secure
-    if planned is None:
-        if stage is not None:
-            raise MessageError("request: this round has no secure sum")
-        return None
-    check_sharing(planned, hospital)
-    if hospital.simulation:
-        keyring = simulated_keyring(stage.names if stage else (), hospital.name)
-    else:
-        keyring = keyring_of(hospital.settings, hospital.name)
-    if stage is None:
-        return None
-    source = stream(request, hospital.name)
-    noise = Noise.from_settings(request.privacy, stream=source, simulation=hospital.simulation)
-    return secure_round(
-        request, planned, keyring, noise, hospital.folder / request.job,
-        site=hospital.name, answered=answered, durable=not hospital.simulation,
-    )  # fmt: skip
 
 
 def _planned(work: RoundWork) -> PlannedRelease | None:
     """Return the round's release if it is part of a secure sum, which only patient mode uses."""
     planned: PlannedRelease | None = getattr(work, "planned", None)
     return planned if planned and planned.sharing else None
-
-
-def check_sharing(planned: PlannedRelease, hospital: Hospital) -> None:
-    """Refuse a secure sum with fewer sites or fewer colluders than the hospital requires."""
-    settings, sharing = hospital.settings, planned.sharing
-    assert sharing is not None
-    for key, value, least in (
-        ("sites", sharing.sites, settings.secure_min_sites),
-        ("colluding", sharing.colluding, settings.secure_min_colluding),
-    ):
-        if value < least:
-            raise PrivacyRefusedError(
-                f"secure-{key} is {value} in this run; this site's secure-min-{key} is {least}"
-            )
-    if not (settings.max_epsilon_alone or hospital.simulation):
-        raise PrivacyRefusedError(
-            "max-epsilon-alone: set the largest epsilon that the hospital accepts in secure sums "
-            "if all other sites collude"
-        )
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:

@@ -20,9 +20,9 @@ from dpfact_flower.errors import MessageError, RoundFailedError, StateError, cod
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.admission import Admitted, Hospital, admitted, check_budget, check_follows
-from dpfact_flower.site.config import check_choices, check_data_site
+from dpfact_flower.site.admission import Admitted, admitted, check_budget, check_follows
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
+from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
 from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.metrics import count_refusal
 from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
@@ -46,7 +46,7 @@ class _Progress:
 class Site:
     """A hospital in a run; `dpfact_flower.server.coordinator.Coordinator` is the server.
 
-    `dpfact_flower.site.admission.Hospital` explains the parameters. A data file in `source` is
+    `dpfact_flower.site.hospital.Hospital` explains the parameters. A data file in `source` is
     read when a round needs the patients.
     """
 
@@ -108,8 +108,7 @@ class Site:
         request, last = admission.request, admission.last
         store = self._hospital.store(request.job, last.fingerprint if last else "")
         try:
-            if request.selection:
-                store.note_selection(request.selection_digest)
+            store.note_selection(request.selection_digest)
             store.keep_ending(*request.to_wire())
             forget(store.folder)
         except OSError as error:  # the server ends the run in any case
@@ -168,8 +167,7 @@ class Site:
                 check_budget(admission.work, ledger.count(), hospital.settings)
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
-            if request.selection:
-                admission.store.note_selection(request.selection_digest)
+            admission.store.note_selection(request.selection_digest)
             if not hospital.simulation:
                 held.enter_context(counting_attempt(hospital.folder))
             yield ledger

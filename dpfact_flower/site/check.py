@@ -29,8 +29,8 @@ from dpfact_flower.machine.flower import KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.config import check_choices, check_data_site, read_node_config
 from dpfact_flower.site.disk_reservation import largest_run
+from dpfact_flower.site.hospital import check_choices, check_data_site, read_node_config
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.metrics import answering_seconds
 from dpfact_flower.site.secure import keyring_of

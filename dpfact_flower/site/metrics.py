@@ -19,7 +19,7 @@ from dpfact_flower.machine.files import check_own, replacing
 from dpfact_flower.machine.parsed import from_json, parse_as
 from dpfact_flower.machine.prometheus import Gauge, gauge
 from dpfact_flower.privacy import account
-from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.lockout import failed_attempts
@@ -41,31 +41,32 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
     """Return the gauges of a site: its budget, its latest charge and its failures."""
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
-    spent, last, rows = 0.0, 0.0, 0
+    spent, last = 0.0, 0.0
+    rows: tuple[LedgerRow, ...] = ()
     if (folder / LEDGER).exists():
         with Ledger(folder, create=False) as ledger:
-            ledger_rows = ledger.rows()
-        rows = len(ledger_rows)
-        charged = [row for row in ledger_rows if row.events]
-        if charged:
-            events = [event for row in charged for event in row.events]
-            spent = account(events, settings.budget_delta).headline.epsilon
-            last = datetime.fromisoformat(charged[-1].recorded).timestamp()
-    refused = refusals(folder)
-    remaining = max(settings.max_epsilon - spent, 0.0)
+            rows = ledger.rows()
+    if charged := [row for row in rows if row.events]:
+        events = [event for row in charged for event in row.events]
+        spent = account(events, settings.budget_delta).headline.epsilon
+        last = datetime.fromisoformat(charged[-1].recorded).timestamp()
+    figures = {
+        "epsilon_spent": ("Epsilon at budget-delta, over all jobs.", spent),
+        "epsilon_left": ("What max-epsilon leaves.", max(settings.max_epsilon - spent, 0.0)),
+        "charged_seconds": ("When the latest charge was, since 1970.", last),
+        "releases": ("Rows of the ledger.", len(rows)),
+        "failed_attempts": ("Rounds in a row that failed after patients were read; 10 close the "
+                            "site until somebody has looked.", failed_attempts(folder)),
+        "answering_seconds": ("How long the message that is being answered has been; 0 where none "
+                              "is.", answering_seconds(folder.parent)),
+    }  # fmt: skip
+    counts = dict.fromkeys(PUBLIC_CODES, 0) | refusals(folder)
+    refused = [({"site": name, "code": code}, count) for code, count in sorted(counts.items())]
+    text = "Requests that were refused or failed, by the code that left."
     return [
-        gauge("site_epsilon_spent", "Epsilon at budget-delta, over all jobs.", spent, site=name),
-        gauge("site_epsilon_left", "What max-epsilon leaves.", remaining, site=name),
-        gauge("site_charged_seconds", "When the latest charge was, since 1970.", last, site=name),
-        gauge("site_releases", "Rows of the ledger.", rows, site=name),
-        gauge("site_failed_attempts", "Rounds in a row that failed after patients were read; 10 "
-              "close the site until somebody has looked.", failed_attempts(folder), site=name),
-        gauge("site_answering_seconds", "How long the message that is being answered has been; 0 "
-              "where none is.", answering_seconds(folder.parent), site=name),
-        Gauge("site_refusals_total", "Requests that were refused or failed, by the code that left.",
-              [({"site": name, "code": code}, refused.get(code, 0))
-               for code in sorted({*PUBLIC_CODES, *refused})], "counter"),
-    ]  # fmt: skip
+        *(gauge(f"site_{key}", *figure, site=name) for key, figure in figures.items()),
+        Gauge("site_refusals_total", text, refused, "counter"),
+    ]
 
 
 def refusals(folder: Path) -> dict[str, int]:

@@ -27,12 +27,12 @@ from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carrie
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.patient.statistics import BoundedSum
 from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.round import (
     JobState,
     RoundOutcome,
     check_modes,
     local_settings,
-    localised,
     measure,
     scaled,
     solved,
@@ -146,7 +146,7 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     if planned and planned.sharing and planned.kind == "refine":
         shape = (planned.sharing.slots, 2, request.solver.rank)
     usages = None if request.usages is None else request.usages.shape
-    # A site with its own l2,1 weight receives the usages too, but ignores the usages.
+    # Without an l2,1 weight, the usages have no effect.
     needed = shape is not None and request.solver.relative_l21 > 0
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
@@ -181,15 +181,13 @@ def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
     """Fit a site's own model around the final global factors, and write it to the job's folder."""
-    name = settings.site or data.name
-    root = Path(settings.state_dir).expanduser()
-    tag = data_tag(root / name, data.fingerprint)
-    store = SiteStore(root, name, job, tag, durable=not simulation)
-    request = localised(last_request(store), settings)
+    hospital = Hospital(data, settings, simulation)
+    store = hospital.store(job, data_tag(hospital.folder, data.fingerprint))
+    request = last_request(store)
     tensor = data.select_codes(request.selection).tensor
     if tensor.nnz == 0:
-        raise DataError(f"site {name}: no patient has any of the run's codes")
-    state, measures = personal(tensor, request, name)
+        raise DataError(f"site {hospital.name}: no patient has any of the run's codes")
+    state, measures = personal(tensor, request, hospital.name)
     store.save(state)
     store.keep_only(state.round)
     store.note(measures)

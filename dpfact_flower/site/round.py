@@ -13,7 +13,7 @@ import numpy as np
 from dpfact_flower.errors import DataError, DivergenceError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import Release, ReleaseEvent, Share
-from dpfact_flower.settings import SiteSettings, SolverSettings
+from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
 from dpfact_flower.solver import LocalResult, solve
 from dpfact_flower.solver.losses import losses
@@ -90,14 +90,6 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 @remembered
 def _unit_patients(tensor: SparseTensor) -> SparseTensor:
     return tensor.scaled_to_unit_patients()
-
-
-def localised(request: RoundRequest, settings: SiteSettings) -> RoundRequest:
-    """Return the request with the site's own l2,1 weight, if the site has set one."""
-    if settings.site_mu < 0:
-        return request
-    # Set relative_l21 to 0, because the run's relative weight would override the site's own.
-    return replace(request, solver=replace(request.solver, mu=settings.site_mu, relative_l21=0.0))
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:

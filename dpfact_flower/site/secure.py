@@ -26,9 +26,12 @@ from dpfact_flower.machine.files import check_own, check_private, private_folder
 from dpfact_flower.machine.parsed import from_json, load_npz
 from dpfact_flower.privacy import Noise, Release, release_masked
 from dpfact_flower.privacy.patient.releases import PlannedRelease
+from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.privacy.secure_sum import site as rules
 from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site.hospital import Hospital
+from dpfact_flower.site.round import stream
 from dpfact_flower.wire.protocol import RoundRequest
 from dpfact_flower.wire.secure import packed_bytes, sealed_text
 
@@ -93,28 +96,30 @@ class SecureRound:
 
 
 def secure_round(
-    request: RoundRequest,
-    planned: PlannedRelease,
-    keyring: Keyring,
-    noise: Noise,
-    folder: Path,
-    *,
-    site: str,
-    answered: bool,
-    durable: bool,
-) -> SecureRound:
-    """Check a stage against this site's keys and earlier answers, without reading a patient.
+    hospital: Hospital, request: RoundRequest, planned: PlannedRelease, *, answered: bool
+) -> SecureRound | None:
+    """Check a stage against the hospital's settings, keys and earlier answers. Read no patient.
 
-    The kept state in the job's `folder` counts only if the ledger has an answer to this request.
+    Return None in a preflight, which has no stage. The kept state in the job's folder counts only
+    if the ledger has an answer to this request.
     """
-    stage, sharing = request.secure, planned.sharing
-    assert stage is not None
+    stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
-    files = _Files(folder, durable)
+    _check_sharing(sharing, hospital)
+    if hospital.simulation:
+        keyring = _simulated_keyring(stage.names if stage else (), name)
+    else:
+        keyring = keyring_of(hospital.settings, name)
+    if stage is None:
+        return None
+    noise = Noise.from_settings(
+        request.privacy, stream=stream(request, name), simulation=hospital.simulation
+    )
+    files = _Files(hospital.folder / request.job, durable=not hospital.simulation)
     terms = sharing.terms(request.job, request.terms, stage.names)
     state = files.round() if answered else None
     job = rules.join(
-        terms, site, keyring.own, keyring.peers, kept=files.job(terms), state=state,
+        terms, name, keyring.own, keyring.peers, kept=files.job(terms), state=state,
         random_bytes=noise.random_bytes,
     )  # fmt: skip
     if stage.stage == "keys":
@@ -126,6 +131,24 @@ def secure_round(
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
     rules.check_question(job, state, question, keyring.peers)
     return SecureRound(keyring, files, job, question, state, stage.sealed, noise, opening)
+
+
+def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
+    """Refuse a secure sum with fewer sites or fewer colluders than the hospital requires."""
+    settings = hospital.settings
+    for key, value, least in (
+        ("sites", sharing.sites, settings.secure_min_sites),
+        ("colluding", sharing.colluding, settings.secure_min_colluding),
+    ):
+        if value < least:
+            raise PrivacyRefusedError(
+                f"secure-{key} is {value} in this run; this site's secure-min-{key} is {least}"
+            )
+    if not (settings.max_epsilon_alone or hospital.simulation):
+        raise PrivacyRefusedError(
+            "max-epsilon-alone: set the largest epsilon that the hospital accepts in secure sums "
+            "if all other sites collude"
+        )
 
 
 def forget(folder: Path) -> None:
@@ -158,7 +181,12 @@ class _Files:
 
     def _kept(self, path: Path) -> rules.JobSecrets | None:
         check_own(path)
-        return rules.from_json(rules.JobSecrets, self._json(path)) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            return rules.from_json(rules.JobSecrets, from_json(path.read_bytes()))
+        except (OSError, ValueError):
+            raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
     def round(self) -> rules.RoundState | None:
         """Return the last answer, or None if no answer is kept."""
@@ -172,33 +200,21 @@ class _Files:
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
         """Keep the key of a job that has no answer yet."""
-        if not self._begun(job):
+        if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)
 
     def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
-        """Keep a round's answer and the job's key."""
-        if not self._begun(job):
+        """Keep a round's answer and the job's key, which replaces an unused key for other terms."""
+        if self._kept(self.folder / _JOB) != job:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
             np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
 
-    def _begun(self, job: rules.JobSecrets) -> bool:
-        """Return whether the job's folder has this key. A key for other terms was never used."""
-        path = self.folder / _JOB
-        return path.exists() and rules.from_json(rules.JobSecrets, self._json(path)) == job
-
     def _write(self, path: Path, job: rules.JobSecrets) -> None:
         with replacing(path, durable=self.durable) as file:
             file.write(json.dumps(rules.to_json(job)).encode())
-
-    def _json(self, path: Path) -> Mapping[str, object]:
-        try:
-            content: Mapping[str, object] = from_json(path.read_bytes())
-        except (OSError, ValueError):
-            raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
-        return content
 
 
 @dataclass(frozen=True)
@@ -227,7 +243,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
     return Keyring(own_key, peers)
 
 
-def simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
+def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
     """Make keys from the names of simulated sites; a simulation has no attacker."""
     return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
 

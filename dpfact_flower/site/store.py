@@ -161,9 +161,9 @@ class SiteStore:
         return not path.exists() or path.read_bytes() == digest.encode()
 
     def note_selection(self, digest: str) -> None:
-        """Keep a job's first selection of codes."""
+        """Keep a job's first selection of codes; "" is no selection."""
         path = self.folder / _SELECTION
-        if not path.exists():
+        if digest and not path.exists():
             self.begin()
             with replacing(path, durable=self._durable) as file:
                 file.write(digest.encode())

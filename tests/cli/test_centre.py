@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime import superlink
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.hospital import read_node_config
 from tests.commands import dpfact
 
 FINGERPRINT = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"

@@ -18,8 +18,8 @@ from dpfact_flower.runtime import supernode, worker
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed, message_to_bytes
 from dpfact_flower.runtime.worker import Answering, Question, answered
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.config import read_node_config
 from dpfact_flower.site.disclosure import ReplyDelay
+from dpfact_flower.site.hospital import read_node_config
 from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
 from tests.patience import PATIENCE
 

@@ -3,6 +3,7 @@
 import logging
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -110,6 +111,13 @@ def refusal(client, request, caplog) -> tuple[str, str]:
 
 def bits(arrays) -> list[bytes]:
     return [array.tobytes() for array in arrays]
+
+
+def raising(error: BaseException) -> Callable:
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
 
 
 # --- two sites that differ in a patient

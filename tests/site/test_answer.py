@@ -15,7 +15,7 @@ from dpfact_flower.privacy import Release, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
-from dpfact_flower.site import admission
+from dpfact_flower.site import hospital
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.store import SiteState, SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
@@ -171,7 +171,7 @@ def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatc
 @pytest.mark.parametrize("simulation", [False, True])
 def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkeypatch, simulation):
     waited = []
-    opened, fsync = admission.Ledger, os.fsync
+    opened, fsync = hospital.Ledger, os.fsync
 
     def open_ledger(*arguments, **choices):
         ledger = opened(*arguments, **choices)
@@ -181,7 +181,7 @@ def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkey
     settings = SiteSettings(allow_privacy="none", state_dir=str(tmp_path))
     client = DPFactClient(data, settings, simulation=simulation)
     ask(client, make_request(data))  # makes folders and ledger, which is waited for
-    monkeypatch.setattr(admission, "Ledger", open_ledger)
+    monkeypatch.setattr(hospital, "Ledger", open_ledger)
     monkeypatch.setattr(os, "fsync", lambda handle: (waited.append(True), fsync(handle)))
     ask(client, make_request(data, round=2))
     assert waited == ([False] if simulation else [True, True, True])  # the state, and its name
@@ -236,33 +236,15 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(data, tmp_path, caplog):
         assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize(("privacy", "charges"), [("none", 0), ("paper", 2)])
-def test_a_repeated_request_gets_the_same_bytes_at_no_cost_even_after_a_restart(
-    data, tmp_path, privacy, charges, number
-):
-    make = make_noisy_client if privacy == "paper" else make_client
-    request = make_request(data, solver=PAPER, privacy=PrivacySettings(privacy=privacy))
-    for before in range(1, number):
-        ask(make(data, tmp_path), replace(request, round=before))
-    request = replace(request, round=number)
-    first, _ = ask(make(data, tmp_path), request)
-    again, _ = ask(make(data, tmp_path), request)
-    assert_bits(again, first)
-    assert len(events_of(tmp_path)) == charges * number
-    assert len(rows_of(tmp_path)) == number
-    assert [row.payload_kept for row in rows_of(tmp_path)] == [charges > 0] * number
-
-
-def test_without_charge_only_the_last_round_is_answered_again(client, data, caplog):
+def test_without_charge_only_the_last_round_is_answered_again(client, data, tmp_path, caplog):
     caplog.set_level("INFO")
     requests = [make_request(data, round=number) for number in (1, 2)]
     for request in requests:
-        ask(client, request)
+        sent, _ = ask(client, request)
+        assert_bits(ask(make_client(data, tmp_path), request)[0], sent)  # after a restart
+        assert f"round {request.round} was asked for again: sending the same" in caplog.text
     assert "round 1 of job 'job' is stale" in refusal(client, requests[0], caplog)[1]
-    assert "asked for again" not in caplog.text
-    ask(client, requests[1])
-    assert "round 2 was asked for again: sending the same reply" in caplog.text
+    assert [row.payload_kept for row in rows_of(tmp_path)] == [False, False]
 
 
 def test_a_start_without_noise_leaves_no_state_and_is_answered_again(client, data, tmp_path):
@@ -348,21 +330,6 @@ def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, ch
     assert says in refusal(client, make_request(data, **changes), caplog)[1]
     assert not (tmp_path / "state").exists()
     ask(client, make_request(data))  # the site is unharmed
-
-
-def test_the_sites_own_mu_switches_phenotypes_off_for_it_alone(data, tmp_path):
-    asked = SolverSettings(rank=4, relative_l21=0.001, mu_from_round=1)
-    ask(make_client(data, tmp_path, site_mu=1e6), make_request(data, solver=asked))
-    assert (state_of(tmp_path, data).factors[0] == 0).all()
-
-
-def test_the_sites_own_mu_of_0_switches_nothing_off_whatever_the_run_asks(data, tmp_path):
-    asked = SolverSettings(rank=4, relative_l21=0.9, mu_from_round=1)
-    ask(make_client(data, tmp_path / "own", site_mu=0.0), make_request(data, solver=asked))
-    plain = replace(asked, mu=0.0, relative_l21=0.0)
-    ask(make_client(data, tmp_path / "plain"), make_request(data, solver=plain))
-    own, expected = (state_of(tmp_path / name, data).factors for name in ("own", "plain"))
-    np.testing.assert_array_equal(own[0], expected[0])
 
 
 # --- folders of others, and lines of the log

@@ -276,19 +276,6 @@ REFUSED_AT_ONCE = {
 }  # fmt: skip
 
 
-def test_an_old_round_with_another_content_is_stale(data, tmp_path, caplog):
-    client, server = make_client(data, tmp_path), make_server(data)
-    seen = go_to(client, server, 4)
-    before = rows_of(tmp_path)
-    for request, _ in seen[1:]:
-        moved = [factor.copy() for factor in request.anchors]
-        moved[0][0, 0] = np.nextafter(moved[0][0, 0], np.float32(9))
-        code, log = refusal(client, replace(request, anchors=tuple(moved)), caplog)
-        assert code == "message"
-        assert "is stale" in log
-    assert rows_of(tmp_path) == before
-
-
 WITH_CODES = {
     "a selection before counts": (1, lambda r: replace(r, selection=picked(6, 8)), "message"),
     "factors before counts": (1, lambda r: replace(r, anchors=of_factors((9, 12))), "message"),

@@ -10,7 +10,7 @@ import itertools
 import os
 import resource
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,23 +18,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Message
 
-from dpfact_flower.client_app import DPFactClient, RoundRefusedError, app
+from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient.plan import plan_patient
-from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
-from dpfact_flower.site import admission, answer, disclosure, patient
+from dpfact_flower.site import admission, answer, disclosure, hospital, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
-from dpfact_flower.wire import records
 from tests.crash import WRITES, failing_at
-from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, requests
+from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
 
 SECRET = "no space left for 'Jane Doe'"
 
@@ -49,13 +46,6 @@ def same(worlds: list[World], number: int) -> Asked:
     assert worlds[0].names() == worlds[1].names()
     assert worlds[0].source.read_by_now == worlds[1].source.read_by_now
     return answers[0]
-
-
-def raising(error: BaseException) -> Callable:
-    def call(*_: object, **__: object) -> None:
-        raise error
-
-    return call
 
 
 def check_refused(worlds: list[World], answer: Asked, rows: int) -> None:
@@ -211,7 +201,7 @@ BEFORE = {
     "charging": (Ledger, "charge"),
     "the data's tag": (answer, "data_tag"),
     "checking that the data is the job's": (admission.Admitted, "check_same_data"),
-    "the store": (admission.Hospital, "store"),
+    "the store": (hospital.Hospital, "store"),
     "the ledger's key": (answer, "ReleaseKey"),
 }
 AFTER = {
@@ -502,37 +492,3 @@ def test_a_full_disk_does_not_open_a_job_whose_data_changed(worlds, monkeypatch)
     _, after = with_other_data(worlds)
     monkeypatch.setattr("dpfact_flower.site.store.replacing", raising(OSError(errno.ENOSPC, "x")))
     assert [after.ask(2), after.ask(2)] == [("dpfact:state", 1)] * 2
-
-
-def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(
-    cohort_folder, tmp_path, monkeypatch
-):
-    """In `client_app` too, where Flower's records are made."""
-    node = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "north"),
-            "allow-privacy": "patient", "max-epsilon": 100.0}  # fmt: skip
-    grid = InProcessGrid(app, [node])
-
-    def send() -> Message:
-        content = records.ask(*requests()[1].to_wire())
-        (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], "train")])
-        return reply
-
-    with monkeypatch.context() as patch:
-        patch.setattr(records, "answer", raising(MemoryError(SECRET)))
-        assert send().error.reason.startswith("dpfact:failed")
-    assert not send().has_error()
-
-
-def test_a_preflight_of_a_last_round_says_what_the_round_would(worlds):
-    for world in worlds:
-        last = max(world.requests)
-        asked = world.requests[last]
-        assert world.preflight(asked) == world.ask(last).reply == "dpfact:message"
-        world.go_to(3)
-        assert world.preflight(asked) == "ready"
-        for other in (
-            replace(asked, job="never"),
-            replace(asked, selection=tuple(kept[:-1] for kept in asked.selection)),
-        ):
-            assert world.preflight(other) == world.answer(other).reply == "dpfact:message"
-        assert not world.source.read_by_now

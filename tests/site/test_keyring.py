@@ -20,10 +20,6 @@ def settings(tmp_path) -> SiteSettings:
     return SiteSettings(secure_key=str(key), secure_peers=str(peers))
 
 
-def test_a_site_has_its_own_key_and_those_it_pinned(settings):
-    assert [*keyring_of(settings, "here").peers] == ["here"]
-
-
 @pytest.mark.parametrize(("file", "mode"), [("peers", 0o664), ("site.pem", 0o622)])
 def test_a_file_that_others_may_write_to_pins_nobody(tmp_path, settings, file, mode):
     (tmp_path / file).chmod(mode)

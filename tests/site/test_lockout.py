@@ -20,18 +20,14 @@ from dpfact_flower.site.lockout import (
     rolled_back_faults,
 )
 from dpfact_flower.wire.protocol import RoundRequest
-from tests.site.federation import requests
-
-
-def failing(*_):
-    raise MemoryError
+from tests.site.federation import raising, requests
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_failures_in_a_row_come_to_an_end_that_reads_no_patient(world, monkeypatch, earlier):
     world.go_to(1 + earlier)
     with monkeypatch.context() as patch:
-        patch.setattr(answer, "compute", failing)
+        patch.setattr(answer, "compute", raising(MemoryError()))
         for _ in range(ATTEMPT_LIMIT):
             assert world.ask(1 + earlier) == ("dpfact:failed", earlier)
             assert world.source.read_by_now
@@ -47,7 +43,7 @@ def test_failures_in_a_row_come_to_an_end_that_reads_no_patient(world, monkeypat
 def test_a_release_forgets_the_failures_before_it(world, monkeypatch):
     for number in (1, 2):
         with monkeypatch.context() as patch:
-            patch.setattr(answer, "compute", failing)
+            patch.setattr(answer, "compute", raising(MemoryError()))
             for _ in range(ATTEMPT_LIMIT - 1):
                 assert world.ask(number).reply == "dpfact:failed"
         assert world.ask(number).rows == number

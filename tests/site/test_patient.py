@@ -6,21 +6,17 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError, PrivacyRefusedError
+from dpfact_flower.errors import MessageError
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Release, account, replay
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.settings import PrivacySettings, SolverSettings
+from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.site.patient import PatientRound, ridge_of
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
-
-PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
-CODES = replace(PLANNED, codes="6x8")
-SOLVER = SolverSettings(rank=4)
-
+from tests.site.federation import CODES, PLANNED, SOLVER, Watched
 
 WEIGHTED = replace(CODES, weighting="inverse-frequency")
 
@@ -99,27 +95,14 @@ def test_what_is_charged_is_what_was_planned_round_for_round(data, privacy):
 
 @pytest.mark.parametrize("number", [1, 2, 6])
 def test_no_patient_is_read_before_a_round_runs(data, number):
-    class Closed:
-        name, vocabularies = data.name, data.vocabularies
-
-        def read(self):
-            raise AssertionError("looked at the patients")
-
-    work = make_round(Closed(), make_request(data, number))
+    source = Watched(data)
+    work = make_round(source, make_request(data, number))
     work.cost()
-    if number < 6:
-        with pytest.raises(AssertionError, match="looked"):
-            work.run(Kept())
-    else:
-        outcome = work.run(Kept())
-        assert (outcome.release.arrays, outcome.state) == ((), None)
-
-
-def test_cost_says_whether_noise_is_seeded(data):
-    request = make_request(data, 1, replace(PLANNED, noise_seed=4))
-    assert all(event.seeded for event in make_round(data, request, simulation=True).cost())
-    with pytest.raises(PrivacyRefusedError, match="noise-seed"):
-        make_round(data, request)
+    assert not source.read_by_now
+    outcome = work.run(Kept())
+    assert source.read_by_now == (number < 6)
+    assert outcome.state is None
+    assert len(outcome.release.arrays) == (number < 6)
 
 
 # --- noise

@@ -154,12 +154,6 @@ def test_a_refit_repeats_bit_for_bit(data, tmp_path):
     assert_bits(*factors)
 
 
-def test_a_site_refits_with_its_own_weight(data, tmp_path):
-    ended(data, tmp_path)
-    refit(data, make_settings(tmp_path, site_mu=1e6), "job")
-    assert not store_of(data, tmp_path).load().factors[0].any()
-
-
 def test_a_run_that_has_not_ended_cannot_be_refitted(data, tmp_path):
     server = make_server(data)
     go_to(make_client(data, tmp_path), server, server.rounds - 1)

@@ -21,7 +21,7 @@ from dpfact_flower.site import admission, answer, disclosure
 from dpfact_flower.site.disclosure import ReplyDelay, seconds_left
 from dpfact_flower.wire import records
 from tests import patience
-from tests.site.federation import PRIVACY, requests
+from tests.site.federation import PRIVACY, raising, requests
 
 
 class Clock(patience.Clock):
@@ -197,6 +197,17 @@ def send(config: dict, content: RecordDict, kind: str = "train") -> Message:
     grid = InProcessGrid(client_app.app, [config])
     (reply,) = grid.send_and_receive([Message(content, grid.get_node_ids()[0], kind)])
     return reply
+
+
+def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(
+    cohort_folder, tmp_path, monkeypatch
+):
+    config = node(cohort_folder, tmp_path, **{"reply-after": 0.0})
+    content = records.ask(*requests()[1].to_wire())
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "answer", raising(MemoryError("of 'Jane Doe'")))
+        assert send(config, content).error.reason.startswith("dpfact:failed")
+    assert not send(config, content).has_error()
 
 
 def test_the_clock_runs_from_the_door(cohort_folder, tmp_path, clock, monkeypatch):

@@ -1,6 +1,5 @@
 """What a site keeps: exactly what it had, whole after any crash, and for its owner alone."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -88,16 +87,6 @@ def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store):
         assert_equal(store.load(), make_state(2))
 
 
-def test_sites_and_jobs_are_apart(tmp_path):
-    stores = [make_store(tmp_path, site=site, job=job) for site in "ab" for job in "xy"]
-    for number, store in enumerate(stores, start=1):
-        store.save(make_state(number))
-    stores[0].save(make_state(9))
-    stores[0].keep_only(9)
-    for number, store in enumerate(stores[1:], start=2):
-        assert_equal(store.load(), make_state(number))
-
-
 def test_whether_there_was_ever_a_job_shows_in_the_folder(store, tmp_path):
     private = tmp_path / "state" / "north"
     assert not has_jobs(private)
@@ -146,35 +135,6 @@ def test_state_of_other_data_is_refused(store, tmp_path):
     for arguments in ((), (1,)):
         with pytest.raises(StateError, match=r"made from other data.* start a new job"):
             make_store(tmp_path / "state", "0" * 64).load(*arguments)
-
-
-# --- crashes
-
-
-def break_disk(*_: object, **__: object) -> None:
-    raise OSError("no space left on device")
-
-
-@pytest.mark.parametrize(
-    "call", [(os, "replace"), (os, "fsync"), (np, "savez")], ids=lambda call: call[1]
-)
-@pytest.mark.parametrize("before", [True, False], ids=["second round", "first round"])
-def test_a_crash_leaves_the_round_before(store, monkeypatch, call, before):
-    if before:
-        store.save(make_state(1))
-    else:
-        store.folder.mkdir(parents=True)
-    with monkeypatch.context() as broken:
-        broken.setattr(*call, break_disk)
-        with pytest.raises(OSError, match="no space"):
-            store.save(make_state(2))
-    # The notice is for people; it may be there or not.
-    assert names(store.folder) - {NOTICE} == ({name_of(1)} if before else set())
-    assert store.load(2) is None
-    if before:
-        assert_equal(store.load(1), make_state(1))
-    store.save(make_state(2))
-    assert_equal(store.load(2), make_state(2))
 
 
 # --- damage

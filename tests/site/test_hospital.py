@@ -3,7 +3,7 @@
 import pytest
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.site.config import read_node_config
+from dpfact_flower.site.hospital import read_node_config
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "/d/state"\nmax-epsilon = 4.0\n'
 
@@ -22,7 +22,7 @@ def test_it_holds_the_keys_of_a_node_config(tmp_path):
         (WHOLE.replace('"/d/n.npz"', '"n.npz"'), "data-path must be set, to an absolute path"),
         ('site = "north"', "data-path must be set, to an absolute path"),
         (WHOLE + "[more]\nx = 1", "more"),
-        (WHOLE + 'site-mu = "x"', "site-mu"),
+        (WHOLE + 'max-rank = "x"', "max-rank"),
         ("site = ", "not readable as TOML"),
     ],
 )

@@ -1,12 +1,55 @@
-"""Reading and checking of the hospital's own settings."""
+"""A hospital: its own settings, its data and its folder."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import Scalar, SiteSettings, refuse_unknown
+from dpfact_flower.site.store import SiteStore
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """A site's data, settings and folder.
+
+    In a `simulation`, noise may be seeded and writes do not wait for the disk. The sites in
+    `beside` hold other patients and may have a ledger in the same `state-dir`.
+    """
+
+    source: SiteSource
+    settings: SiteSettings
+    simulation: bool
+    beside: Collection[str] = ()
+
+    @property
+    def name(self) -> str:
+        """The site's public name, which is part of every reply."""
+        return self.settings.site or self.source.name
+
+    @cached_property
+    def root(self) -> Path:
+        """The `state-dir`."""
+        return Path(self.settings.state_dir).expanduser()
+
+    @property
+    def folder(self) -> Path:
+        """The site's folder, with the ledger and the jobs."""
+        return self.root / self.name
+
+    def ledger(self, *, create: bool = False) -> Ledger:
+        """Open the ledger."""
+        return Ledger(self.folder, create=create, durable=not self.simulation)
+
+    def store(self, job: str, fingerprint: str = "") -> SiteStore:
+        """Return a job's folder; without a fingerprint, only for files without patient data."""
+        return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 
 def read_node_config(path: Path) -> dict[str, Scalar]:
