@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 import scipy.stats
-from sklearn.decomposition import NMF
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
@@ -17,10 +16,6 @@ from dpfact_flower.data.synthetic import (
     true_memberships,
 )
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.evaluation.prediction import code_presence
-from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver import solve
-from dpfact_flower.tensor.cp import factor_match_score
 
 SMALL = {"patients": 600, "modes": "procedures:20:2,diagnoses:30:3", "phenotypes": 5}
 
@@ -171,22 +166,6 @@ def test_deaths_are_as_common_as_asked_and_depend_on_phenotypes(name):
     model = LogisticRegression(C=100).fit(members[half], labels[half])
     auc = roc_auc_score(labels[~half], model.decision_function(members[~half]))
     assert auc > 0.75
-
-
-def test_planted_phenotypes_can_be_found_centrally():
-    """NMF of codes per patient, then the exact solver over all sites' patients in one tensor."""
-    cohort = synthetic(preset("demo", shares="1", local=0))
-    tensor, rank = cohort.sites[0].tensor, 12
-    start = NMF(rank, init="nndsvda", random_state=0).fit(code_presence(tensor)).components_.T
-    factors = [np.full((tensor.n_patients, rank), 0.1), start[:120] + 1e-3, start[120:] + 1e-3]
-    factors[1:] = [factor / np.linalg.norm(factor, axis=0) for factor in factors[1:]]
-    anchors = tuple(np.zeros((size, rank), np.float32) for size in tensor.feature_shape)
-    settings = SolverSettings(rank=rank, tau=40, gamma=0.0)
-    found = solve(tensor, tuple(factors), anchors, settings, np.random.default_rng(0)).factors
-    score = factor_match_score(found[1:], cohort.truth.factors)
-    assert score > 0.85
-    shuffled = [np.random.default_rng(0).permutation(f) for f in cohort.truth.factors]
-    assert factor_match_score(found[1:], shuffled) < 0.3
 
 
 def test_presets_have_the_papers_sizes():

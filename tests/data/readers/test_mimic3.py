@@ -48,13 +48,6 @@ def folder(request, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def plain(tmp_path):
-    for name, text in TABLES.items():
-        (tmp_path / f"{name}.csv").write_text(text)
-    return tmp_path
-
-
 def test_tensors_of_a_hand_made_folder(folder):
     cohort = read("mimic3", folder)
     procedures, diagnoses = cohort.vocabularies
@@ -75,10 +68,11 @@ def test_tensors_of_a_hand_made_folder(folder):
     }
 
 
-def test_descriptions_are_not_needed(plain, caplog):
-    (plain / "d_icd_diagnoses.csv").unlink()
+@pytest.mark.parametrize("folder", ["demo"], indirect=True)
+def test_descriptions_are_not_needed(folder, caplog):
+    (folder / "d_icd_diagnoses.csv").unlink()
     with caplog.at_level(logging.WARNING):
-        cohort = read("mimic3", plain)
+        cohort = read("mimic3", folder)
     assert cohort.vocabularies[1].descriptions == ("", "", "")
     assert "D_ICD_DIAGNOSES" in caplog.text
 
