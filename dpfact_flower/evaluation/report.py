@@ -6,8 +6,6 @@ shows no phenotypes.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +13,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from dpfact_flower.data.code_names import body_systems
+from dpfact_flower.data.code_names import BODY_SYSTEMS, body_systems
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import clinical, prose
 from dpfact_flower.evaluation.membership import LEAST_SCORE
@@ -52,8 +50,8 @@ from dpfact_flower.settings import (
 
 _MOST_ROWS = 40
 """Number of sites above which the rows of a heat map get lower."""
-_SHOWN, _LEAST_SHARE = 6, 0.01
-"""A page first shows up to `_SHOWN` codes of a mode, with a share of `_LEAST_SHARE` or more."""
+_SHOWN = 6
+"""Number of codes of a mode that are shown before the others unfold."""
 _MOST_CODES = 16
 """Largest number of codes of a mode on a page."""
 _MANY_LISTS = 60
@@ -86,13 +84,21 @@ def _content(folder: Path) -> dict[str, Any]:
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [each.prevalence for each in measured]
     predictions = summary.measured.predictions if summary.measured else {}
+    systems = {
+        v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
+        for v in model.vocabularies
+    }
     uninformative = uninformative_message(summary)
     return {
         "summary": summary,
         "first_line": prose.first_line(table, summary.rank, [c.certainty for c in own], unit),
         "unit": unit,
         "cards": own,
-        "legend": systems_of(own),
+        "systems": systems,
+        "legend": [
+            each for each in BODY_SYSTEMS if any(each in of.values() for of in systems.values())
+        ],
+        "shown": _SHOWN,
         "replications": replications,
         "table": table,
         "off": shared.usage.switched_off if shared else {},
@@ -192,38 +198,20 @@ def _figures(
 
 
 @dataclass(frozen=True)
-class CodeList:
-    """Codes of one mode, the largest share first, and their body systems (or empty texts)."""
-
-    mode: str
-    codes: tuple[CodeRow, ...]
-    systems: Mapping[str, str]
-
-    @property
-    def first(self) -> int:
-        """Number of codes that a page shows first."""
-        return max(1, sum(abs(code.share) >= _LEAST_SHARE for code in self.codes[:_SHOWN]))
-
-    @property
-    def covered(self) -> float:
-        """Total share of the codes that a page shows first."""
-        return math.fsum(abs(code.share) for code in self.codes[: self.first])
-
-
-@dataclass(frozen=True)
 class Card:
     """The card of one phenotype.
 
     `title` is the name that a person gave, or a title made of the codes. With a person's
     name, `made` is the title made of the codes. `text` describes the patients, the
-    certainty and the chart review. `search` has everyday words for the codes.
+    certainty and the chart review. `codes` are by mode, the largest share first. `search` has
+    everyday words for the codes.
     """
 
     number: int
     title: str
     made: str
     text: str
-    lists: tuple[CodeList, ...]
+    codes: Mapping[str, Sequence[CodeRow]]
     measured: Phenotype | None
     certainty: str
     search: str
@@ -237,11 +225,8 @@ def cards(
     unit: str,
 ) -> list[Card]:
     """Return the cards of a run's phenotypes. `unit` names a row of the data, in the plural."""
-    systems = {
-        v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
-        for v in model.vocabularies
-    }
-    most = _MOST_CODES // 2 if model.rank * len(systems) > _MANY_LISTS else _MOST_CODES
+    lists = model.rank * len(model.vocabularies)
+    most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
     made = prose.made_titles(codes)
     chances = dict(enumerate(model.false_discovery, start=1))
@@ -264,10 +249,7 @@ def cards(
                 title=named or made[number],
                 made=made[number] if named else "",
                 text=" ".join(filter(None, sentences)),
-                lists=tuple(
-                    CodeList(mode, tuple(rows[:most]), systems[mode])
-                    for mode, rows in by_mode.items()
-                ),
+                codes={mode: rows[:most] for mode, rows in by_mode.items()},
                 measured=measured,
                 certainty=certainty(pairs, chance),
                 search=prose.search_words(
@@ -276,12 +258,3 @@ def cards(
             )
         )
     return found
-
-
-def systems_of(cards: Iterable[Card]) -> list[str]:
-    """Return the body systems that occur, the most frequent first."""
-    counts = Counter(
-        part.systems[row.code] for card in cards for part in card.lists for row in part.codes
-    )
-    del counts[""]
-    return sorted(counts, key=lambda system: (-counts[system], system))
