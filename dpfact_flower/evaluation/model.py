@@ -32,7 +32,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.cp import CPModel, unit_columns
 
 if TYPE_CHECKING:
@@ -179,28 +179,19 @@ class GlobalModel:
         if not isinstance(site, SiteData):
             raise DataError(f"memberships: need a SiteData, got {type(site).__name__}")
         positions, features = self._shared_codes(site)
-        tensor = site.tensor.select_features(positions)
+        tensor, norms = site.tensor.select_features(positions), column_norms(self.factors)
         return Memberships(
             site.patients or tuple(str(row) for row in range(1, tensor.n_patients + 1)),
             self.headings,
-            self._fitted(tensor, features),
+            scores(tensor, features, nonnegative=self.nonnegative, norms=norms),
             tensor.n_patients - len(np.unique(tensor.indices[:, 0])),
             sum(map(len, self.vocabularies)) - sum(map(len, positions)),
         )
 
-    def transform(self, patients: SiteData | SparseTensor) -> NDArray[np.float64]:
-        """Return the scores, (patients, R), of a site or of a tensor with the model's codes."""
-        if isinstance(patients, SiteData):
-            return self.memberships(patients).scores
-        sizes = tuple(map(len, self.factors))
-        if patients.feature_shape != sizes:
-            raise DataError(f"tensor: has {patients.feature_shape} codes, the model {sizes}")
-        return self._fitted(patients, self.factors)
-
-    def with_patients(self, patients: SiteData | SparseTensor) -> CPModel:
-        """Return a CP model of these patients and the phenotypes, both scaled to norm 1."""
+    def with_patients(self, site: SiteData) -> CPModel:
+        """Return a CP model of a site's patients and the phenotypes, both scaled to norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
-        return CPModel((self.transform(patients), *map(unit_columns, wide)))
+        return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{len(v)} {v.name}" for v in self.vocabularies)
@@ -218,11 +209,6 @@ class GlobalModel:
             cells = "".join(cell(rows[:_SHOWN_CODES]) for rows in by_mode.values())
             lines.append(f"<tr><th>{html.escape(name)}</th>{cells}</tr>")
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-    def _fitted(self, tensor: SparseTensor, features: Factors) -> NDArray[np.float64]:
-        """Return the scores on `features`, which may have only some of the model's rows."""
-        norms = column_norms(self.factors)
-        return scores(tensor, features, nonnegative=self.nonnegative, norms=norms)
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
         """Return ascending positions of the model's codes in the site's lists, and their rows."""

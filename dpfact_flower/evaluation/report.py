@@ -35,7 +35,7 @@ from dpfact_flower.evaluation.tables import (
     Phenotype,
     PhenotypeTable,
     Replication,
-    SharedPhenotypes,
+    SiteUsage,
     certainty,
 )
 from dpfact_flower.privacy.guarantee import NOT_COVERED
@@ -70,9 +70,8 @@ def write_report(folder: Path) -> Path:
 
 def _content(folder: Path) -> dict[str, Any]:
     summary, config, model = read_summary(folder), read_config(folder), GlobalModel.read(folder)
-    records, found = read_history(folder), read_phenotypes(folder)
-    shared = found if isinstance(found, SharedPhenotypes) else None
-    table = shared.table if shared else None
+    records, shared = read_history(folder), read_phenotypes(folder)
+    table = shared.table
     measured = table.phenotypes if table else ()
     ranks = {summary.rank, model.rank} | ({len(measured)} if table else set())
     if len(ranks) > 1:
@@ -101,7 +100,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "shown": _SHOWN,
         "replications": replications,
         "table": table,
-        "off": shared.usage.switched_off if shared else {},
+        "off": shared.usage.switched_off if shared.usage else {},
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,
@@ -126,7 +125,7 @@ def _content(folder: Path) -> dict[str, Any]:
             for row in describe(kind)
         },
         "versions": config["versions"],
-        "figures": _figures(summary, records, shared, model.names),
+        "figures": _figures(summary, records, shared.usage, model.names),
     }
 
 
@@ -164,7 +163,7 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 def _figures(
     summary: Summary,
     records: Sequence[RoundRecord],
-    shared: SharedPhenotypes | None,
+    used: SiteUsage | None,
     names: Mapping[int, str],
 ) -> dict[str, Any]:
     """Return inline SVG by name. Figures without values are left out."""
@@ -180,9 +179,9 @@ def _figures(
     if records:
         draw = partial(plots.traffic, records=records)
         figures["traffic"] = figure("traffic", "Bytes sent by round", 2.1, draw)
-    if shared:
-        draw = partial(plots.usage, used=shared.usage, names=names)
-        height = 1.4 + 0.3 * min(len(shared.usage.sites), _MOST_ROWS)
+    if used:
+        draw = partial(plots.usage, used=used, names=names)
+        height = 1.4 + 0.3 * min(len(used.sites), _MOST_ROWS)
         figures["usage"] = figure("usage", "Use of the patterns by site", height, draw)
     predictions = summary.measured.predictions if summary.measured else {}
     for number, (label, prediction) in enumerate(predictions.items()):

@@ -22,7 +22,7 @@ from dpfact_flower.data.code_names import named
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.tables import GlobalCodes, Replication, SharedPhenotypes
+from dpfact_flower.evaluation.tables import Replication, SharedPhenotypes
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import Scalar
@@ -93,20 +93,15 @@ def read_summary(folder: Path) -> Summary:
     return read_json_as(folder / SUMMARY, Summary.from_dict)
 
 
-def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes | GlobalCodes) -> None:
+def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes) -> None:
     """Write ``phenotypes.json``."""
     write_json(folder / PHENOTYPES, asdict(phenotypes))
 
 
-def read_phenotypes(folder: Path) -> SharedPhenotypes | GlobalCodes:
-    """Read ``phenotypes.json``: a simulation's tables, or codes."""
-
-    def parse(content: object) -> SharedPhenotypes | GlobalCodes:
-        if isinstance(content, dict) and "table" in content:
-            return parse_as(SharedPhenotypes, content)
-        return parse_as(GlobalCodes, content)
-
-    return read_json_as(folder / PHENOTYPES, parse)
+def read_phenotypes(folder: Path) -> SharedPhenotypes:
+    """Read ``phenotypes.json``."""
+    path = folder / PHENOTYPES
+    return read_json_as(path, lambda content: parse_as(SharedPhenotypes, content))
 
 
 def write_replications(folder: Path, runs: Sequence[Replication]) -> None:

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
-from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import StateError
 from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.membership import scores
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED, predict_outcome
 from dpfact_flower.evaluation.summary import (
     UNINFORMATIVE,
@@ -36,7 +35,7 @@ from dpfact_flower.evaluation.summary import (
     SiteSpending,
     Summary,
 )
-from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
@@ -62,14 +61,13 @@ from dpfact_flower.tensor.error import SquaredError
 
 def summarise(
     coordinator: Coordinator,
-    vocabularies: Sequence[Vocabulary],
     cohort: Cohort | None,
     sites_folder: Path,
     *,
     measured: bool = True,
     counted: bool = False,
     watch: ProgressCallback = no_progress,
-) -> tuple[Summary, SharedPhenotypes | GlobalCodes]:
+) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
     `cohort` is the data of a simulation. Without `measured`, its summary has only the content of a
@@ -80,12 +78,11 @@ def summarise(
         given = GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES
     spent = _spent(coordinator, cohort, sites_folder, given)
     measures: Measured | None = None
-    tables: SharedPhenotypes | None = None
+    tables = SharedPhenotypes(None, None)
     if cohort is not None and measured:
         measures, tables = measure(coordinator, cohort, sites_folder, watch)
     records, solver = coordinator.records, coordinator.solver
     squared = losses.find(solver.loss).is_squared
-    codes = zip(vocabularies, coordinator.factors, strict=True)
     summary = Summary(
         name=cohort.name if cohort else coordinator.run.job,
         sites=len({site for record in records for site in record.sites}),
@@ -101,7 +98,7 @@ def summarise(
         row_unit=cohort.row_unit if cohort else PATIENT,
         false_discovery=coordinator.false_discovery,
     )
-    return summary, tables or GlobalCodes({v.name: tuple(top_codes(v, f)) for v, f in codes})
+    return summary, tables
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
@@ -185,7 +182,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
-) -> tuple[Measured, SharedPhenotypes | None]:
+) -> tuple[Measured, SharedPhenotypes]:
     """Return the measures, and the phenotype tables unless they would describe noise."""
     watch("measuring", 0.0)
     give_back()  # memory that the rounds used
@@ -237,7 +234,7 @@ def measure(
         fit_frequencies=fit_frequencies,
         coherence=coherence(features, (site.tensor for site in sites)) if is_informative else None,
     )
-    tables = None
+    tables = SharedPhenotypes(None, None)
     if is_informative:
         watch("measuring", 0.8)
         give_back()

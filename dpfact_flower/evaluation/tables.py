@@ -93,17 +93,10 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """Content of a simulation's ``phenotypes.json``: all patients' table, and all sites' usage."""
+    """Content of ``phenotypes.json``: all patients' table and all sites' usage, if measured."""
 
-    table: PhenotypeTable
-    usage: SiteUsage
-
-
-@dataclass(frozen=True)
-class GlobalCodes:
-    """Content of a deployment's ``phenotypes.json``: each component's codes by mode."""
-
-    codes: dict[str, tuple[tuple[CodeWeight, ...], ...]]
+    table: PhenotypeTable | None
+    usage: SiteUsage | None
 
 
 # --- beside.json ----------------------------------------------------------------------------------

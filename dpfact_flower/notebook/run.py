@@ -25,7 +25,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
@@ -44,15 +44,14 @@ class Run:
     computed on all sites' patients, so protect the measures like the data.
 
     `model` holds the phenotypes that all sites share, `summary` the content of ``summary.json``,
-    and `records` one record per round. `tables` covers all sites' patients after a simulation, and
-    the codes alone otherwise. `versions` has the software versions. `folder` is None if the run is
-    only in memory.
+    and `records` one record per round. `tables` has the measures of all sites' patients, if known.
+    `versions` has the software versions. `folder` is None if the run is only in memory.
     """
 
     model: GlobalModel
     summary: Summary
     records: tuple[RoundRecord, ...]
-    tables: SharedPhenotypes | GlobalCodes
+    tables: SharedPhenotypes
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     folder: Path | None = None
@@ -177,7 +176,7 @@ class Run:
 
     def plot_usage(self, ax: Axes | None = None) -> Axes:
         """Draw a heat map of how much each site uses each phenotype."""
-        if not isinstance(self.tables, SharedPhenotypes):
+        if self.tables.usage is None:
             raise DataError("usage: only a simulation that was measured knows it")
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 

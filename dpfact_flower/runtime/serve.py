@@ -158,7 +158,7 @@ def _write(
     if cohort is not None and measured:
         log(INFO, MEASURING_LINE)
     summary, phenotypes = summarise(
-        coordinator, vocabularies, cohort, config.app.sites_folder,
+        coordinator, cohort, config.app.sites_folder,
         measured=measured, counted=counted, watch=watch,
     )  # fmt: skip
     run_folder.write_summary(folder, summary)

@@ -16,7 +16,7 @@ from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
-from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage, top_codes
+from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.run_folder import (
     write_config,
     write_model,
@@ -24,7 +24,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.evaluation.summary import Summary
-from dpfact_flower.evaluation.tables import GlobalCodes, SharedPhenotypes
+from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.server.history import Failure, RoundRecord, write_history
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.summaries import SIMULATED
@@ -109,11 +109,8 @@ def run_folder(
     table = phenotype_table(scores, factors, sites)
     folder.mkdir()
     write_model(folder, factors, vocabularies)
-    if summary.measured:
-        write_phenotypes(folder, SharedPhenotypes(table, site_usage(scores, list(SITES))))
-    else:
-        known = zip(names, vocabularies, factors, strict=True)
-        write_phenotypes(folder, GlobalCodes({n: tuple(top_codes(v, f)) for n, v, f in known}))
+    measured = (table, site_usage(scores, list(SITES))) if summary.measured else (None, None)
+    write_phenotypes(folder, SharedPhenotypes(*measured))
     write_summary(folder, replace(summary, rank=rank))
     write_config(folder, {"epsilon": 4.0, "rank": rank, "resume": False}, {"numpy": "2"})
     records = [RoundRecord(n, tuple(SITES), (Failure("west", "late"),), True, 9_000, 7_000, 1.5)

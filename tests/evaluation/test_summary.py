@@ -18,7 +18,6 @@ from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import (
     Association,
     CodeWeight,
-    GlobalCodes,
     Phenotype,
     PhenotypeTable,
     SharedPhenotypes,
@@ -125,10 +124,10 @@ SHARED = SharedPhenotypes(
     ),
     SiteUsage(("a", "b"), ((1.0, 0.0), (0.5, 2.0)), ((False, True), (False, False))),
 )
-GLOBAL = GlobalCodes({"diagnoses": (CODES, ())})
+UNKNOWN = SharedPhenotypes(None, None)
 
 
-@pytest.mark.parametrize("phenotypes", [SHARED, GLOBAL], ids=["simulated", "deployed"])
+@pytest.mark.parametrize("phenotypes", [SHARED, UNKNOWN], ids=["simulated", "deployed"])
 def test_phenotypes_are_read_as_they_were_written(phenotypes, tmp_path):
     write_phenotypes(tmp_path, phenotypes)
     assert read_phenotypes(tmp_path) == phenotypes
@@ -137,15 +136,13 @@ def test_phenotypes_are_read_as_they_were_written(phenotypes, tmp_path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"usage": {}}, r"lacks codes$"),
+        ({"usage": None}, r"lacks table$"),
         ({"table": asdict(SHARED.table)}, r"lacks usage$"),
         ([], r"must be an object$"),
-        (
-            {"codes": {"drugs": [[{"code": "A", "description": "", "weight": "1"}]]}},
-            r"codes\.drugs\.0\.0\.weight must be a valid number$",
-        ),
+        ({"table": {"patients": "1", "phenotypes": []}, "usage": None},
+         r"table\.patients must be a valid integer$"),
     ],
-)
+)  # fmt: skip
 def test_damaged_phenotypes_are_named(tmp_path, content, says):
     (tmp_path / PHENOTYPES).write_text(json.dumps(content))
     with pytest.raises(DataError, match=rf"{PHENOTYPES}: {says}"):

@@ -21,7 +21,7 @@ from dpfact_flower.data.readers.tns import read_tns
 from dpfact_flower.data.site_data import Cohort, SiteData, Truth, open_site
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.evaluation import run_folder
-from dpfact_flower.evaluation.tables import GlobalCodes
+from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.server.coordinator import Coordinator
@@ -64,7 +64,7 @@ def write_run(folder: Path) -> None:
     run_folder.write_summary(folder, SIMULATED)
     run_folder.write_model(folder, server.factors, public)
     run_folder.write_config(folder, {"rank": 3, "job": "job"}, {"numpy": "2"})
-    run_folder.write_phenotypes(folder, GlobalCodes({"procedures": (), "diagnoses": ()}))
+    run_folder.write_phenotypes(folder, SharedPhenotypes(None, None))
 
 
 def write_state(root: Path, site: SiteData) -> SiteStore:
