@@ -58,6 +58,9 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel, factor_match_score
 from dpfact_flower.tensor.error import SquaredError
 
+PAPER_BYTES_PER_SECOND = 15e6
+"""The paper's assumed transfer rate, 15 MB/s."""
+
 
 def summarise(
     coordinator: Coordinator,
@@ -108,14 +111,17 @@ def _exchange(coordinator: Coordinator) -> Exchange:
     ADMM) a site also sends the multipliers of its constraints.
     """
     records = coordinator.records
+    up = sum(record.bytes_up for record in records)
+    down = sum(record.bytes_down for record in records)
     replies = sum(len(record.sites) for record in records)
     factors = 8 * coordinator.solver.rank * sum(len(factor) for factor in coordinator.factors)
     return Exchange(
-        bytes_up=sum(record.bytes_up for record in records),
-        bytes_down=sum(record.bytes_down for record in records),
+        bytes_up=up,
+        bytes_down=down,
         seconds=sum(record.seconds for record in records),
         bytes_paper=2 * factors * replies,
         bytes_trip=3 * factors * replies,
+        transfer_seconds_at_15_MB_s=(up + down) / PAPER_BYTES_PER_SECOND,
         failures=sum(len(record.failures) for record in records),
     )
 

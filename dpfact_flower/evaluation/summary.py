@@ -71,6 +71,7 @@ class Exchange:
     seconds: float
     bytes_paper: int
     bytes_trip: int
+    transfer_seconds_at_15_MB_s: float  # noqa: N815 - the key in the file
     failures: int
 
 

@@ -35,6 +35,7 @@ DEPLOYED = Summary(
         seconds=7500.0,
         bytes_paper=2_000_000_000,
         bytes_trip=3_000_000_000,
+        transfer_seconds_at_15_MB_s=0.082,
         failures=0,
     ),
     measured=None,

@@ -45,7 +45,7 @@ PROMISED = (
 )  # fmt: skip
 SENT = (
     "rmse", "fit", "fms", "auc", "bytes_up", "bytes_down", "seconds", "bytes_paper", "bytes_trip",
-    "failures",
+    "transfer_seconds_at_15_MB_s", "failures",
 )  # fmt: skip
 MEASURED_KEYS = (
     "rmse_nonzeros", "rmse_authors", "error_by_round", "solver_seconds", "per_site_data",
