@@ -174,15 +174,6 @@ def test_a_site_without_the_runs_codes_is_told(data, tmp_path):
         refit(nobody, make_settings(tmp_path), "job")
 
 
-@pytest.mark.parametrize("harm", [lambda b: b[:50], lambda b: b"", lambda b: b[::-1]])
-def test_a_damaged_end_is_a_clear_error(data, tmp_path, harm):
-    ended(data, tmp_path)
-    (path,) = tmp_path.rglob("ending.npz")
-    path.write_bytes(harm(path.read_bytes()))
-    with pytest.raises(StateError, match="damaged"):
-        refit(data, make_settings(tmp_path), "job")
-
-
 def test_what_is_kept_of_the_end_is_public(data, tmp_path):
     last = ended(data, tmp_path)
     (path,) = tmp_path.rglob("ending.npz")
