@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpfact_flower.solver.kernels.vector.sgd import Step
+from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.tensor.arrays import Array
 
 _SOURCE = Path(__file__).with_name("psgd.c")

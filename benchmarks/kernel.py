@@ -23,8 +23,8 @@ from benchmarks.scale import Scale, claims
 from benchmarks.solver import ETA, drawn_pass, in_turn, start, step_of
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
+from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import visits
-from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import squared_error
 from dpfact_flower.tensor.stack import row_offsets, stack_factors

@@ -16,8 +16,8 @@ from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
 from dpfact_flower.solver import LocalProblem, exact, psgd
+from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import visits
-from dpfact_flower.solver.kernels.vector import sgd
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import stack_factors
 

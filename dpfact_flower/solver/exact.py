@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread, thread_count
-from dpfact_flower.solver.kernels.vector.patients import LEAST_CURVATURE, update_rows
+from dpfact_flower.solver.kernels.patients import LEAST_CURVATURE, update_rows
 from dpfact_flower.solver.mttkrp import fibres_of, mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor

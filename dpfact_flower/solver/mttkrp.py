@@ -8,6 +8,10 @@ tensor holds the fibres one after the other, so it is enough to find their first
 of blocks that one thread processes. Blocks and chunks depend on the data alone. Within a chunk,
 sums use the precision of the factors. The sums of all chunks are added in float64 and in a fixed
 order, so threads do not affect the result.
+
+Loops over fibres use vector instructions. Rows are processed in slices of `registers`, see
+`dpfact_flower.tensor.stack.slices`, and `column` is the start of a slice. Stacks are float32 or
+float64.
 """
 
 from __future__ import annotations
@@ -16,14 +20,27 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.machine.compiled import WIDTH, compiled
+from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.machine.threads import in_batches, thread_count
-from dpfact_flower.solver.kernels.vector import sgd
-from dpfact_flower.solver.kernels.vector.fibres import contract, spread
+from dpfact_flower.solver.kernels import sgd
+from dpfact_flower.solver.kernels.instructions import (
+    Offsets,
+    Pointer,
+    Registers,
+    add,
+    fma,
+    load,
+    mul,
+    pointer,
+    read,
+    store,
+    zeros,
+)
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
@@ -130,9 +147,9 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
     def part(fibre_range: tuple[int, int]) -> Array:
         out = patients if mode == 0 else aligned_zeros(size, width, stack.dtype)
         if mode == tensor.ndim - 1:
-            spread(*entries, *fibre_range, stack, fibres.offsets, out)
+            _spread(*entries, *fibre_range, stack, fibres.offsets, out)
         else:
-            contract(*entries, *fibre_range, stack, fibres.offsets, mode, out)
+            _contract(*entries, *fibre_range, stack, fibres.offsets, mode, out)
         return out
 
     total = np.zeros((size if mode > 0 else 0, width))
@@ -140,6 +157,74 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
         if mode > 0:
             total += out
     return total if mode > 0 else patients
+
+
+@compiled(forceinline=True, **FAST)
+def contracted(
+    registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
+    width: int, column: int, offsets: Offsets,
+) -> Any:  # fmt: skip
+    """Sum the last factor's rows over entries first..end-1, each row times the entry's value."""
+    modes = len(offsets) - 1
+    origin = offsets[modes - 1] * width + column
+    sums = zeros(registers, stack)
+    for s in range(first, end):
+        row = width * read(indices, s * modes + modes - 1)
+        sums = fma(read(values, s), load(registers, stack, origin + row), sums)
+    return sums
+
+
+@compiled(forceinline=True, **FAST)
+def row_of(
+    registers: Registers, indices: Pointer, entry: int, mode: int, stack: Pointer, width: int,
+    column: int, offsets: Offsets,
+) -> Any:  # fmt: skip
+    """Load the row of a mode's factor that belongs to an entry."""
+    row = offsets[mode] + read(indices, entry * (len(offsets) - 1) + mode)
+    return load(registers, stack, row * width + column)
+
+
+@compiled(**FAST)
+def _contract(
+    registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
+    stack: Array, offsets: Offsets, mode: int, out: Array,
+) -> None:  # fmt: skip
+    """Add fibres first..end-1 to the MTTKRP of a mode other than the last, `out`.
+
+    `out` has the type of the stack and the shape (I_mode, padded R).
+    """
+    width, modes = stack.shape[1], len(offsets) - 1
+    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
+    factors, sums = pointer(stack), pointer(out)
+    for column in range(0, width, WIDTH * len(registers)):
+        for fibre in range(first, end):
+            s, e = read(begin, fibre), read(begin, fibre + 1)
+            x = contracted(registers, cells, counts, s, e, factors, width, column, offsets)
+            for n in range(modes - 1):
+                if n != mode:
+                    x = mul(x, row_of(registers, cells, s, n, factors, width, column, offsets))
+            target = width * read(cells, s * modes + mode) + column
+            store(sums, target, add(x, load(registers, sums, target)))
+
+
+@compiled(**FAST)
+def _spread(
+    registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
+    stack: Array, offsets: Offsets, out: Array,
+) -> None:  # fmt: skip
+    """Add fibres first..end-1 to the MTTKRP of the last mode, `out`."""
+    width, modes = stack.shape[1], len(offsets) - 1
+    cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
+    factors, sums = pointer(stack), pointer(out)
+    for column in range(0, width, WIDTH * len(registers)):
+        for fibre in range(first, end):
+            s, e = read(begin, fibre), read(begin, fibre + 1)
+            x = row_of(registers, cells, s, 0, factors, width, column, offsets)
+            for n in range(1, modes - 1):
+                x = mul(x, row_of(registers, cells, s, n, factors, width, column, offsets))
+            for entry in range(s, e):
+                target = width * read(cells, entry * modes + modes - 1) + column
+                store(sums, target, fma(read(counts, entry), x, load(registers, sums, target)))
 
 
 def squared_error(

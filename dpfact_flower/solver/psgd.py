@@ -31,9 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfact_flower.errors import DivergenceError
+from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import Visits, entries_by_row, visits, zero_visits
-from dpfact_flower.solver.kernels.vector import sgd
-from dpfact_flower.solver.kernels.vector.sgd import Step
+from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors

@@ -25,7 +25,7 @@ def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
     Return one zero for each register of a slice, as
-    `dpfact_flower.solver.kernels.vector.instructions` expects, and the padded length of a row.
+    `dpfact_flower.solver.kernels.instructions` expects, and the padded length of a row.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)

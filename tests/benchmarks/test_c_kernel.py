@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.c_kernel import CKernel, MissingCompilerError
-from dpfact_flower.solver.kernels.vector import sgd
-from dpfact_flower.solver.kernels.vector.sgd import Step
+from dpfact_flower.solver.kernels import sgd
+from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.tensor.stack import stack_factors
 from tests.problems import assert_moved, visit_one_by_one
 

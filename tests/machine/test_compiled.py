@@ -31,7 +31,7 @@ def test_where_nothing_can_be_cached_kernels_are_compiled_in_every_process(monke
 WIDTHS = """
 import numpy as np
 from dpfact_flower.machine.compiled import WIDTH
-from dpfact_flower.solver.kernels.vector import sgd
+from dpfact_flower.solver.kernels import sgd
 stack, cell = np.ones((2, 16), np.float32), np.zeros((1, 2), np.int32)
 squares, inner, _ = sgd.squares(stack, cell, np.ones(1, np.float32), np.arange(3))
 print(WIDTH, squares, inner, sum(sgd._squares.stats.cache_hits.values()), sep="|")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalProblem, exact
-from dpfact_flower.solver.kernels.vector.patients import update_rows
+from dpfact_flower.solver.kernels.patients import update_rows
 from dpfact_flower.solver.mttkrp import BLOCK, Fibres, mttkrp, squared_error, stacked_mttkrp
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel

@@ -1,1 +1,1 @@
-"""Inner loops of the solvers, and the numbering, order and sampling of cells for the loops."""
+"""Inner loops of the solvers in vector instructions, and the order in which they visit cells."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.solver.kernels.vector import sgd
-from dpfact_flower.solver.kernels.vector.sgd import Step
+from dpfact_flower.solver.kernels import sgd
+from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import bernoulli, poisson, squared
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 from tests.problems import assert_moved, dense_model, make_problem, visit_one_by_one

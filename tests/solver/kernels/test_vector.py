@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 from numba import njit
 
 from dpfact_flower.machine.compiled import WIDTH
-from dpfact_flower.solver.kernels.vector.instructions import (
+from dpfact_flower.solver.kernels.instructions import (
     add,
     at_least,
     fma,

@@ -23,6 +23,11 @@ from numba.extending import intrinsic, models, register_model
 
 from dpfact_flower.machine.compiled import WIDTH
 
+Registers = tuple[int, ...]
+Pointer = Any
+Offsets = tuple[int, ...]
+"""First row of each mode in a stack, then the number of rows. Loops over a tuple are unrolled."""
+
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
 """Flags that allow a multiplication and an addition to become one instruction. NaN and infinity

@@ -19,8 +19,9 @@ import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
 from dpfact_flower.machine.threads import in_batches
-from dpfact_flower.solver.kernels.vector.fibres import Offsets, Registers, contracted, row_of
-from dpfact_flower.solver.kernels.vector.instructions import (
+from dpfact_flower.solver.kernels.instructions import (
+    Offsets,
+    Registers,
     add,
     at_least,
     fma,
@@ -33,7 +34,7 @@ from dpfact_flower.solver.kernels.vector.instructions import (
     total,
     zeros,
 )
-from dpfact_flower.solver.mttkrp import BLOCK, TILE, Fibres
+from dpfact_flower.solver.mttkrp import BLOCK, TILE, Fibres, contracted, row_of
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 

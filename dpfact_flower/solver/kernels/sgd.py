@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
-from dpfact_flower.solver.kernels.vector.fibres import Pointer, Registers, Vector
-from dpfact_flower.solver.kernels.vector.instructions import (
+from dpfact_flower.solver.kernels.instructions import (
+    Pointer,
+    Registers,
+    Vector,
     add,
     at_least,
     fma,
@@ -255,7 +257,7 @@ def _multiply(
 
 
 @compiled(forceinline=True, **FAST)
-def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Vector:
+def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Any:
     """Step a row along `along`. `longest` bounds the 2-norm of the step, unless `longest` is 0."""
     if longest > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))

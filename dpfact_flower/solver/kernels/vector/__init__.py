@@ -1,1 +1,0 @@
-"""Loops in vector instructions. Only these modules emit LLVM code."""
