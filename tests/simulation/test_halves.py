@@ -5,12 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from dpfact_flower.data.synthetic import preset, synthetic
+from dpfact_flower.data.synthetic import SyntheticSettings, preset, synthetic
+from dpfact_flower.evaluation.membership import mode_presence
 from dpfact_flower.tensor import SparseTensor
+from simulation.baselines import pooled
+from simulation.studies.clinical import shuffled_codes
 from simulation.studies.halves import half, merged
 from simulation.systems import shuffled
 
 COHORT = synthetic(preset("demo"))
+CLEAR = SyntheticSettings(
+    name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
+    phenotypes=4, local=0, active=1.1, background=0.05,
+)  # fmt: skip
 
 
 def patients(site):
@@ -69,3 +76,19 @@ def test_cells_are_those_of_the_definition(sizes):
         assert found.shape == tensor.shape
         assert set(map(tuple, found.indices.tolist())) == one_by_one(tensor, seed)
         assert set(found.values) == {1.0}
+
+
+def test_shuffled_codes_are_as_frequent_and_go_with_nothing():
+    tensor = pooled(synthetic(CLEAR))
+    other = shuffled_codes(tensor, 1)
+    for mode in (1, 2):
+        before, after = (mode_presence(each, mode).toarray() for each in (tensor, other))
+        assert (after.sum(axis=1) <= before.sum(axis=1)).all()
+        assert after.sum() > 0.8 * before.sum()
+        assert np.corrcoef(before.sum(axis=0), after.sum(axis=0))[0, 1] > 0.97
+        used = before.sum(axis=0) > 20
+        ties = [np.abs(np.corrcoef(each[:, used].T) - np.eye(used.sum())).max()
+                for each in (before, after)]  # fmt: skip
+        assert ties[0] > 0.4
+        assert ties[1] < 0.25
+    assert not np.array_equal(other.indices, shuffled_codes(tensor, 2).indices)

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -21,8 +19,6 @@ from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, QUICK, THOROUGH, Plan, reductions
 from simulation.paper.report import Table
 from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
-from tests.patience import await_that
-from tests.processes import family_of, running
 
 pytestmark = pytest.mark.nightly
 
@@ -158,35 +154,6 @@ def test_several_processes_find_what_one_finds(folder, tmp_path):
     one, two = (json.loads((tmp_path / name / "norms.json").read_text()) for name in "12")
     assert one == two
     assert len(one) == 2
-
-
-@pytest.mark.process
-def test_the_command_runs_several_fits_at_a_time(tmp_path):
-    command = [sys.executable, "-m", "simulation.paper", "--quick", "--only", "traffic"]
-    more = ["--limit", "2", "--processes", "2", "--out", str(tmp_path)]
-    subprocess.run([*command, *more], cwd=ROOT, check=True)
-    assert len(list((tmp_path / "results").glob("*.json"))) == 2
-
-
-@pytest.mark.process
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows whose child a process is")
-def test_processes_of_a_pool_end_with_a_parent_that_is_killed():
-    code = """
-import os, signal
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from simulation.paper.compute import settle
-pool = ProcessPoolExecutor(2, get_context("spawn"), settle)
-print([pool.submit(os.getpid).result() for _ in range(2)], flush=True)
-signal.pause()
-"""
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as parent:
-        working = set(json.loads(parent.stdout.readline()))
-        family = family_of(parent.pid)
-        parent.kill()
-    assert working <= {each.pid for each in family}
-    await_that(lambda: not family & running().keys(), f"the end of {family}")
 
 
 def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, monkeypatch, capsys):

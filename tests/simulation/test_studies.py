@@ -20,6 +20,7 @@ from dpfact_flower.tensor.cp import factor_match_score
 from simulation.studies import (
     against_epsilon,
     certainty,
+    clinical,
     nameable,
     needed,
     one_patient_time,
@@ -33,13 +34,9 @@ from simulation.studies import (
 )
 from simulation.studies.real_data import Study
 from simulation.systems import NO_NOISE
+from tests.simulation.test_halves import CLEAR
 
 pytestmark = pytest.mark.nightly
-
-CLEAR = SyntheticSettings(
-    name="clear", patients=600, modes="procedures:30:3,diagnoses:40:5", shares="0.5,0.5",
-    phenotypes=4, local=0, active=1.1, background=0.05,
-)  # fmt: skip
 
 
 def test_a_study_puts_private_models_between_null_and_ceiling() -> None:
@@ -316,3 +313,19 @@ def test_a_phenotype_that_other_patients_lack_is_missing_there() -> None:
     alike, strict = certainty.found_in(common, common)
     assert alike.all()
     assert not strict.any()
+
+
+def test_every_kind_of_model_is_measured(tmp_path, capsys):
+    synthetic(CLEAR).save(tmp_path / "data")
+    out = tmp_path / "out"
+    asked = [str(tmp_path / "data"), "--out", str(out), "--rank", "4", "--models", "2",
+             "--epsilons", "inf"]  # fmt: skip
+    clinical.main(asked)
+    lines = capsys.readouterr().out.splitlines()
+    kinds = [line.split(" | ")[2] for line in lines[2:]]
+    assert kinds == ["ceiling", "null", "null: shuffled codes", "patient mode, epsilon inf"]
+    found = json.loads((out / "clinical.json").read_text())
+    npmi = {kind: [row["npmi"] for row in found if row["model"] == kind] for kind in kinds}
+    assert all(len(values) == 2 for values in npmi.values())
+    assert min(npmi["ceiling"]) > max(npmi["null"]) > min(npmi["null: shuffled codes"])
+    assert min(npmi["patient mode, epsilon inf"]) > max(npmi["null"])
