@@ -4,7 +4,6 @@ import logging
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -21,7 +20,7 @@ from dpfact_flower.site import admission, answer, disclosure
 from dpfact_flower.site.disclosure import ReplyDelay, seconds_left
 from dpfact_flower.wire import records
 from tests import patience
-from tests.site.federation import PRIVACY, raising, requests
+from tests.site.federation import PRIVACY, make_settings, raising, requests, rows_of
 
 
 class Clock(patience.Clock):
@@ -104,9 +103,7 @@ def test_what_is_left_of_a_round_leaves_time_to_send_and_no_wrong_clock_adds_to_
 
 @pytest.fixture
 def settings(tmp_path) -> SiteSettings:
-    return SiteSettings(
-        state_dir=str(tmp_path), allow_privacy="patient", max_epsilon=100.0, reply_after=10.0
-    )
+    return make_settings(tmp_path, max_epsilon=100.0, reply_after=10.0)
 
 
 def taking(monkeypatch, clock: Clock, *seconds: float) -> None:
@@ -162,8 +159,7 @@ def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_aske
     assert "reply-after is too short" in caplog.text
     assert ask(client, requests()[1]) == "answered"
     assert clock.now == 1030.0
-    with Ledger(tmp_path / "site-1", create=False) as ledger:
-        assert len(ledger.rows()) == 1
+    assert len(rows_of(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(("seconds", "free"), [(4.0, [1010.0]), (11.0, [1020.0])])
@@ -188,7 +184,7 @@ def test_nobody_else_learns_when_a_round_was_over(
 
 
 def node(cohort_folder, tmp_path, **changes) -> dict:
-    config = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "north"),
+    config = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "state"),
               "allow-privacy": "patient", "max-epsilon": 100.0, "reply-after": 10.0}  # fmt: skip
     return {**config, **changes}
 
@@ -270,13 +266,12 @@ def test_a_message_that_lay_too_long_is_late_and_costs_nothing(
         (reply,) = grid.send_and_receive([message])
         codes.append(reply.error.reason.split(" ")[0] if reply.has_error() else "answered")
     assert codes == ["dpfact:late", "answered"]
-    with Ledger(tmp_path / "north" / "site-1", create=False) as ledger:
-        assert len(ledger.rows()) == 1
+    assert len(rows_of(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(("left", "said"), [(40.0, "dpfact:failed"), (50.0, "answered")])
 def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_the_round(
-    cohort, settings, clock, monkeypatch, left, said
+    cohort, settings, tmp_path, clock, monkeypatch, left, said
 ):
     begun = Ledger._transaction
 
@@ -291,9 +286,7 @@ def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_t
     client = DPFactClient(cohort.sites[0], settings, came_in=clock.now, time_left=left)
     assert ask(client, requests()[1]) == said
     monkeypatch.undo()
-    with Ledger(Path(settings.state_dir) / "site-1", create=False) as ledger:
-        assert len(ledger.rows()) == (said == "answered")
-        assert ledger.verify() == []
+    assert len(rows_of(tmp_path)) == (said == "answered")
 
 
 def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort_folder, settings, monkeypatch):
