@@ -9,7 +9,7 @@ import pytest
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, back_up, data_key, data_tag, restore
 from dpfact_flower.privacy.ledger.file import KEY, START, chained
-from tests.cli.test_ledger import ledger_text
+from tests.cli.test_privacy import ledger_text
 
 ROUNDS = 3
 
