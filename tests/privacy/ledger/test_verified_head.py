@@ -9,7 +9,7 @@ import pytest
 from dpfact_flower.errors import StateError
 from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, back_up, restore, verified_head
 from dpfact_flower.privacy.ledger.file import open_ledger
-from tests.cli.test_ledger import charge, ledger_text
+from tests.cli.test_privacy import charge, ledger_text
 
 
 def filled(folder: Path, count: int) -> Path:
