@@ -90,7 +90,7 @@ class Trials:
             arrays, _, config = self.client().fit(*request.to_wire())
             assert config == {"site": self.data.name}
             reply = SiteReply.from_wire(arrays, config, server.reply_shapes(number))
-            server.close_round(number, [reply], [], bytes_down=0, bytes_up=0, seconds=0.0)
+            server.close_round(number, [reply], [])
 
     def kill(self, request: RoundRequest, step: int) -> bool:
         """Have a child answer that dies at a step; whether it lived to the end."""

@@ -406,7 +406,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
                     assert [unnamed(event) for event in charged] == [*map(unnamed, planned)]
                     release = ledger.release_of(job, number).arrays if planned else ()
                 replies.append(SiteReply(state.name, release))
-            again.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
+            again.close_round(number, replies, [])
         assert_same(folder / job, again.factors)
 
 

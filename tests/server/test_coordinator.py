@@ -21,7 +21,6 @@ from tests.bits import assert_bits
 SHAPE = (5, 4)
 SOLVER = SolverSettings(rank=3)
 PRIVACY = PrivacySettings(privacy="none")
-NO_BYTES = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 
 
 PULL = {"solver": "psgd", "eta": 1e-2, "gamma": 5.0}
@@ -241,7 +240,7 @@ def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, mo
     coordinator = Coordinator(SHAPE, privacy=PRIVACY, run=run, run_dir=tmp_path, durable=durable)
     for number in (1, 2):
         waited.clear()
-        coordinator.close_round(number, [], [], **NO_BYTES)
+        coordinator.close_round(number, [], [])
         written = {(tmp_path / name).stat().st_ino for name in (CHECKPOINT, HISTORY)}
         assert (written <= waited) is durable
         assert durable or not waited
@@ -302,7 +301,7 @@ def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp
     first.begin()
     reply = SiteReply("a", (np.ones(first.reply_shapes(1)[0], np.float32),))
     with pytest.raises(QuorumError, match="continue with resume = true"):
-        first.close_round(1, [reply], [Failure("node 7", "no reply")], **NO_BYTES)
+        first.close_round(1, [reply], [Failure("node 7", "no reply")])
     (missed,) = read_history(tmp_path)
     assert (missed.round, missed.sites, missed.updated) == (1, ("a",), False)
     again = Coordinator(SHAPE, solver=SOLVER, privacy=PRIVACY, run_dir=tmp_path, resume=True, **run)

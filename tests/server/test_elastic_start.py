@@ -19,7 +19,6 @@ from dpfact_flower.wire.protocol import SiteReply
 NONE = PrivacySettings(privacy="none")
 PAPER = PrivacySettings(privacy="paper")
 SIZES = (20, 30)
-NO_BYTES = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,7 @@ def begun(cohort, server: Coordinator, number=1):
         SiteReply(site.name, outcome.release.arrays)
         for site, outcome in zip(cohort.sites, outcomes, strict=True)
     ]
-    server.close_round(number, replies, [], **NO_BYTES)
+    server.close_round(number, replies, [])
     return request, outcomes
 
 
@@ -71,7 +70,7 @@ def test_larger_sites_count_for_more_afterwards(planted):
     begun(planted, server)
     own = [tuple(np.full(f.shape, v, np.float32) for f in server.factors) for v in (0.0, 1.0)]
     replies = [SiteReply(site.name, f) for site, f in zip(planted.sites, own, strict=True)]
-    server.close_round(2, replies, [], **NO_BYTES)
+    server.close_round(2, replies, [])
     # Site 1, whose factors are 0, has 70 % of the patients; equal sites would give 1 / 2.
     assert 0.2 < np.mean([factor.mean() for factor in server.factors]) < 0.4
 
@@ -224,5 +223,5 @@ def test_long_lists_need_their_quorum_in_both_rounds_of_the_start(planted, long_
     assert server.rule.needs_quorum(1)
     begun(planted, server)
     with pytest.raises(QuorumError, match="later rounds build on this one"):
-        server.close_round(2, [], [], **NO_BYTES)
+        server.close_round(2, [], [])
     assert not server.rule.needs_quorum(3)

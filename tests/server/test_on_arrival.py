@@ -23,7 +23,6 @@ from dpfact_flower.wire.protocol import SiteReply
 SHAPE, RANK = (4, 3), 2
 NONE = PrivacySettings(privacy="none")
 SOLVER = SolverSettings(rank=RANK)
-NOTHING = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 
 
 def run_settings(**changes) -> RunSettings:
@@ -48,7 +47,7 @@ def reply(site: str, request) -> SiteReply:
 
 def first_round(it, sites, failures=()) -> None:
     request = it.request(1)
-    it.close_round(1, [reply(site, request) for site in sites], failures, **NOTHING)
+    it.close_round(1, [reply(site, request) for site in sites], failures)
 
 
 def play(it: OnArrival, seconds: dict[str, float]) -> float:
@@ -73,7 +72,7 @@ def in_step(run, sites) -> Coordinator:
     it = Coordinator(SHAPE, solver=SOLVER, privacy=NONE, run=replace(run, aggregation="sync"))
     for number in range(1, run.rounds + 1):
         request = it.request(number)
-        it.close_round(number, [reply(site, request) for site in sites], [], **NOTHING)
+        it.close_round(number, [reply(site, request) for site in sites], [])
     return it
 
 
@@ -193,7 +192,7 @@ def test_a_share_is_what_a_reply_counts_by(step):
 def test_until_a_site_has_answered_after_the_start_it_stands_for_the_start():
     it = OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(start="cooccurrence"))
     pairs = np.ones(strict_size(sum(SHAPE)), np.float32)
-    it.close_round(1, [SiteReply(site, (pairs,)) for site in "ab"], [], **NOTHING)
+    it.close_round(1, [SiteReply(site, (pairs,)) for site in "ab"], [])
     before = it.factors
     request = it.ask("a")
     it.take("a", reply("a", request))
@@ -208,10 +207,10 @@ def test_a_start_of_two_rounds_is_in_step(monkeypatch):
     it = OnArrival(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings(start="cooccurrence"))
     assert it.rounds_in_step == 2
     replies = [SiteReply(site, (np.arange(7, dtype=np.float32),)) for site in "ab"]
-    it.close_round(1, replies, [], **NOTHING)
+    it.close_round(1, replies, [])
     assert it.rounds_in_step == 2
     pairs = np.ones(strict_size(4), np.float32)
-    it.close_round(2, [SiteReply("a", (pairs,))], [], **NOTHING)
+    it.close_round(2, [SiteReply("a", (pairs,))], [])
     assert it.rounds_in_step == 1
     request = it.ask("a")
     assert [anchor.shape for anchor in request.anchors] == [(4, RANK), (3, RANK)]

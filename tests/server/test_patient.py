@@ -144,7 +144,7 @@ def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_th
                 server.factors, unweighted((learned["factor_1"], learned["factor_2"]), weights)
             )
         replies = make_counts(server) if number == 1 else make_replies(server, number)
-        server.close_round(number, replies, (), bytes_down=0, bytes_up=0, seconds=0)
+        server.close_round(number, replies, ())
 
 
 def test_weights_come_from_the_charged_count():
@@ -284,7 +284,7 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
         for client in clients:
             arrays, _, config = client.fit(*wire)
             replies.append(SiteReply.from_wire(arrays, config, server.reply_shapes(number)))
-        server.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
+        server.close_round(number, replies, [])
     planned = [server.planned_events(number) for number in range(1, server.rounds + 1)]
     names = ("procedures", "diagnoses")
     for site in cohort.sites:

@@ -17,7 +17,6 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
 
 SHAPE = (5, 4)
-NO_BYTES = {"bytes_down": 0, "bytes_up": 0, "seconds": 0.0}
 PATIENT = PrivacySettings(epsilon=4.0, delta=1e-5, refine_rounds=1, patients=100)
 NORTH = Failure("north (node 12)", "no reply within 9 s")
 
@@ -44,7 +43,7 @@ def times(monkeypatch):
 def close(it: Coordinator, number: int, sites, failures=()):
     shapes = it.reply_shapes(number)
     replies = [SiteReply(s, tuple(np.ones(shape, np.float32) for shape in shapes)) for s in sites]
-    it.close_round(number, replies, failures, **NO_BYTES)
+    it.close_round(number, replies, failures)
 
 
 def test_a_run_that_was_never_begun_says_why(tmp_path):
