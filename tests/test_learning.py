@@ -11,7 +11,7 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.estimation import codes
 from dpfact_flower.evaluation.run_folder import PHENOTYPES, SUMMARY, read_json, read_model
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.elastic import run_round

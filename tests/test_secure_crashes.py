@@ -24,7 +24,7 @@ from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.privacy import Share
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime import grid as grids
-from dpfact_flower.runtime.federate import _sites_app
+from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server import secure
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import CHECKPOINT

@@ -16,8 +16,8 @@ from dpfact_flower.legacy import DPFact as LegacyDPFact
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
-from dpfact_flower.runtime.federate import _sites_app
 from dpfact_flower.runtime.grid import InProcessGrid
+from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.disclosure import log_privately

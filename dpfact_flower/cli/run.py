@@ -50,7 +50,7 @@ def run(
         watch("starting", 0.0)
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
         from dpfact_flower.machine.logs import flower_quiet
-        from dpfact_flower.runtime.federate import federate
+        from dpfact_flower.runtime.serve import federate
 
         watch("starting", 1.0)
         with flower_quiet(not verbose):

@@ -20,7 +20,7 @@ from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, Se
 from dpfact_flower.machine.files import private_scratch
 from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.notebook.run import Run
-from dpfact_flower.runtime import federate as runtime
+from dpfact_flower.runtime import serve as runtime
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.tensor.sparse import SparseTensor, as_tensor

@@ -1,4 +1,4 @@
-"""A whole run at the server, from the settings to the run folder, for every runtime.
+"""A whole run, from the settings to the run folder: on any Grid, or with all sites in this process.
 
 In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
 deployment, the summary contains only the server's knowledge.
@@ -7,19 +7,25 @@ deployment, the summary contains only the server's knowledge.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
+from logging.handlers import BufferingHandler
 from pathlib import Path
+from typing import Any
 
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from dpfact_flower.client_app import DPFactClient, answered
+from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
-from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.errors import DataError, MissingDependencyError, QuorumError, SettingsError
 from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summarise import summarise
@@ -27,10 +33,11 @@ from dpfact_flower.legacy import DPFact as Legacy
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
+from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.superlink import MEASURING_LINE
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.settings import AppSettings, SiteSettings
-from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.settings import AppSettings, Scalar, SiteSettings
+from dpfact_flower.site.disclosure import disclosure_logger, log_privately
 from dpfact_flower.site.patient import refit
 from dpfact_flower.strategy import DPFact
 
@@ -87,6 +94,41 @@ def serve(
     if report:
         _report(app.run_folder)
     return app.run_folder
+
+
+def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
+    """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder."""
+    checked = RunConfig.read(config)
+    total = len(prepare_data(checked.app))
+    if total == 0:
+        raise SettingsError("data: a run in one process needs data")
+    grid = InProcessGrid(client_app, _nodes(total), checked.write())
+    with _reasons_shown():
+        return serve(grid, checked, watch=watch)
+
+
+def federate_cohort(
+    cohort: Cohort,
+    config: RunConfig,
+    *,
+    own: SiteSettings | None = None,
+    measured: bool = True,
+    report: bool = True,
+    watch: ProgressCallback = no_progress,
+) -> Path:
+    """Run `federate` for sites in memory. See `serve` for `measured` and `report`.
+
+    With `own`, every site has these settings and this budget, and its ledger is written durably.
+    Without `own`, the sites are simulated and allow every run.
+    """
+    state_dir = str(config.app.sites_folder)
+    simulated = SiteSettings(state_dir=state_dir, allow_privacy="none,paper,patient")
+    app = _sites_app(cohort.sites, own or simulated, simulation=own is None)
+    grid = InProcessGrid(app, _nodes(len(cohort.sites)))
+    with _reasons_shown():
+        return serve(
+            grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
+        )
 
 
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
@@ -170,3 +212,49 @@ def _report(folder: Path) -> None:
         log(INFO, "report: %s", write_report(folder))
     except (MissingDependencyError, DataError) as error:  # the run itself is finished and kept
         log(WARNING, "run folder: %s; no report: %s", folder, error)
+
+
+# --- all sites in this process
+
+
+@contextmanager
+def _reasons_shown() -> Iterator[None]:
+    """Add the sites' own reasons to the error if sites refuse a run. All sites are local here."""
+    refusals = BufferingHandler(10_000)
+    refusals.setLevel(ERROR)
+    disclosure_logger.addHandler(refusals)
+    try:
+        yield
+    except QuorumError as error:
+        if not refusals.buffer:
+            raise
+        first, *others = dict.fromkeys(record.getMessage() for record in refusals.buffer)
+        more = f" ({len(others)} more such lines are in the log)" if others else ""
+        raise QuorumError(f"{str(error).partition('. ')[0]}: {first}{more}") from None
+    finally:
+        disclosure_logger.removeHandler(refusals)
+
+
+def _nodes(total: int) -> list[dict[str, Scalar]]:
+    return [{"partition-id": site, "num-partitions": total} for site in range(total)]
+
+
+def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
+    """Return an app whose nodes act as the sites in memory, selected by `partition-id`."""
+    beside = frozenset(site.name for site in sites)
+    clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
+    app = ClientApp()
+
+    def reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
+        client = clients[int(context.node_config["partition-id"])]
+        return answered(message, client, lambda error: log_privately(client.site.name, error), ask)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return reply(message, context, DPFactClient.fit)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        return reply(message, context, DPFactClient.preflight)
+
+    return app

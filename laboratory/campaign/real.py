@@ -21,7 +21,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import CHECKPOINT, HISTORY, Checkpoint, read_history
 from dpfact_flower.server.status import run_status

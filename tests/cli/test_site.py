@@ -4,7 +4,7 @@ import pytest
 
 from dpfact_flower.errors import DataError, DPFactError, SettingsError, StateError
 from dpfact_flower.privacy.secure_sum.keys import fingerprint, read_public_key
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import PUBLIC_CODES
 from dpfact_flower.site.metrics import count_refusal

@@ -23,7 +23,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_name,
     write_summary,
 )
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.folders import dpfact, lines_of, refusal
 

@@ -12,7 +12,7 @@ from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.run_folder import read_model, read_phenotypes, read_summary
 from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.federate import federate_cohort
+from dpfact_flower.runtime.serve import federate_cohort
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.tensor import SparseTensor, remembered
 from dpfact_flower.tensor.cp import CPModel

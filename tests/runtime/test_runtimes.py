@@ -12,7 +12,7 @@ from dpfact_flower import cli
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import read_history

@@ -28,7 +28,7 @@ from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow
 from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.runtime.superlink import (
     COMPLETED,
     Connection,

@@ -15,7 +15,7 @@ from dpfact_flower import (
 )
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from tests.commands import dpfact
 
 

@@ -14,7 +14,7 @@ from dpfact_flower.estimation.codes import code_weights, unweighted
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.runtime.federate import federate
+from dpfact_flower.runtime.serve import federate
 from dpfact_flower.server import patient as module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
