@@ -5,7 +5,6 @@ No other module of `privacy` imports `opacus_accountant`, because that module im
 
 from dpfact_flower.privacy.conversions import mu_for_epsilon, sigma_of
 from dpfact_flower.privacy.guarantee import (
-    Figure,
     Guarantee,
     account,
     price_of_replacing,
@@ -32,7 +31,6 @@ __all__ = [
     "PAPER_CLAIM",
     "PATIENT_CLAIM",
     "SEEDED_CLAIM",
-    "Figure",
     "Guarantee",
     "Noise",
     "Release",

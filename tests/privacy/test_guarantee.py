@@ -302,12 +302,6 @@ def test_every_figure_has_its_own_price_by_its_own_conversion():
     assert (second.accountant, second.epsilon, second.replacing) == ("sum", 3 / 8, 3 / 2)
 
 
-def test_the_documents_example_of_a_price():
-    mu = conversions.mu_for_epsilon(4.0, 1e-5)
-    (price,) = {f.replacing for f in account([made(1 / mu, **patients)], 1e-5).figures[:1]}
-    assert price == pytest.approx(9.085, abs=5e-4)
-
-
 def test_the_price_stands_wherever_the_epsilon_does_and_only_where_it_is_one():
     guarantee = account([made(2.0, **patients)], 1e-5)
     price = privacy.rounded_up(guarantee.headline.replacing)
