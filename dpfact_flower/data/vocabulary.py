@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -80,8 +80,7 @@ class Vocabulary:
 
     def to_json(self) -> str:
         """Return JSON that `from_json` reads."""
-        fields = {"name": self.name, "codes": self.codes, "descriptions": self.descriptions}
-        return json.dumps(fields, ensure_ascii=False, indent=1)
+        return json.dumps(asdict(self), ensure_ascii=False, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> Vocabulary:

@@ -3,6 +3,12 @@
 from dpfact_flower.data.site_data import Cohort, SiteData
 
 
+def described(cohort: Cohort, mode: int) -> dict[str, str]:
+    """The description of each code of a mode, by its number from 0."""
+    vocabulary = cohort.vocabularies[mode]
+    return dict(zip(vocabulary.codes, vocabulary.descriptions, strict=True))
+
+
 def cells_of_site(site: SiteData) -> dict[tuple[str, ...], int]:
     """Every cell as {(patient, code of mode 1, ...): count}."""
     return {

@@ -2,7 +2,7 @@ import pytest
 
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError
-from tests.data.readers.cells import cells_of_site
+from tests.data.readers.cells import cells_of_site, described
 
 # Patient A: hospital stay 1 has two unit stays, 11 (MICU, 1000 minutes after admission to the
 # hospital) and 12 (Med-Surg, 100 minutes after it, hence the first); then a stay 2 in another
@@ -77,12 +77,12 @@ def test_tensors_of_a_hand_made_folder(folder):
 
 
 def test_codes_describe_themselves_or_by_their_most_frequent_path(folder):
-    treatments, diagnoses = read("eicu", folder).vocabularies
+    cohort = read("eicu", folder)
+    treatments, _ = cohort.vocabularies
     assert treatments.name == "treatments"
     assert treatments.descriptions == treatments.codes
-    told = dict(zip(diagnoses.codes, diagnoses.descriptions, strict=True))
-    assert told["584.9"] == "renal|first"
-    assert told["401.9"] == "cardiovascular|hypertension"
+    assert described(cohort, 1)["584.9"] == "renal|first"
+    assert described(cohort, 1)["401.9"] == "cardiovascular|hypertension"
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,6 @@ def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
     [
         ("sites", SITES + ",north\n", "column patient must be printable text.*; 1 row"),
         ("sites", "patient,site\n8,north\n", "no patient is in all of them"),
-        ("labels", LABELS.replace("1,0", "1,"), "column died must be 0 or 1 .*; 1 row"),
         ("labels", LABELS.replace("1,0", "1,0.5"), "column died must be 0 or 1 .*; 1 row"),
         ("labels", LABELS + "1,1\n", "column died must be one and the same .*; 2 row"),
     ],
@@ -213,7 +212,6 @@ def test_sites_and_labels_are_checked(table, text, message, tables, write):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window_days": -1}, "window days"),
         ({"top": (3, 3), "vocabularies": LISTS}, "top: cannot be combined with vocabularies"),
         ({"vocabularies": LISTS[::-1]}, "need procedures, diagnoses in this order"),
         ({"columns": events.Columns(time="")}, "column time: need a name"),

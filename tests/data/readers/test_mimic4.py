@@ -4,7 +4,7 @@ import pytest
 
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
-from tests.data.readers.cells import cells_of
+from tests.data.readers.cells import cells_of, described
 
 # The published columns of MIMIC-IV 3.1, in their order; only those that are read hold much.
 COLUMNS = {
@@ -88,11 +88,8 @@ def test_a_folder_as_physionet_has_it(folder):
             ("icd10:02HV33Z", "icd10:I10"), ("icd10:02HV33Z", "icd10:E8889"),
         )
     } | {("Medical-Intensive-Care-Unit-MICU-", "2", "icd10:02HV33Z", "icd10:I10"): 1}  # fmt: skip
-    described = dict(
-        zip(cohort.vocabularies[1].codes, cohort.vocabularies[1].descriptions, strict=True)
-    )
-    assert described["icd9:E8889"] == "Fall, unspecified"
-    assert described["icd10:E8889"] == "Metabolic disorder, unspecified"
+    assert described(cohort, 1)["icd9:E8889"] == "Fall, unspecified"
+    assert described(cohort, 1)["icd10:E8889"] == "Metabolic disorder, unspecified"
     assert [site.labels["died"].tolist() for site in cohort.sites] == [[0], [1]]
     assert [site.labels["readmitted"].tolist() for site in cohort.sites] == [[0], [0]]
 

@@ -15,7 +15,7 @@ import pytest
 
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
-from tests.data.readers.cells import cells_of
+from tests.data.readers.cells import cells_of, described
 from tests.data.readers.test_event_tables import assert_same_sites
 from tests.patience import await_that
 
@@ -117,11 +117,6 @@ def postgres():
         finally:
             server.send_signal(signal.SIGINT)
             server.wait()
-
-
-def described(cohort, mode):
-    vocabulary = cohort.vocabularies[mode]
-    return dict(zip(vocabulary.codes, vocabulary.descriptions, strict=True))
 
 
 def test_a_folder_of_csv(cdm):

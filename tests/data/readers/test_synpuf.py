@@ -6,7 +6,7 @@ import pytest
 
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
-from tests.data.readers.cells import cells_of
+from tests.data.readers.cells import cells_of, described
 
 INPATIENT = "DE1_0_2008_to_2010_Inpatient_Claims_Sample_{}.csv"
 OUTPATIENT = "DE1_0_2008_to_2010_Outpatient_Claims_Sample_{}.csv"
@@ -46,8 +46,7 @@ def folder(write):
 def test_a_diagnosis_among_the_procedures_is_called_one(write):
     rows = [*ONE, "E,8,1,20080101,20080102,,4019,4280,4019,3893,", "F,9,1,20080101,,,4019,,9671,,"]
     folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
-    procedures, _ = read("synpuf", folder).vocabularies
-    named = dict(zip(procedures.codes, procedures.descriptions, strict=True))
+    named = described(read("synpuf", folder), 0)
     assert named["4019"] == (
         "Unspecified essential hypertension (a diagnosis among the procedures)"
     )
