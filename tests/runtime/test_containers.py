@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 
-from dpfact_flower.cli.main import app
 from dpfact_flower.machine.flower import QUIET
 from dpfact_flower.runtime.superlink import tool
 from tests.runtime.page import unit_of, written
@@ -104,9 +102,3 @@ def test_no_image_reports_to_anybody_or_runs_as_root():
     assert common_environment() == {k: v for k, v in QUIET.items() if k.startswith("FLWR_")}
     assert "USER 65534:65534" in stages()["common"]
     assert not any("USER" in text for name, text in stages().items() if name != "common")
-
-
-def test_the_executor_knows_its_options():
-    site = typer.main.get_command(app).commands["site"].commands["answer"]
-    known = {option for each in site.params for option in each.opts}
-    assert set(options(composed("hospital")["services"]["site"]["command"])) <= known

@@ -19,6 +19,7 @@ from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
+from tests.bits import assert_bits
 
 SHAPE, RANK = (4, 3), 2
 NONE = PrivacySettings(privacy="none")
@@ -81,8 +82,7 @@ def test_sites_that_are_equally_fast_give_the_bits_of_a_run_in_step(sites):
     run = run_settings()
     it = on_arrival(run)
     play(it, dict.fromkeys(sites, 1.0))
-    for got, want in zip(it.factors, in_step(run, sites).factors, strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_bits(it.factors, in_step(run, sites).factors)
     assert [[tuple(a)[:3] for a in record.arrivals] for record in it.records[1:]] == [
         [(site, number, n) for n, site in enumerate(sites)] for number in range(2, 6)
     ]
@@ -148,8 +148,7 @@ def test_a_stale_reply_of_a_site_that_came_back_takes_nothing_from_what_it_said_
         it.take("a", reply("a", it.ask("a")))
         it.advance("abc", 3.0)
         ends.append((it.factors, it._answered(3)))
-    for got, want in zip(ends[1][0], ends[0][0], strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_bits(ends[1][0], ends[0][0])
     assert ends[1][1] == ends[0][1] == 3
 
 
@@ -272,8 +271,7 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
         again.advance("abc", 0.0)
         asked = {site: r for site in "abc" if (r := again.ask(site))}
         again.save()
-    for got, want in zip(again.factors, whole.factors, strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_bits(again.factors, whole.factors)
     assert [r.arrivals for r in again.records] == [r.arrivals for r in whole.records]
     assert again.records[1].failures == (Failure("node 9", "dpfact:data"),)
     assert read_history(out) == again.records

@@ -66,24 +66,6 @@ def test_every_round_has_shapes_and_as_many_values_as_are_planned(name):
             assert counts == [15, 12]
 
 
-@every_rule
-@pytest.mark.parametrize("stop", [1, 2, 3])
-def test_a_rule_goes_on_from_its_state_bit_for_bit(name, stop):
-    whole, first = make(name), make(name)
-    for number in range(1, whole.rounds + 1):
-        whole.update(number, replies(whole, number))
-    for number in range(1, stop + 1):
-        first.update(number, replies(first, number))
-    second = make(name)
-    second.restore({key: np.array(value) for key, value in first.state().items()})
-    assert_bits(second.factors, first.factors)
-    assert_bits(second.anchors(stop + 1), first.anchors(stop + 1))
-    for number in range(stop + 1, second.rounds + 1):
-        second.update(number, replies(second, number))
-    assert_bits(second.factors, whole.factors)
-    assert_bits(second.selection, whole.selection)
-
-
 def test_arrays_keep_their_order_in_a_state():
     factors = initial_factors((3,) * 11, 2, 0)
     assert_bits(unnumbered(dict(sorted(numbered("factor", factors).items())), "factor"), factors)
