@@ -1,7 +1,5 @@
 """Calls that touch the disk, and what happens at one: the process dies, or the disk is full."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import signal

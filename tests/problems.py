@@ -1,7 +1,5 @@
 """Small problems, and slow references in plain loops and dense arrays to hold solvers against."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

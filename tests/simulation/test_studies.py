@@ -1,7 +1,5 @@
 """The two studies of what privacy costs: what they compare with, and that they go on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Losses beside the squared one, against slow references and pyttb."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 Without arguments all of them; with arguments, those are pytest's.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """The order of a pass: every entry once, zero cells by their chances, places random."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import stats

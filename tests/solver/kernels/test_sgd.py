@@ -1,7 +1,5 @@
 """Stochastic gradient steps against the plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Each vector operation against NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
