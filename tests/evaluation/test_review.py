@@ -260,12 +260,14 @@ def test_a_sheet_of_another_run_or_without_its_key_is_refused(run, sheet, tmp_pa
 
 
 def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
+    (tmp_path / "site.csv").touch()
     before = sorted(tmp_path.iterdir())
     for number, out, patients, error, says in (
         (0, "x", 20, SettingsError, "--phenotype: must be 1 to 5, got 0"),
         (6, "x", 20, SettingsError, "--phenotype: must be 1 to 5, got 6"),
         (NUMBER, "none/x", 20, SettingsError, "--out: there is no folder"),
         (NUMBER, "run/x", 20, SettingsError, "--out: is in the run's folder"),
+        (NUMBER, "site", 20, SettingsError, r"--out: .*site\.csv exists"),
         (NUMBER, "x", 3, SettingsError, "--patients: must be 4 or more, got 3"),
         (NUMBER, "x", 160, DataError, r"--patients: 160 is too many: .* ask for \d+ or fewer"),
     ):

@@ -166,17 +166,11 @@ def test_answers_that_cannot_be_used_are_refused_in_a_line(run, sheet, line, say
 
 
 def test_what_cannot_be_a_survey_is_refused(run, sheet, tmp_path):
-    for out, items, error, says in (
-        ("survey", 20, SettingsError, r"survey\.csv exists"),
-        ("run/x", 20, SettingsError, "--out: is in the run's folder"),
-        ("x", 7, SettingsError, "--items: must be 8 or more, got 7"),
-    ):
-        with pytest.raises(error, match=says):
-            write_survey(run, tmp_path / out, items=items)
+    with pytest.raises(SettingsError, match="--items: must be 8 or more, got 7"):
+        write_survey(run, tmp_path / "x", items=7)
     few = run_folder(tmp_path / "few", rank=5)
     with pytest.raises(DataError, match="needs 8 phenotypes with codes, not 5"):
         write_survey(few, tmp_path / "x")
     assert "was made from another run" in refusal(
         "survey", few, "--out", tmp_path / "survey", "--read", sheet
     )
-    assert "no such file" in refusal("survey", run, "--out", tmp_path / "y", "--read", sheet)
