@@ -180,16 +180,9 @@ def ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
+_WRITERS = (rounded_up, size, duration, p_value, number, percent, odds, outcome, ranges)
 _FILTERS: dict[str, Callable[..., Any]] = {
-    "rounded_up": rounded_up,
-    "bytes": size,
-    "duration": duration,
-    "p_value": p_value,
-    "number": number,
-    "percent": percent,
-    "odds": odds,
-    "outcome": outcome,
-    "ranges": ranges,
+    **{write.__name__: write for write in _WRITERS},
     # a place on a scale of width 160, from odds of 0.1 to 10
     "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
     # whether the odds' interval is within 0.1 to 10; few patients give wider intervals
