@@ -106,12 +106,11 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "RMSE covers all cells, including zeros, of each site's own model on the site's own "
-        "patients, as in the paper. Each site's own model has its own feature factors, so a "
-        "federated system has more parameters than a centralised system. *RMSE shared* is the "
-        "RMSE of the shared factors after every patient is refitted. A system has converged when "
-        f"its RMSE exceeds the lowest RMSE by at most {100 * _NEAR:g} % of the decrease since the "
-        "first round. The paper prints no numbers for this comparison.",
+        "As in the paper, RMSE covers all cells, including zeros, of each site's own model. A "
+        "federated system therefore has more parameters than a centralised system. *RMSE shared* "
+        "is the RMSE of the shared factors after every patient is refitted. A system has "
+        f"converged when its RMSE exceeds the lowest RMSE by at most {100 * _NEAR:g} % of the "
+        "decrease since the first round.",
         _figure(found),
         [
             Table("convergence", rows, _DIGITS, "error, fit, rounds and seconds of every system"),

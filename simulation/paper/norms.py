@@ -39,8 +39,8 @@ def section(plan: Plan, results: Results) -> Section:
         "Column norms against mu",
         "`relative-l21` is the weight `mu` relative to an average column of a site's patient "
         "factor, so that a value means the same at sites of any size. The penalty applies in the "
-        f"second half of the {_ROUNDS} rounds. The paper chose one `mu` by hand for every unit. A "
-        "site has switched off a phenotype when the phenotype's column is exactly zero.",
+        f"second half of the {_ROUNDS} rounds. A site has switched off a phenotype when the "
+        "phenotype's column is exactly zero.",
         [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
         if found else [],
         [

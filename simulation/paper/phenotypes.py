@@ -41,9 +41,8 @@ def section(plan: Plan, results: Results) -> Section:
         "Phenotypes",
         "The coefficient is the change in the log odds of death per standard deviation of the "
         "membership, estimated by maximum likelihood for all phenotypes together. Wald's p-value "
-        "is not corrected for the number of phenotypes. Prevalence is the share of patients with "
-        "a score above 0.15. Counts below ten are not shown. No privacy guarantee covers these "
-        "figures, because they are computed from patient factors.",
+        "is not corrected for the number of phenotypes. Counts below ten are not shown. No "
+        "privacy guarantee covers these figures, because they are computed from patient factors.",
         [],
         tables,
         [],

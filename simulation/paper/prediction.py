@@ -69,11 +69,10 @@ def section(plan: Plan, results: Results) -> Section:
         "Utility: AUC of in-hospital death against rank",
         "A logistic regression is fitted to the memberships of 60 % of the patients, and the AUC "
         f"is computed on the other patients, with {plan.splits} splits that are the same for all "
-        "systems. No factorisation uses a label. As in the paper, patient factors are computed "
-        "for all patients at once. *Random factors* are the factors of the exact solver with "
-        "shuffled rows. The patients of the last site are unlike all others, as in the paper's "
-        "neonatal unit, so this site has its own regression. Intervals come from the corrected "
-        "resampled t-test (Nadeau and Bengio 2003).",
+        "systems. *Random factors* are the factors of the exact solver with shuffled rows. The "
+        "patients of the last site are unlike all others, as in the paper's neonatal unit, so "
+        "this site has its own regression. Intervals come from the corrected resampled t-test "
+        "(Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
             Table(

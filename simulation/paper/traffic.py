@@ -56,11 +56,10 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Traffic",
         "Traffic is measured in bytes of real Flower messages, in both directions, over all "
-        "sites, with R = 50 (1 MB is 10^6 bytes). In TRIP each site sends its factors and equally "
-        "many multipliers, so a round transfers three sets of factors, where a round of DPFact "
-        "transfers two. The multipliers of all sites sum to zero after every round, so TRIP need "
-        "not send them (`tests/simulation/test_baselines.py`). The paper gives seconds at 15 MB/s "
-        "for an unknown number of rounds, so compare only ratios.",
+        "sites, with R = 50. In a round of TRIP each site also sends multipliers, as many as "
+        "factors. They sum to zero over the sites, so TRIP need not send them "
+        "(`tests/simulation/test_baselines.py`). The paper gives seconds at 15 MB/s for an "
+        "unknown number of rounds, so compare only ratios.",
         [],
         [
             Table(

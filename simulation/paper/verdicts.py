@@ -24,9 +24,8 @@ RULE = (
     f"A case supports a claim if the {100 * LEVEL:.0f} % interval of the paired difference, over "
     "starts (RMSE) or splits of the patients (AUC), lies on the claimed side. A case contradicts "
     "the claim if the interval lies on the other side. Otherwise the case is open. The verdict "
-    "is **yes** if all cases support the claim, **partly** if some but not all cases support the "
-    "claim, **no** if no case supports the claim and some cases contradict it, and **undecided** "
-    "if all cases are open. Intervals are not corrected for the number of cases."
+    "is **yes** if all cases support the claim, **partly** if some do, **no** if none does and "
+    "some contradict it, and **undecided** if all cases are open."
 )
 """As the page states it."""
 
