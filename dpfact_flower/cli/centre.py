@@ -115,7 +115,8 @@ def submit(
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
     The run's log is streamed, with --json to standard error. Exit code 0: finished. 1: failed. 2:
-    not started. 4: the SuperLink does not report the result. After Ctrl-C the run continues.
+    no start was confirmed. 4: the SuperLink does not report the result. After Ctrl-C the run
+    continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
     from dpfact_flower.runtime.superlink import COMPLETED, Connection, RunUnknownError

@@ -173,6 +173,8 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
         return np.where(usage > spread, weight * average / norms, np.inf)
 
 
+# --- the hospital's own model, after a run
+
 _PERSONAL_PASSES = 10
 """Smallest number of passes of a refit, because no later round continues the fit."""
 
