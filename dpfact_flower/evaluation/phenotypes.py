@@ -7,20 +7,24 @@ counts below ten patients are hidden, and so is every number from which such a c
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import add
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest, norm
 from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.evaluation.membership import column_shares, has_phenotype, mode_presence
+from dpfact_flower.evaluation.membership import (
+    column_shares,
+    has_phenotype,
+    leading_codes,
+    mode_presence,
+)
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.tables import (
     Association,
@@ -56,22 +60,31 @@ def phenotype_table(
         name: np.concatenate([site.labels[name] for site in sites]).astype(float) for name in names
     }
     outcomes = {name: _associations(everybody, who, label) for name, label in labels.items()}
-    codes = {
-        vocabulary.name: _codes(vocabulary, mode, factor, sites, has)
-        for mode, (vocabulary, factor) in enumerate(
-            zip(sites[0].vocabularies, features, strict=True), start=1
-        )
-    }
+    codes, carrying = {}, np.ones_like(who)
+    modes = zip(sites[0].vocabularies, features, strict=True)
+    for mode, (vocabulary, factor) in enumerate(modes, start=1):
+        present = scipy.sparse.vstack([mode_presence(site.tensor, mode) for site in sites])
+        codes[vocabulary.name] = _codes(vocabulary, factor, present, who)
+        carrying &= present @ leading_codes(factor).astype(np.float64) > 0
+    carriers, led, owners = (own.sum(axis=0) for own in (carrying, who & carrying, who))
     patients, norms = len(who), np.linalg.norm(everybody, axis=0)
+    tells = _tells_outside(led, carriers, owners, patients)
+    sizes = {site.name: len(own) for site, own in zip(sites, has, strict=True)}
     return PhenotypeTable(
         patients,
         tuple(
             Phenotype(
                 number=r + 1,
                 weight=float(norms[r]),
-                prevalence=_share(who[:, r].sum(), patients),
+                prevalence=_share(owners[r], patients),
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
+                by_site=_by_site(
+                    {name: int(own[:, r].sum()) for name, own in zip(sizes, has, strict=True)},
+                    sizes,
+                ),
+                precision=_guarded(led[r], owners[r]),
+                carriers=_unless(tells[r], _guarded(carriers[r], patients)),
             )
             for r in range(who.shape[1])
         ),
@@ -81,30 +94,36 @@ def phenotype_table(
 
 
 def _codes(
-    vocabulary: Vocabulary, mode: int, factor: NDArray[np.floating[Any]],
-    sites: Sequence[SiteData], has: Sequence[NDArray[np.bool_]],
-) -> list[tuple[CodeWeight, ...]]:  # fmt: skip
+    vocabulary: Vocabulary, factor: NDArray[np.floating[Any]], present: Any, who: NDArray[np.bool_]
+) -> list[tuple[CodeWeight, ...]]:
     """Return each phenotype's codes of one mode, with the shares of patients who have the codes."""
-    present = [mode_presence(site.tensor, mode) for site in sites]
-    everybody = reduce(add, (own.sum(axis=0) for own in present))
-    pairs = zip(has, present, strict=True)
-    carriers = reduce(add, (who.T.astype(np.float64) @ own for who, own in pairs))
-    patients, owners = sum(map(len, has)), reduce(add, (who.sum(axis=0) for who in has))
-    apart = everybody - carriers
-    few = np.minimum(apart, (patients - owners)[:, None] - apart) < SMALL
-    tells = (few & (carriers >= SMALL)).any(axis=0)  # reveals a count outside the phenotype
+    carriers, everybody = who.T.astype(np.float64) @ present, present.sum(axis=0)
+    patients, owners = len(who), who.sum(axis=0)
+    tells = _tells_outside(carriers, everybody, owners[:, None], patients)
     return [
         tuple(
             replace(
                 code,
                 observed=_guarded(carriers[r, at], owners[r]),
-                everybody=_unless(tells[at], _guarded(everybody[at], patients)),
+                everybody=_unless(tells[:, at].any(), _guarded(everybody[at], patients)),
             )
             for code in codes
             for at in [vocabulary.index[code.code]]
         )
         for r, codes in enumerate(top_codes(vocabulary, factor, _CODES))
     ]
+
+
+def _tells_outside(
+    inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
+) -> NDArray[np.bool_]:
+    """Return whether the counts of carriers reveal a small count outside the phenotype.
+
+    `inside` counts the carriers among the `owners` of the phenotype.
+    """
+    outside = carriers - inside
+    few = np.minimum(outside, patients - owners - outside) < SMALL
+    return np.asarray(few & (inside >= SMALL))
 
 
 Count = float | np.number[Any]
@@ -125,6 +144,35 @@ def _guarded(count: Count, patients: Count) -> float | str | None:
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
     """Return the shown value, or ``hidden`` if the value would reveal a small number."""
     return "hidden" if tells and isinstance(shown, float) else shown
+
+
+def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
+    """Return a phenotype's prevalence at each site, from the counts of its patients.
+
+    If small counts could follow from the prevalence of all patients, the smallest counts of the
+    other sites are hidden too.
+    """
+    shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
+    small = [site for site, count in counts.items() if count < SMALL]
+    others = sorted(counts.keys() - small, key=lambda site: (counts[site], site))
+    hidden: list[str] = []
+    while small and sum(counts.values()) >= SMALL and _tells(counts, small, hidden, others, sizes):
+        if not others:
+            hidden += small
+            break
+        hidden.append(others.pop(0))
+    return shown | dict.fromkeys(hidden, "hidden")
+
+
+def _tells(
+    counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
+    sizes: Mapping[str, int],
+) -> bool:  # fmt: skip
+    """Return whether the other sites' numbers narrow the range of a hidden small number."""
+    rest = sum(counts[site] for site in (*small, *hidden))
+    largest = counts[others[0]] if others else rest  # bound on a hidden number
+    most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
+    return rest < SMALL * (1 + len(hidden)) or rest > most
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:

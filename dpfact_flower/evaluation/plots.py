@@ -18,7 +18,6 @@ from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import RoundRecord
 
 try:
-    from matplotlib import colormaps
     from matplotlib.axes import Axes
     from matplotlib.ticker import MaxNLocator
 except ImportError:
@@ -138,8 +137,7 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     phenotypes = np.arange(1, rank + 1)
     axes.grid(visible=False)
     cells = np.ma.masked_array(percent, off)
-    steps = colormaps["cividis_r"].resampled(20)  # a bar of more colours would be an embedded image
-    mesh = axes.pcolormesh(phenotypes, np.arange(sites), cells, cmap=steps, vmin=0, vmax=100)
+    mesh = axes.pcolormesh(phenotypes, np.arange(sites), cells, cmap="cividis_r", vmin=0, vmax=100)
     axes.figure.colorbar(mesh, ax=axes, label="% of the site's most used")
     rows, columns = np.nonzero(off)
     axes.plot(columns + 1, rows, "x", color=INK, label="switched off", gid="off")

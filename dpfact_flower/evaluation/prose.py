@@ -155,7 +155,10 @@ def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[st
     share = phenotype.prevalence
     if isinstance(share, str):
         return [f"Fewer than ten {unit}."]
-    sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)})."]
+    sites, span = [v for v in phenotype.by_site.values() if isinstance(v, float)], ""
+    if len(sites) > 1:
+        span = f", from {percent(min(sites))} to {percent(max(sites))} by site"
+    sentences = [f"{share * table.patients:,.0f} {unit} ({percent(share)}{span})."]
     for mode in sorted(phenotype.codes, key=lambda mode: bool(TREATMENTS.search(mode))):
         observed = _observed(phenotype.codes[mode])
         if observed:

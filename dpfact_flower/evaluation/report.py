@@ -30,12 +30,11 @@ from dpfact_flower.evaluation.run_folder import (
     read_replications,
     read_summary,
 )
-from dpfact_flower.evaluation.summary import SiteSpending, Summary
+from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
 from dpfact_flower.evaluation.tables import (
     Phenotype,
     PhenotypeTable,
     Replication,
-    SiteUsage,
     certainty,
 )
 from dpfact_flower.privacy.guarantee import NOT_COVERED
@@ -48,8 +47,8 @@ from dpfact_flower.settings import (
     describe,
 )
 
-_MOST_ROWS = 40
-"""Number of sites above which the rows of a heat map get lower."""
+_MOST_CELLS = 3000
+"""Largest number of cells, phenotypes times sites, that a page has room for."""
 _SHOWN = 6
 """Number of codes of a mode that are shown before the others unfold."""
 _MOST_CODES = 16
@@ -81,7 +80,7 @@ def _content(folder: Path) -> dict[str, Any]:
     reviews = read_names(folder, summary.rank).reviewed
     own = cards(model, table, replications, reviews, unit)
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
-    shares = [each.prevalence for each in measured]
+    shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
     predictions = summary.measured.predictions if summary.measured else {}
     systems = {
         v.name: dict(zip(v.codes, body_systems(v.name, v.codes), strict=True))
@@ -104,6 +103,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,
+        "most_cells": _MOST_CELLS,
         "most_predicted": MOST_PREDICTED,
         "predictions": predictions,
         "uninformative": uninformative,
@@ -125,7 +125,7 @@ def _content(folder: Path) -> dict[str, Any]:
             for row in describe(kind)
         },
         "versions": config["versions"],
-        "figures": _figures(summary, records, shared.usage, model.names),
+        "figures": _figures(summary, records, predictions),
     }
 
 
@@ -161,10 +161,7 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 
 
 def _figures(
-    summary: Summary,
-    records: Sequence[RoundRecord],
-    used: SiteUsage | None,
-    names: Mapping[int, str],
+    summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
     """Return inline SVG by name. Figures without values are left out."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
@@ -179,11 +176,6 @@ def _figures(
     if records:
         draw = partial(plots.traffic, records=records)
         figures["traffic"] = figure("traffic", "Bytes sent by round", 2.1, draw)
-    if used:
-        draw = partial(plots.usage, used=used, names=names)
-        height = 1.4 + 0.3 * min(len(used.sites), _MOST_ROWS)
-        figures["usage"] = figure("usage", "Use of the patterns by site", height, draw)
-    predictions = summary.measured.predictions if summary.measured else {}
     for number, (label, prediction) in enumerate(predictions.items()):
         groups = sum(bool(g.memberships) for g in (prediction.overall, *prediction.sites))
         if groups:

@@ -50,8 +50,9 @@ class Phenotype:
     """One component. Its number counts from 1, as in the paper.
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
-    of patients who have the phenotype. `codes` are by mode, the largest weights first, and
-    `outcomes` by label.
+    of patients who have the phenotype. `carriers` is the share of all patients who carry a leading
+    code of every mode, and `precision` the same share of the phenotype's patients. `codes` are by
+    mode, the largest weights first, and `outcomes` by label.
     """
 
     number: int
@@ -59,6 +60,9 @@ class Phenotype:
     prevalence: float | str
     codes: dict[str, tuple[CodeWeight, ...]]
     outcomes: dict[str, Association]
+    by_site: dict[str, float | str] = field(default_factory=dict)
+    precision: Share = None
+    carriers: Share = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import scipy.stats
 from sklearn.linear_model import LogisticRegression
 
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from tests.evaluation.folders import site_of
 
@@ -108,11 +109,11 @@ def test_shares_of_patients_with_codes_hide_few_with_them_and_few_without(carry,
     found = of_forty(FORTY, carry, 50)
     leading, other = found.codes["procedures"]
     assert leading.code == "P1"
-    assert leading.observed == shown
-    assert leading.everybody == (50 + carry) / 200
+    assert found.precision == leading.observed == shown
+    assert found.carriers == leading.everybody == (50 + carry) / 200
     assert other.observed == other.everybody == "all"
     nobody = of_forty(0 * FORTY, carry, 50)
-    assert (nobody.prevalence, nobody.codes["procedures"][0].observed) == ("<10", None)
+    assert (nobody.prevalence, nobody.precision) == ("<10", None)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +122,32 @@ def test_shares_of_patients_with_codes_hide_few_with_them_and_few_without(carry,
 def test_few_patients_with_a_code_and_without_the_phenotype_follow_from_nothing(others, shown):
     found = of_forty(FORTY, 30, others)
     leading = found.codes["procedures"][0]
-    assert leading.observed == 0.75
+    assert leading.observed == found.precision == 0.75
     assert leading.everybody == shown
+    assert found.carriers == shown
+
+
+def test_carriers_have_a_leading_code_of_every_mode():
+    A, factors, rng = (
+        patients(3, 600),
+        [factor**3 for factor in features(3)],
+        np.random.default_rng(0),
+    )
+    present = [rng.random((600, len(factor))) < 0.2 for factor in factors]
+    for of_mode in present:
+        of_mode[np.arange(600), rng.integers(of_mode.shape[1], size=600)] = True
+    table = described(A, sizes=[150, 200, 250], factors=factors, present=present)
+    for r, found in enumerate(table.phenotypes):
+        has = A[:, r] > LEAST_SCORE
+        leads = [factor[:, r] >= factor[:, r].max() / 3 for factor in factors]
+        first, second = ((own & lead).any(axis=1) for own, lead in zip(present, leads, strict=True))
+        carries = first & second
+        assert found.precision == carries[has].mean()
+        assert found.carriers == carries.mean()
+        for vocabulary, of_mode in zip(VOCABULARIES, present, strict=True):
+            for code in found.codes[vocabulary.name]:
+                column = of_mode[:, vocabulary.index[code.code]]
+                assert (code.observed, code.everybody) == (column[has].mean(), column.mean())
 
 
 @pytest.mark.parametrize(("count", "without"), [(191, "<10"), (190, 0.05), (0, 1.0)])
@@ -144,6 +169,34 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
     low, high = association.interval
     assert (high + low) / 2 == pytest.approx(association.coefficient, rel=1e-6)
     assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ((20, 30, 40), (0.2, 0.3, 0.4)),
+        ((3, 30, 40), ("<10", "hidden", 0.4)),  # 3 = all - 30 - 40
+        ((3, 0, 40), ("<10", "<10", "hidden")),  # or 3 of two sites
+        ((3, 4, 40), ("<10", "<10", "hidden")),
+        ((1, 1, 40), ("<10", "<10", "hidden")),
+        ((9, 9, 40), ("<10", "<10", "hidden")),  # or 9 of each
+        ((6, 7, 40), ("<10", "<10", "hidden")),  # or 4 of each, at least
+        ((9, 11, 90), ("<10", "hidden", 0.9)),
+        ((1, 11, 90), ("<10", "hidden", "hidden")),  # or 2 at most
+        ((0, 10, 90), ("<10", "hidden", "hidden")),  # 0: a hidden number is 10 or more
+        ((9, 20, 20), ("<10", "hidden", "hidden")),  # 9: it is not above those that are shown
+        ((9, 100, 100), ("hidden", "hidden", "hidden")),  # 9: a site has 100 patients
+        ((3, 2, 1), ("<10", "<10", "<10")),  # of all fewer than ten, which is not told
+    ],
+)
+def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
+    memberships = np.full((300, 2), LEAST_SCORE / 2)
+    memberships[:, 0] = 1.0
+    for site, count in enumerate(counts):
+        memberships[100 * site : 100 * site + count, 1] = 1.0
+    first, second = described(memberships, sizes=[100, 100, 100]).phenotypes
+    assert first.by_site == dict.fromkeys("abc", 1.0)
+    assert tuple(second.by_site.values()) == shown
 
 
 def test_coefficients_agree_with_scikit_learn_and_find_the_risk():

@@ -131,6 +131,14 @@ def test_a_paragraph_of_few_patients_has_no_figure():
         assert rate(association, "<10", "stays") == "too few to say"
 
 
+def test_the_span_over_sites_leaves_hidden_ones_out():
+    sites = {"a": 0.01, "b": 0.05, "c": "<10", "d": "hidden"}
+    spread = Phenotype(1, 1.0, 0.02, {}, {}, sites)
+    assert paragraph(spread, PhenotypeTable(1000, ()), "patients") == [
+        "20 patients (2.0 %, from 1.0 % to 5.0 % by site)."
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [

@@ -48,6 +48,7 @@ FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz",
 SECTIONS = [
     "phenotypes", "usage", "details", "prediction", "convergence", "privacy", "settings"
 ]  # fmt: skip
+IN_FIGURES = "4 patterns, in figures"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt", "dd", "article"}
 
@@ -127,6 +128,12 @@ class Page(HTMLParser):
 def page_of(folder: Path) -> Page:
     """The page of a folder that no test changes."""
     return Page(folder)
+
+
+def shares_by_site(page: Page) -> list[str]:
+    """Rows of the table of prevalences by site, its header first."""
+    (caption,) = [t for _, tag, t in page.blocks if tag == "caption" and "darker is more" in t]
+    return page.rows_of(caption)
 
 
 @pytest.fixture(scope="module")
@@ -278,12 +285,19 @@ def test_phenotypes_come_by_number_with_the_codes_of_the_model(runs):
         assert overview[number - 1].startswith(f"{number} {title} ")
 
 
-def test_whom_a_phenotype_concerns_stands_in_the_overview(runs):
+def test_whom_a_phenotype_concerns_stands_in_the_overview_and_by_site(runs):
     table = read_json(runs["simulated"] / "phenotypes.json")["table"]
     page = page_of(runs["simulated"])
-    for phenotype, overview in zip(table["phenotypes"], page.rows("phenotypes")[1:], strict=True):
-        assert f"{100 * phenotype['prevalence']:.1f} %" in overview
-    assert 'id="usage-figure_1"' in page.source
+    rows = (page.rows("phenotypes"), shares_by_site(page), page.rows_of(IN_FIGURES))
+    for phenotype, *shown in zip(table["phenotypes"], *(of[1:] for of in rows), strict=True):
+        overview, by_site, figures = shown
+        measures = [phenotype[name] for name in ("prevalence", "precision", "carriers")]
+        texts = [m if isinstance(m, str) else f"{100 * m:.1f} %" for m in measures]
+        assert texts[0] in overview
+        assert f" {' '.join(texts)} " in figures
+        assert list(phenotype["by_site"]) == ["north", "south"]
+        ends = " ".join(f"{100 * share:.1f}" for share in phenotype["by_site"].values())
+        assert by_site.endswith(f" {ends}")
 
 
 def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
@@ -304,7 +318,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
 
     change(run / "phenotypes.json", edit)
     page = Page(run)
-    cards, rows = page.cards(), page.rows_of("4 patterns, in figures")[1:]
+    cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
     died = "Death in hospital: 20.0 % (95 % interval 15.0 to 26.0 %); of all patients 25.0 %."
     assert died in cards[1]
     assert "Back in a week: too few to say; of all patients 50.0 %." in cards[1]
@@ -339,6 +353,7 @@ def test_phenotypes_switched_off_are_marked(runs, run):
     assert "Switched off by north, south." in page.cards()[2]
     assert "Switched off by south." in page.cards()[3]
     assert "Switched off" not in page.cards()[1]
+    assert [row.count(" off") for row in shares_by_site(page)[1:]] == [0, 2, 1, 1]
 
 
 def test_auc_stands_beside_its_baselines_with_the_warning(runs):
@@ -381,6 +396,7 @@ def test_everything_from_outside_is_escaped(runs, run):
         reason = {"coefficient": None, "p_value": None, "reason": bad}
         for phenotype in phenotypes["table"]["phenotypes"]:
             phenotype["outcomes"] = {"died": reason, bad: reason}
+            phenotype["by_site"] = {bad: 0.5}
         phenotypes["table"]["rates"][bad] = None
         phenotypes["usage"]["sites"][0] = bad
 
