@@ -1,4 +1,4 @@
-"""Bound, perturb and charge everything that leaves a site.
+"""Bound and perturb everything that leaves a site, and charge its privacy cost.
 
 No other module of `privacy` imports `opacus_accountant`, because that module imports torch.
 """

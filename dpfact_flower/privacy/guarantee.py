@@ -1,6 +1,6 @@
-"""The guarantee of all releases of a site: one epsilon per accountant, its claim and its scope.
+"""The guarantee for all of a site's releases: one epsilon per accountant, its claim and its scope.
 
-The mechanism determines whether the sensitivities of the events hold.
+Whether the events' sensitivities hold depends on the mechanism.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_
 def rounded_up(epsilon: float) -> str:
     """Format an epsilon with four digits, rounded up, so that the text never overstates privacy.
 
-    An excess within a rounding error of float64 is ignored.
+    An excess as small as a float64 rounding error is ignored.
     """
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text with the epsilon for replacing a record, or an empty text without one."""
+    """Return text with the epsilon for replacing a record, or empty text if `epsilon` is None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -38,9 +38,9 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with its delta, accountant and claim. The text shows all four.
+    """One epsilon with its delta, accountant and claim, all of which appear in the figure's text.
 
-    `replacing` is the epsilon for replacing a record if `epsilon` is for adding or removing.
+    `replacing` is the epsilon for replacing a record if `epsilon` is for adding or removing one.
     """
 
     accountant: str
@@ -54,7 +54,7 @@ class Figure:
 
     @property
     def number(self) -> str:
-        """Text of the figure without the claim."""
+        """The figure's text without the claim."""
         return (
             f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
             f"{price_of_replacing(self.replacing)})"
@@ -63,10 +63,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The total cost of a list of releases. The text always includes the claim.
+    """The total cost of a list of releases. Its text always includes the claim.
 
-    `rho` and `mu` are total costs in zCDP and Gaussian DP. With secure sums, `alone` holds even if
-    all other sites collude with the server.
+    `rho` and `mu` are the total costs in zCDP and Gaussian DP. With secure sums, `alone` holds even
+    if all other sites collude with the server.
     """
 
     releases: int
@@ -111,20 +111,20 @@ class Guarantee:
 
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
-"""Function that computes the epsilon of one site's releases at a delta, or raises a
-`MissingDependencyError` if its package is missing."""
+"""A function that computes the epsilon of one site's releases at a given delta, or raises a
+`MissingDependencyError` if the package that it needs is missing."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
-"""Accountants for second opinions, by the name printed with their figure. A site's decisions do not
-use them."""
+"""Accountants for second opinions, keyed by the name printed with each figure. A site's decisions
+never depend on second opinions."""
 
 
 def account(
     events: Sequence[ReleaseEvent], delta: float, *, second_opinions: bool = False
 ) -> Guarantee:
-    """Compose the releases of one site, all of which may involve the same patient.
+    """Compose one site's releases, all of which may involve the same patient.
 
     All releases must have the same unit and neighbouring relation. With `second_opinions`, the
-    result also has figures of the `accountants` whose packages are installed.
+    result also includes figures from those `accountants` whose packages are installed.
     """
     rho = conversions.compose_serial(event.rho for event in events)
     relations = {(event.unit, event.neighbours) for event in events}
@@ -135,10 +135,10 @@ def account(
     epsilons = _epsilons(rho, delta, count, unit)
     replacing: dict[str, float] = {}
     if neighbours == "add-remove":
-        # Replacing is removing and adding, so by the triangle inequality a sum over patients moves
-        # by at most twice the sensitivity. This costs 4 rho in zCDP and 2 mu in Gaussian DP, as for
-        # group privacy with two patients (Bun & Steinke 2016, Proposition 1.9; Dong, Roth & Su
-        # 2022). The slack of discrete noise does not depend on the data.
+        # Replacing a record removes one and adds another. By the triangle inequality, a sum over
+        # patients moves by at most twice the sensitivity. The cost is 4 rho in zCDP and 2 mu in
+        # Gaussian DP, as for group privacy with two patients (Bun & Steinke 2016, Proposition 1.9;
+        # Dong, Roth & Su 2022). The slack for discrete noise does not depend on data.
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)
@@ -156,7 +156,7 @@ def account(
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """Return `events` converted to replacing a record, or an empty list if already converted."""
+    """Return the events for adding or removing a record, converted to replacing a record."""
     return [
         replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
         for event in events
@@ -173,7 +173,7 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Return epsilon by accountant, the headline first."""
+    """Return the epsilon from each accountant, with the headline's first."""
     mu = math.sqrt(2 * rho)
     bounds = {
         conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),
@@ -201,8 +201,8 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Text about facts that a simulation in patient mode takes from the data without noise. These facts
-can change with one additional patient, unless public code lists and `patients` are given."""
+"""Text about facts that a simulation in patient mode takes from the data without noise. One
+additional patient can change these facts unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
     "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
     "Results computed from these factors: errors, use by site, prevalence, mortality "
@@ -215,5 +215,5 @@ NOT_COVERED: tuple[str, ...] = (
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text by the unit of a row, such as "discharge"."""
+    """Replace "patient" in a text with the name of what a row describes, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

@@ -1,16 +1,16 @@
-"""Draw exact integer noise, the discrete Gaussian of standard deviation `SIGMA`.
+"""Draw exact integer noise from the discrete Gaussian with standard deviation `SIGMA`.
 
-Floating-point noise leaks information through its low bits (Mironov 2012). Here values are integers
-drawn in integer arithmetic, so they have exactly the distribution of the proof: P(n) proportional
-to exp(-n**2 / (2 SIGMA**2)) on all integers, with no truncation and no rounding.
+Floating-point noise leaks information through its low bits (Mironov 2012). This module draws
+integers in integer arithmetic, so they have exactly the distribution in the proof: P(n)
+proportional to exp(-n**2 / (2 SIGMA**2)) on all integers, without truncation or rounding.
 
-The sampler is from Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two and
-also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, its coin
-needs only a comparison of random bits, and no number here exceeds 2**49.
+The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two and
+also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, a coin flip
+only compares random bits, and no number exceeds 2**49.
 
-Random bytes form one stream of bits, lowest first. A draw that runs out of bits starts again at its
-own first bit after the buffer is refilled, so a value depends only on its bits. The time of a draw
-depends on the noise, never on the data (``docs/explanation/noise.md``).
+The random bytes form one stream of bits, lowest bit first. A draw that runs out of bits starts
+again at its own first bit once the buffer is refilled, so each value depends only on its own bits.
+How long a draw takes depends on the noise, never on the data (``docs/explanation/noise.md``).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from dpfact_flower.privacy.release import at_least_one
 
 SIGMA_BITS = 24
 SIGMA = 1 << SIGMA_BITS
-"""Standard deviation of the noise, in units of the grid that statistics are truncated to."""
+"""Standard deviation of the noise, in units of the grid to which statistics are truncated."""
 
 Bits = NDArray[np.uint64]
-_WORDS = 4096  # 64-bit words requested at a time
+_WORDS = 4096  # number of 64-bit words requested at a time
 
 
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
-    """Draw independent, exact samples of the discrete Gaussian of mean 0 and deviation `SIGMA`.
+    """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation `SIGMA`.
 
-    `random_bytes` is `os.urandom`, or a seeded generator in simulation. A sample takes 24 bytes.
+    `random_bytes` is `os.urandom` or, in simulation, seeded. A sample takes 24 bytes on average.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
@@ -43,9 +43,9 @@ def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArr
 def _sample(
     count: int, bits: int, random_bytes: Callable[[int], bytes], at_once: int
 ) -> NDArray[np.int64]:
-    """Draw `discrete_gaussian` of standard deviation 2**bits, in buffers of `at_once` words.
+    """Draw discrete Gaussian samples with deviation 2**bits from buffers of `at_once` words.
 
-    `bits` is 1 to 24. The values depend only on the stream of bytes, not on `at_once`.
+    `bits` is between 1 and 24. The values depend only on the stream of bytes, not on `at_once`.
     """
     samples = np.empty(at_least_one("count", count), np.int64)
     words = np.empty(0, np.uint64)
@@ -63,8 +63,8 @@ def _sample(
 
 # --- The sampler, compiled ------------------------------------------------------------------------
 #
-# `words` is the stream of bits and `cursor[0]` the next bit. Beyond the end, coins have fixed
-# results that end every loop, and `_fill` drops the incomplete draw.
+# `words` holds the stream of bits, and `cursor[0]` is the next bit's position. Beyond the end, coin
+# flips have fixed results that end every loop, and `_fill` discards the incomplete draw.
 
 
 @compiled()
@@ -80,13 +80,13 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     value = words[word] >> np.uint64(shift)
     if shift + count > 64:
         value |= words[word + 1] << np.uint64(64 - shift)
-    # Signed, because numba compares signed with unsigned numbers as floats.
+    # The result is signed, because numba compares signed with unsigned numbers as floats.
     return np.int64(value & ((np.uint64(1) << np.uint64(count)) - np.uint64(1)))  # type: ignore[return-value]
 
 
 @compiled()
 def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Draw a coin of probability 1/k, by testing whether a uniform number in [0, k) is 0."""
+    """Return True with probability 1/k, by testing whether a uniform number in [0, k) is 0."""
     width = 0
     while (1 << width) < k:
         width += 1
@@ -98,16 +98,16 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 
 @compiled()
 def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Draw a coin of probability numerator / 2**bits, which is 1 at most."""
+    """Return True with probability numerator / 2**bits, which is at most 1."""
     return _take(bits, words, cursor) >= (1 << bits) - numerator
 
 
 @compiled()
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Draw a coin of probability exp(-gamma), gamma = numerator / 2**bits in [0, 1] (Algorithm 1).
+    """Return True with probability exp(-gamma), gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    The algorithm's coin of probability gamma/k is drawn as two coins, 1/k first because it takes
-    fewer bits.
+    The algorithm's coin with probability gamma/k is flipped as two coins, and the 1/k coin comes
+    first because it takes fewer bits.
     """
     k = 1
     while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
@@ -119,7 +119,7 @@ def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> b
 def _exp_power(
     times: int, numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]
 ) -> bool:
-    """Draw a coin of probability exp(-times * numerator / 2**bits), as `times` coins in a row."""
+    """Return True with probability exp(-times * numerator / 2**bits), using up to `times` coins."""
     fallen = 0
     while fallen < times and _exp(numerator, bits, words, cursor):
         fallen += 1
@@ -128,7 +128,7 @@ def _exp_power(
 
 @compiled()
 def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Draw a discrete Laplace value of scale 2**bits (Algorithm 2 with s = 1 and t = 2**bits)."""
+    """Draw a discrete Laplace value with scale 2**bits (Algorithm 2 with s = 1 and t = 2**bits)."""
     while True:
         low = _take(bits, words, cursor)
         if low < 0:
@@ -146,11 +146,11 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
 @compiled()
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
-    """Draw a discrete Gaussian value of standard deviation S = 2**bits (Algorithm 3 with t = S).
+    """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Let the distance
-    ||y| - S| be whole * S + rest. The probability is then the product of exp(-whole**2 / 2),
-    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)), which stays exact for any size of y.
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Write the distance ||y|
+    - S| as whole * S + rest. The probability is then the product of exp(-whole**2 / 2), exp(-whole
+      * rest / S) and exp(-rest**2 / (2 S**2)), which stays exact for y of any size.
     """
     while True:
         value = _laplace(bits, words, cursor)
@@ -170,9 +170,9 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _fill(
     samples: NDArray[np.int64], done: int, bits: int, words: Bits, position: int
 ) -> tuple[int, int]:
-    """Draw `samples[done:]` from the bits that begin at `position`, until the bits run out.
+    """Draw `samples[done:]` from the bits starting at `position`, until the bits run out.
 
-    Return the number of complete samples, and the position of the next sample's first bit.
+    Return the number of complete samples and the position of the next sample's first bit.
     """
     cursor = np.array([position])
     while done < len(samples):

@@ -1,8 +1,8 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only. Its possible floats depend on the value under the noise,
-which leaks information (Mironov 2012). The exact integers of `Noise.integers` do not leak. The
-tails of `Noise.gaussian` end at 9.2 standard deviations, beyond which 2**-64 of the mass lies.
+`Noise.gaussian` is for paper mode only. Which floats a noisy value can take depends on the value
+under the noise, which leaks information (Mironov 2012). The exact integers from `Noise.integers` do
+not leak. `Noise.gaussian` never exceeds 9.2 standard deviations, which omits 2**-64 of the mass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dpfact_flower.settings import PrivacySettings
 
 @dataclass(frozen=True)
 class Noise:
-    """Source of noise. With `seeded`, the noise comes from a seed and can be recomputed."""
+    """A source of noise. If `seeded`, the noise comes from a seed and can be recomputed."""
 
     random_bytes: Callable[[int], bytes] = field(repr=False)
     seeded: bool
@@ -37,8 +37,8 @@ class Noise:
     def from_seed(cls, *key: int) -> Noise:
         """Make a source of repeatable noise for simulation, marked "seeded: not private".
 
-        The key is the seed, followed by site and round. Without site and round, two sites would add
-        the same noise.
+        The key is the seed, followed by the site and the round. Without the site, two sites would
+        add the same noise.
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
@@ -51,7 +51,7 @@ class Noise:
     def from_settings(
         cls, settings: PrivacySettings, *, stream: Sequence[int], simulation: bool
     ) -> Noise:
-        """Make the source that the settings name. A real site refuses a seed.
+        """Make the source that the settings specify. Outside simulation, a seed is refused.
 
         `stream` distinguishes seeded streams by the run's seed, the site and the round.
         """
@@ -62,13 +62,13 @@ class Noise:
         return cls.from_seed(settings.noise_seed, *stream)
 
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
-        """Draw independent Gaussian values of mean 0 and standard deviation `sigma`."""
+        """Draw independent Gaussian values with mean 0 and standard deviation `sigma`."""
         count = int(np.prod(shape))
         words = np.frombuffer(self.random_bytes(8 * count), np.uint64)
         return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:
-        """Draw exact discrete Gaussian values of standard deviation `noise.SIGMA`."""
+        """Draw exact discrete Gaussian values with standard deviation `noise.SIGMA`."""
         from dpfact_flower.privacy.noise import discrete_gaussian  # noqa: PLC0415  # numba is slow
 
         return discrete_gaussian(count, self.random_bytes)
@@ -77,8 +77,8 @@ class Noise:
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Turn uniform 64-bit words into standard normal values.
 
-    One bit is the sign, and 63 bits are the tail probability. Inverting only the lower half of the
-    distribution keeps the full floating-point precision in both tails.
+    One bit gives the sign, and 63 bits give the tail probability. Inverting only the lower half of
+    the distribution preserves full floating-point precision in both tails.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

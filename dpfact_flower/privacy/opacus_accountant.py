@@ -3,9 +3,9 @@
 Importing this module imports Opacus and therefore torch. After `register`, Opacus accepts the name
 ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
 
-Full-batch steps (sample rate 1) cost 1 / (2 noise_multiplier**2) in zCDP, and epsilon is the tight
-conversion over all orders. Under zCDP, subsampling does not reduce the cost, so a history with any
-sample rate below 1 is composed as a whole by Opacus' RDP analysis.
+A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP, and epsilon comes from
+the tight conversion over all orders. Under zCDP, subsampling does not reduce the cost, so Opacus'
+RDP analysis composes the whole of any history with a sample rate below 1.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ Step = tuple[float, float, int]
 
 
 class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
-    """Opacus accountant under zCDP, for adding or removing one sample."""
+    """An Opacus accountant based on zCDP, for adding or removing one sample."""
 
     def __init__(self) -> None:
-        self.history: list[Step] = []  # as in Opacus' accountants; its calibration sets it directly
+        self.history: list[Step] = []  # as in Opacus' accountants; Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Charge one step. A rate of 1 is the full batch, a smaller rate Poisson sampling."""
+        """Charge one step. A rate of 1 is a full batch, and a smaller rate is Poisson sampling."""
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
             self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)
@@ -57,7 +57,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             self.history.append((multiplier, rate, 1))
 
     def get_epsilon(self, delta: float) -> float:
-        """Return the epsilon spent so far: infinity after a step without noise."""
+        """Return the epsilon spent so far, which is infinite after a step without noise."""
         log_of_inverse(delta)  # refuses a delta outside (0, 1)
         history = [_checked_step(step) for step in self.history]
         if not history:

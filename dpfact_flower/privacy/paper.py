@@ -1,7 +1,7 @@
-"""Paper mode: the paper's noise on feature factors, its plan, and its claim.
+"""Paper mode: the noise that the paper adds to feature factors, with its plan and its claim.
 
-The sensitivity is the paper's claim and does NOT hold (see `psgd_sensitivity`), so nothing here is
-a privacy guarantee. The mode is for reproducing the paper, and every release is marked accordingly.
+The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
+privacy guarantee. Paper mode exists to reproduce the paper, and every release is marked as such.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpfact_flower.tensor.arrays import Array
 
 @dataclass(frozen=True)
 class PaperPlan:
-    """The paper's schedule: each of the feature factors costs `rho` in each round (E rounds)."""
+    """The paper's schedule: in each of the E rounds, each feature factor costs `rho`."""
 
     rho: float
     delta: float
@@ -36,7 +36,7 @@ class PaperPlan:
 
     @property
     def total_rho(self) -> float:
-        """Cost in zCDP of the whole run at one site."""
+        """The zCDP cost of the whole run at one site."""
         return self.rho * self.rounds * self.factors
 
     def sigma(self, sensitivity: float) -> float:
@@ -50,26 +50,26 @@ class PaperPlan:
 
 
 def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> PaperPlan:
-    """Divide `epsilon` evenly among factors and rounds, by the exact inverse of Proposition 2.8."""
+    """Divide `epsilon` evenly among factors and rounds, using Proposition 2.8's exact inverse."""
     releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
     return PaperPlan(rho_for_epsilon(epsilon, delta) / releases, delta, rounds, factors)
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Return the cost of one factor in one round, as set or as planned from epsilon."""
+    """Return the cost of one factor in one round, either as set or as planned from epsilon."""
     return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """Return the L2 sensitivity 2 tau L eta that the paper claims for a factor after `tau` passes.
 
-    The passes are P-SGD. The claim assumes (Wu et al. 2017) one L-Lipschitz loss that is convex in
-    all updated variables, eta <= 2/beta, each entry visited once per pass, and an order and a start
-    that do not depend on the data. Clipping each entry's data gradient to `clip` enforces L for any
-    loss. The other assumptions do not hold: the joint pass over the factors is not convex, factors
-    are carried over without noise from round to round, the l2,1 step couples all patients, a zero
-    that becomes a one changes the length of the pass, sampled zeros may repeat, and the step size
-    adapts to the data. The number is therefore a noise scale, not a bound.
+    The passes are made by P-SGD. The claim (Wu et al. 2017) assumes one L-Lipschitz loss, convex in
+    all updated variables, eta <= 2/beta, one visit to each entry per pass, and an order and a start
+    independent of the data. Clipping each entry's data gradient to `clip` enforces L for any loss.
+    The other assumptions do not hold: the joint pass over the factors is not convex, factors are
+    carried over without noise from round to round, the l2,1 step couples all patients, a zero that
+    becomes a one changes the length of the pass, sampled zeros may repeat, and the step size adapts
+    to the data. The result is therefore a noise scale, not a bound.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -83,11 +83,11 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise of variance sensitivity**2 / (2 rho), eq. (priv), in paper mode.
+    """Add Gaussian noise with variance sensitivity**2 / (2 rho), eq. (priv), in paper mode.
 
     Unit: one tensor entry. Neighbours: the value of this entry is replaced. Sensitivity:
-    `psgd_sensitivity` per factor, from the settings with which the factors were made; not proven.
-    `rho` is the cost in zCDP of each factor. `round_number` and `modes` name the events.
+    `psgd_sensitivity` for each factor, from the settings that produced the factors; not proven.
+    `rho` is the zCDP cost of each factor. `round_number` and `modes` name the events.
     """
     matrices = checked_factors(factors)
     sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}
@@ -99,7 +99,7 @@ def perturb(
 def planned_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
-    """Return the events of a future `perturb` of factors of these `sizes`, by mode."""
+    """Return the events of a future call to `perturb`, given the size of each mode's factor."""
     at_least_one("round", round_number)
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)

@@ -1,9 +1,9 @@
-"""What leaves a site: a `Release`, and the `ReleaseEvent`s that an accountant needs for its cost.
+"""What leaves a site: a `Release`, with the `ReleaseEvent`s that determine its cost.
 
-A `Release` is the only type that the Flower client puts into a message. It has one immutable event
-per perturbed array, without information about the data. Only functions of `privacy` make a
-`Release`: `perturb` in `paper`, `release` in `patient`, and in this module `replay`,
-`release_masked` and the three functions without noise.
+A `Release` is the only type that the Flower client puts into a message. A release has one immutable
+event per perturbed array, and events contain no information about the data. Only functions in
+`privacy` make a `Release`: `perturb` in `paper`, `release` in `patient`, and, here, `replay`,
+`release_masked` and the three functions that add no noise.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ NO_CLAIM = "none: no privacy guarantee"
 class ReleaseEvent:
     """One release of values with Gaussian noise.
 
-    `name`, such as ``"round 3, diagnoses"``, never has information about a patient. `sensitivity`
-    is the largest L2 distance between the values of neighbouring data sets, as claimed, and `sigma`
-    the standard deviation (not variance) of the noise on each value. Neighbouring data sets differ
-    in one `unit` (a tensor entry or all entries of one patient), which has other values or is
-    absent in one data set. Every figure computed from the event repeats `claim`, which says whether
-    the sensitivity is proven. `seeded` noise can be recomputed, so it protects nothing. With secure
-    sums, `own_sigma` is the part of `sigma` that this site adds; 0 if it adds all the noise.
+    `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
+    `sensitivity` is the largest L2 distance claimed between the values of neighbouring data sets,
+    and `sigma` is the standard deviation (not the variance) of the noise on each value.
+    Neighbouring data sets differ in one `unit` (a tensor entry or all entries of one patient),
+    absent from one of them or with other values. Every figure computed from the event repeats
+    `claim`, which says whether the sensitivity is proven. Noise that is `seeded` can be recomputed,
+    so it protects nothing. With secure sums, `own_sigma` is the part of `sigma` that this site
+    adds, or 0 if it adds all the noise.
     """
 
     name: str
@@ -67,7 +68,7 @@ class ReleaseEvent:
                 raise SettingsError(
                     f"{field}: must be one of {', '.join(allowed)}; got {shown(got)}"
                 )
-        # A ratio that underflows to 0 would cost nothing.
+        # If the ratio underflowed to 0, the release would seem to cost nothing.
         if not 0 < self.rho < math.inf:
             raise SettingsError(
                 f"sensitivity {self.sensitivity:g} and sigma {self.sigma:g}: ratio out of range"
@@ -75,7 +76,7 @@ class ReleaseEvent:
 
     @property
     def shared(self) -> bool:
-        """Whether the noise of several sites protects the values, in secure sums."""
+        """Whether the values belong to a secure sum and are protected by several sites' noise."""
         return self.own_sigma > 0
 
     @property
@@ -87,21 +88,21 @@ class ReleaseEvent:
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter, sensitivity / sigma."""
+        """The Gaussian-DP parameter, sensitivity / sigma."""
         return self.sensitivity / self.sigma
 
     @property
     def noise_multiplier(self) -> float:
-        """Ratio sigma / sensitivity, as Opacus and dp-accounting define it."""
+        """The noise multiplier sigma / sensitivity, as defined by Opacus and dp-accounting."""
         return self.sigma / self.sensitivity
 
     @property
     def rho(self) -> float:
-        """Parameter of zCDP, sensitivity**2 / (2 * sigma**2): Proposition 2.7 of the paper."""
+        """The zCDP parameter, sensitivity**2 / (2 * sigma**2), by the paper's Proposition 2.7."""
         return 0.5 * self.mu * self.mu
 
     def to_dict(self) -> dict[str, str | float | int | bool]:
-        """Return plain scalars for JSON, from which an equal event can be made."""
+        """Return plain scalars for JSON, from which an equal event can be rebuilt."""
         return dataclasses.asdict(self)
 
 
@@ -115,14 +116,14 @@ def patient_event(
     own_sigma: float = 0.0,
     claim: str = PATIENT_CLAIM,
 ) -> ReleaseEvent:
-    """Make the event of a release in patient mode."""
+    """Make the event for a release in patient mode."""
     return ReleaseEvent(
         name, sensitivity, sigma, count, "patient", "add-remove", claim, seeded, own_sigma
     )
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
-    """Return all claims of the events, as text to print. A note on seeded noise comes first."""
+    """Return the events' claims as text to print, with any note on seeded noise first."""
     if not events:
         return NO_CLAIM
     claim = "; and ".join(sorted({event.claim for event in events}))
@@ -131,7 +132,7 @@ def claim_of(events: Sequence[ReleaseEvent]) -> str:
 
 def positive(name: str, value: object) -> float:
     """Return `value` as a float. Raise a SettingsError unless `value` is finite and above 0."""
-    # NumPy's scalars are Real and Integral too. So is bool, which is an error here.
+    # NumPy scalars also count as Real or Integral, and so does bool, which is an error here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
         raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
@@ -151,10 +152,10 @@ def at_least_one(name: str, value: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """The values that a site sends, with one event per array, or no events without noise.
+    """The values that a site sends, with one event per array, or no events if there is no noise.
 
-    The arrays are read-only float32: feature factors, each of shape (I_n, R), or one vector of
-    statistics. In a secure sum, the arrays hold bytes.
+    The arrays are read-only float32 arrays: feature factors, each of shape (I_n, R), or one vector
+    of statistics. In a secure sum, the arrays hold bytes.
     """
 
     arrays: tuple[Array, ...]
@@ -179,8 +180,8 @@ class Release:
 class Share:
     """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
 
-    `values` are in units of the noise's grid, slot after slot. `events` has the cost of the values,
-    and of all sums with the other sites' values.
+    `values` are in units of the noise grid, one slot after another. `events` gives the cost of the
+    values and of every sum of them with other sites' values.
     """
 
     values: NDArray[np.int64]
@@ -188,7 +189,7 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """The values as a tuple, as in `Release`, for the ledger."""
+        """The values in a tuple, as in `Release`, for the ledger."""
         return (self.values,)
 
     @property
@@ -201,12 +202,12 @@ class Share:
 
 
 def release_masked(parts: Sequence[Array]) -> Release:
-    """Make a release from the bytes of a secure sum. The charge of the `Share` covers the cost."""
+    """Make a release from the bytes of a secure sum, whose cost was charged with the `Share`."""
     return Release(tuple(parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Make a release again from kept arrays and events, for repeated requests only."""
+    """Make a release from arrays that already have their noise, and from their events."""
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():
@@ -220,19 +221,19 @@ def release_nothing() -> Release:
 
 
 def release_unprotected(factors: Sequence[Array]) -> Release:
-    """Release factors without noise, events or guarantee, for ``privacy = "none"``."""
+    """Release factors without noise, events or a guarantee, for ``privacy = "none"``."""
     return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
 
 
 def release_unprotected_sum(values: Array) -> Release:
-    """Release a sum over a site's patients without noise or guarantee, for ``privacy = "none"``."""
+    """Release a sum over patients without noise or a guarantee, for ``privacy = "none"``."""
     if values.ndim != 1 or not np.isfinite(values).all():
         raise DataError("release: need a vector of finite numbers")
     return Release((fixed(values),), ())
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Return read-only copies of feature factors, which must be finite and of one rank."""
+    """Return read-only copies of feature factors, which must be finite and have the same rank."""
     matrices = tuple(np.array(factor) for factor in factors)
     if not matrices:
         raise DataError("factors: need at least one feature factor")

@@ -1,35 +1,31 @@
-"""The ledger of a site, which stores every release on the site's disk before it is sent.
+"""A site's ledger, which records every release on the site's disk before the release is sent.
 
-One SQLite file per site, ``state-dir/site/ledger.sqlite``. A row is a release: the request, the
-charge, and the sent values as float32. For values without noise, the row has only a hash. The
-budget belongs to the site's patients, so every charged row counts, for any job or data.
+Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row records a release: the
+request, the charge and the sent float32 values. For values without noise, the row has only a hash.
+The budget belongs to the site's patients, so every charged row counts, whatever the job or data.
 
-Durability
-----------
-`Ledger.charge` returns after the row, events and bytes are on the disk, in one transaction. With a
-rollback journal (journal_mode DELETE), the ledger is one file between transactions, and a copy of
-this file is complete. The commit is the deletion of the journal, and only synchronous EXTRA makes
-it durable. Otherwise a power loss could restore the state before the charge. A new ledger gets its
-name only when it is complete, so an empty or truncated file is always damaged. In a simulation
-(`durable` False), SQLite leaves writing to the operating system.
+Durability ---------- `Ledger.charge` returns only after one transaction has put the row, events and
+bytes on the disk. With a rollback journal (journal_mode DELETE), the ledger is a single file
+between transactions, and a copy of this file is complete. Deleting the journal commits the
+transaction, and only synchronous EXTRA makes the deletion durable. Otherwise, a power loss could
+undo the charge. A new ledger gets its name only when it is complete, so an empty or truncated file
+is always damaged. In a simulation (`durable` False), SQLite lets the operating system decide when
+to write.
 
-Evidence
---------
-A row is a JSON document. The row's hash is the SHA-256 of the previous row's hash and this
-document. All hashes are checked at every use of the ledger, which detects damage and careless
-edits. The newest head is also noted in a file next to the ledger (`verified_head`), which detects a
-restored old copy. To detect a rewrite of the whole chain and the note, keep the `Head` elsewhere
-(the site logs it).
+Evidence -------- Each row is a JSON document. A row's hash is the SHA-256 of the previous row's
+hash and the row's document. Every use of the ledger checks all hashes, which detects damage and
+careless edits. A file next to the ledger notes the newest head (`verified_head`), which detects a
+restored old copy. To detect a rewrite of the whole chain and the note, keep the logged `Head`
+elsewhere.
 
-Secrecy
--------
-A head is a commitment to the rows, because each row has random bytes. Instead of a fingerprint of
-the data, a row has the fingerprint's HMAC under a key next to the ledger. The time in a row
-is the time of the request. A head, a backup and `dpfact ledger show` therefore reveal only the
-released values. The key, and a folder that contains it, are patient data.
+Secrecy ------- A head is a hiding commitment to the rows, because each row includes random bytes.
+Instead of the data's fingerprint, a row has the fingerprint's HMAC under a key kept next to the
+ledger. The time in a row is the time of the request. A head, a backup and `dpfact ledger show`
+therefore reveal only the released values. Treat the key, and any folder that contains it, as
+patient data.
 
-Two processes may use one ledger. The folder must be on a local disk, because SQLite's locks are
-unreliable on network shares.
+Two processes may use the same ledger. The folder must be on a local disk, because SQLite's locks
+are unreliable on network shares.
 """
 
 from dpfact_flower.privacy.ledger.file import (

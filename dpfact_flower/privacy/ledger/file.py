@@ -1,6 +1,6 @@
-"""The ledger on the disk: its rows, its file, the note of its newest head, and its key.
+"""Store a ledger on disk: its rows, its file, a note of its newest head, and its key.
 
-A row is a JSON document, chained to the previous row by its hash.
+Each row is a JSON document that is chained to the previous row by a hash.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 # --- Rows -----------------------------------------------------------------------------------------
 
 START = "0" * 64
-"""Hash that the first row uses as the hash of the previous row."""
+"""The hash that the first row uses in place of a previous row's hash."""
 
 
 class ReleaseKey(NamedTuple):
-    """The key of a request. The same key always gets the same bytes.
+    """The key of a request. Requests with the same key always get the same bytes.
 
-    `fingerprint` is the fingerprint of the site's tensor under the site's own key (`data_tag`), and
-    `request` is the digest of the whole request.
+    `fingerprint` is the site's tensor's fingerprint, keyed with the site's own key (`data_tag`),
+    and `request` is the digest of the whole request.
     """
 
     fingerprint: str
@@ -54,7 +54,7 @@ class ReleaseKey(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The number of rows of a ledger, and the hash of the newest row.
+    """The number of rows in a ledger, and the hash of its newest row.
 
     A head that is kept elsewhere can later show that rows are missing.
     """
@@ -67,7 +67,7 @@ class Head(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a head's text."""
+        """Parse a head from its text form."""
         match = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text.strip())
         if not match:
             raise SettingsError(f"head: need ROWS:HASH as in the site's log; got {text[:80]!r}")
@@ -78,10 +78,10 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
-    `payload_kept` is true if the ledger keeps the bytes, as for charged releases. `recorded` is the
-    time of the request (site's clock, UTC), because the time of the charge would reveal how long
-    the computation took. `shapes` is empty if nothing left the site, and `events` is empty if
-    values left without noise.
+    `payload_kept` is true if the ledger keeps the bytes, as it does for charged releases.
+    `recorded` is the time of the request (in UTC, by the site's clock), because the time of the
+    charge would reveal how long the computation took. `shapes` is empty if nothing left the site,
+    and `events` is empty if values left the site without noise.
     """
 
     number: int
@@ -100,7 +100,7 @@ class LedgerRow:
     @classmethod
     @lru_cache(maxsize=1024)  # one request reads all rows several times
     def read(cls, number: int, document: str, hash_: str, kept: bool) -> Self:
-        """Read a row from a document that `document_of` made."""
+        """Parse a row from a document created by `document_of`."""
         fields = from_json(document)
         del fields["random"]
         fields["shapes"] = tuple(map(tuple, fields["shapes"]))
@@ -109,12 +109,12 @@ class LedgerRow:
 
     @property
     def key(self) -> ReleaseKey:
-        """The request that the row answered."""
+        """The key of the request that the release answered."""
         return ReleaseKey(self.fingerprint, self.job, self.round, self.request)
 
     @property
     def shared(self) -> bool:
-        """Whether the release is a share of a secure sum. The ledger keeps no values of shares."""
+        """Whether the release is a share of a secure sum. The ledger keeps no values of a share."""
         return any(event.shared for event in self.events)
 
     @property
@@ -131,14 +131,14 @@ class LedgerRow:
 
 
 def chained(previous: str, document: str) -> str:
-    """Return the SHA-256 of the previous row's hash and a row's document."""
+    """Return a row's hash, the SHA-256 of the previous row's hash and the row's document."""
     return digest_of(f"{previous}\n{document}".encode())
 
 
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON. Random bytes hide the row's content if only the hash is known."""
+    """Return a new row as JSON. Random bytes keep the row's hash from revealing its content."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -162,7 +162,7 @@ def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
 
 
 def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
-    """Read arrays of the given shapes from the bytes of `pack`."""
+    """Read arrays of the given shapes from bytes that `pack` wrote."""
     arrays, start = [], 0
     for shape in shapes:
         size = math.prod(shape)
@@ -175,15 +175,15 @@ def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np
 # --- The file -------------------------------------------------------------------------------------
 
 LEDGER = "ledger.sqlite"
-"""Name of the ledger's file in a site's folder."""
+"""Name of the ledger file in a site's folder."""
 
 KEY = ".ledger-key"
-"""Name of the key's file, which is not a valid job name, and not in copies of ledger.sqlite*."""
+"""Name of the key file. No job can have this name, and copies of ledger.sqlite* omit the file."""
 
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
 _KEY_BYTES = 32
-_SECONDS_TO_WAIT = 30.0  # to wait for another process's transaction
+_SECONDS_TO_WAIT = 30.0  # time to wait for another process's transaction
 _SCHEMA = f"""
 CREATE TABLE releases (
     number INTEGER PRIMARY KEY,
@@ -198,7 +198,7 @@ _MOST_BYTES_OF_A_HEAD = 100
 
 
 def create_ledger(path: Path) -> None:
-    """Create a complete empty ledger on the disk, unless one exists."""
+    """Create a complete, empty ledger on disk unless a ledger already exists."""
     private_folder(path.parent)
     try:
         with closing(sqlite3.connect(":memory:")) as empty:
@@ -211,7 +211,7 @@ def create_ledger(path: Path) -> None:
 
 
 def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Connect to an existing ledger, without creating one."""
+    """Connect to an existing ledger without ever creating one."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
@@ -239,7 +239,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite and the disk into our own errors, without values in the texts."""
+    """Turn SQLite and disk errors into our own errors, with no values in the messages."""
     try:
         yield
     except DPFactError:  # our own error, even if it is an OSError too
@@ -255,13 +255,13 @@ def translated(path: Path) -> Iterator[None]:
 
 # --- The note of the newest head, next to the ledger ----------------------------------------------
 #
-# The note is written after the charge. A ledger without the noted row was rolled back or replaced,
-# and its budget is not known. If the note is missing or damaged, or cannot be written, only this
-# alarm is lost.
+# The note is written after the charge. A ledger that lacks the noted row was rolled back or
+# replaced, and its spent budget is unknown. If the note is missing or damaged, or cannot be
+# written, only this alarm is lost.
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file with the newest head. No job may have the file's name."""
+    """Return the path of the file that notes the newest head. No job may have the file's name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 
@@ -280,14 +280,14 @@ def note_head(ledger: Path, head: Head) -> None:
 
 # --- The key of the data's fingerprint ------------------------------------------------------------
 #
-# With a plain hash of the data, anyone who knows all patients but one could test whether that
-# patient is in the data. The key is random, stays at the site, and is not in the backups of `dpfact
-# ledger backup`. No budget depends on the key. If it is lost, the site makes a new one, running
-# jobs cannot continue, and all charges still count.
+# With a plain hash of the data, anyone who knows all other patients' data could test whether a
+# given patient is included. The key is random, stays at the site, and is not in the backups made by
+# `dpfact ledger backup`. No budget depends on the key. If it is lost, the site makes a new one,
+# running jobs cannot continue, and all charges still count.
 
 
 def read_key(folder: Path) -> bytes | None:
-    """Return the key of a site's folder, or None if no key exists."""
+    """Return the key in a site's folder, or None if the folder has no key."""
     path = folder / KEY
     check_own(path)
     with disk_errors(path):
@@ -303,7 +303,7 @@ def read_key(folder: Path) -> bytes | None:
 
 
 def data_key(folder: Path) -> bytes:
-    """Return the key of a site's folder. Make the key if no key exists."""
+    """Return the key in a site's folder, creating the key if necessary."""
     if read_key(folder) is None:
         with disk_errors(folder / KEY):
             create_once(folder / KEY, secrets.token_bytes(_KEY_BYTES))
@@ -313,5 +313,5 @@ def data_key(folder: Path) -> bytes:
 
 
 def data_tag(folder: Path, fingerprint: str) -> str:
-    """Return a tensor's fingerprint under a site's key, for the ledger and the site's state."""
+    """Return a fingerprint's HMAC under the site's key, for the ledger and the site's state."""
     return hmac.digest(data_key(folder), fingerprint.encode(), "sha256").hex()

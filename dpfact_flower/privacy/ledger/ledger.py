@@ -33,11 +33,11 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 
 
 class Ledger:
-    """An open ledger of a site. Close it, or use it as a context manager.
+    """A site's open ledger, which must be closed or used as a context manager.
 
-    Every method except `verify` reads all rows and refuses a ledger with a wrong hash.
+    Except for `verify`, every method that reads the ledger refuses it if a hash is wrong.
 
-    With `create`, a missing ledger is created. The caller must know that no ledger existed before,
+    With `create`, a missing ledger is created. The caller must be certain that none existed before,
     because an empty ledger has its full budget. With `durable`, `charge` waits for the disk.
     """
 
@@ -52,7 +52,7 @@ class Ledger:
             self._connection = open_ledger(self.path, durable=durable)
         self._durable = durable
         self._counted: Head | None = None
-        # A row records this time, because the time of the charge depends on the patients.
+        # Rows record this time, because the time of the charge depends on the patients' data.
         self._opened = datetime.now(UTC)
 
     def __enter__(self) -> Self:
@@ -73,11 +73,11 @@ class Ledger:
             return self._rows(connection)
 
     def head(self) -> Head:
-        """Return the number of rows, and the newest hash."""
+        """Return the number of rows and the newest row's hash."""
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """Return a round's exact release, or None if unanswered or if no bytes are kept."""
+        """Return a round's exact release, or None if the round has no answer or no stored bytes."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             if row is None:
@@ -90,23 +90,23 @@ class Ledger:
     def has(self, key: ReleaseKey, terms: str, release: Release | Share) -> bool:
         """Return whether exactly this release is recorded and may therefore be sent again.
 
-        Raise a StateError if the round has another release, if a later round of the job was
-        answered, or if the job was begun with other data.
+        Raise a StateError if a different release is recorded for the round, if a later round of the
+        job was answered, or if the job was begun with other data.
         """
         return self._has(self.rows(), key, terms, release)
 
     # --- Charges ----------------------------------------------------------------------------------
 
     def events(self, job: str | None = None) -> tuple[ReleaseEvent, ...]:
-        """Return all charged events, or one job's charged events, in order."""
+        """Return all charged events in order, or only one job's charged events."""
         rows = self.rows()
         return tuple(event for row in rows if job in (None, row.job) for event in row.events)
 
     def count(self) -> tuple[LedgerRow, ...]:
-        """Return all releases, to check a budget before `charge`.
+        """Return all releases, so that a budget can be checked before `charge`.
 
-        `charge` fails if another process has charged since this call. The lock of the site's folder
-        prevents this case, unless the platform has no locks or the lock's file was deleted.
+        `charge` fails if another process has made a charge since this call. The lock on the site's
+        folder prevents such charges unless the platform has no locks or the lock file was deleted.
         """
         rows = self.rows()
         self._counted = _head(rows)
@@ -119,20 +119,20 @@ class Ledger:
         release: Release | Share,
         last_look: Callable[[], object] = lambda: None,
     ) -> Head:
-        """Record a release with its cost on the disk, so that the release may be sent.
+        """Record a release and its cost on disk so that the release may be sent.
 
-        Return the new head, for the site's log. The ledger keeps charged bytes, but only the hash
-        of other bytes. After an exception nothing may be sent. (If the disk failed late, the row
-        may still exist, which wastes budget.) Recording the same release again has no effect. The
-        method refuses another release, a past round, other data, or a charge since `count`.
+        Return the new head for the site's log. The ledger keeps charged bytes, but only the hash of
+        other bytes. After an exception, nothing may be sent. (If the disk failed late, the row may
+        still exist, which wastes budget.) Recording the same release again has no effect. A
+        different release, a past round, other data, or a charge since `count` is refused.
 
-        `terms` is the digest of the settings that must not change within the job. `last_look` is
-        called after writing and before the commit. An exception in it undoes the charge.
+        `terms` is the digest of the settings that must not change within a job. `last_look` is
+        called between writing and commit, and an exception in it undoes the charge.
         """
         self._check_own()
         payload = pack(release.arrays)
-        # EXCLUSIVE waits here for readers. IMMEDIATE would wait at the end of the transaction,
-        # after `last_look`.
+        # An EXCLUSIVE transaction waits for readers here. An IMMEDIATE transaction would wait at
+        # its end, after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
@@ -160,11 +160,11 @@ class Ledger:
     # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Return the problems of the file, the hashes, the released bytes and the noted heads.
+        """Return all problems with the file, the hashes, the released bytes and the noted heads.
 
-        `noted` is a head that was kept earlier. The row of this head must still exist unchanged.
-        Without `noted`, the removal of the newest rows may not be detected. No problem contains a
-        released value.
+        `noted` is a head that was kept earlier, whose row must still exist unchanged. Without
+        `noted`, the removal of the newest rows may go undetected. The text of a problem never
+        contains a released value.
         """
         problems: list[str] = []
         try:
@@ -182,7 +182,7 @@ class Ledger:
         return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Yield problems that make the spent budget unknown. Add readable rows to `rows`."""
+        """Yield problems that make the spent budget unknown, and add readable rows to `rows`."""
         previous = START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
@@ -208,7 +208,7 @@ class Ledger:
             )
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
-        """Return all rows. Raise a StateError if a row is wrong."""
+        """Return all rows, or raise a StateError if the ledger has a problem."""
         rows: list[LedgerRow] = []
         for problem in self._problems(connection, rows):
             raise self._damaged(problem)
@@ -217,7 +217,7 @@ class Ledger:
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
-        """Return whether this release is recorded. Refuse another release for an answered round."""
+        """Return whether this release is recorded. Refuse a new release for an answered round."""
         last = _last(rows, key.job)
         if last is None:
             return False
@@ -242,7 +242,7 @@ class Ledger:
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check who owns the ledger and its journal. A foreign journal would change the content."""
+        """Check who owns the ledger and its journal. A foreign journal could alter the ledger."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 
@@ -254,7 +254,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Run one transaction. A writer's transaction (EXCLUSIVE) waits at its beginning."""
+        """Run one transaction. A writer's transaction (EXCLUSIVE) waits for readers first."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -271,7 +271,7 @@ def _head(rows: Sequence[LedgerRow]) -> Head:
 
 
 def _last(rows: Sequence[LedgerRow], job: str) -> LedgerRow | None:
-    """Return the row of the latest round of a job. Within a job, rounds always ascend."""
+    """Return the row of a job's latest round. Within a job, round numbers always ascend."""
     return next((row for row in reversed(rows) if row.job == job), None)
 
 
@@ -286,7 +286,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield problems with released bytes: missing or changed. Uncharged bytes may be missing."""
+    """Yield a problem if released bytes are missing or changed. Uncharged bytes may be missing."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -308,9 +308,9 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
 
 
 def back_up(folder: Path, target: Path) -> Head:
-    """Copy the ledger of a site's folder into `target`, and check the copy.
+    """Copy the ledger from a site's folder to `target`, and check the copy.
 
-    Return the head of the copy, to be stored separately from the copy.
+    Return the copy's head, which should be stored separately from the copy.
     """
     path = target / LEDGER
     with Ledger(folder, create=False):  # checks that the ledger exists and has the right owner
@@ -327,7 +327,7 @@ def back_up(folder: Path, target: Path) -> Head:
 
 
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
-    """Restore a lost ledger from a backup, if nothing was charged after the backup.
+    """Restore a lost ledger from a backup, provided that nothing was charged after the backup.
 
     `noted` is the last head in the site's log. An existing ledger is never replaced.
     """
