@@ -373,6 +373,15 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     return header, delimiter, skip
 
 
+def line_of_header(path: Path, dialect: Dialect) -> int:
+    """Return the number of the first line below the header that repeats it, or 0."""
+    if _kind(path) != "CSV":
+        return 0
+    with _open(path, "rt", dialect.encoding, errors="replace") as file:
+        header = file.readline().strip("\ufeff \n")
+        return next((n for n, line in enumerate(file, start=2) if line.strip() == header), 0)
+
+
 def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise DataError(f"{place}: two columns have one name; rename one of them")

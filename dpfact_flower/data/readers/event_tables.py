@@ -28,6 +28,7 @@ from dpfact_flower.data.tables import (
     Table,
     count_each,
     count_rows,
+    line_of_header,
     literal,
     load_table,
     quoted,
@@ -280,6 +281,8 @@ def _load_rows(
         ) + f", {_minutes(sql['time'], source.time_format)} AS time",
         dialect=source.dialect, hint=lambda found: _hint(mode, place, names, window, found),
     )  # fmt: skip
+    columns = {what: names[what] for what in ("patient", "code")}
+    _refuse_header(connection, "loaded", place, columns, source.dialect)
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time as 2024-05-31 or 2024-05-31 14:05 ({option} for another)"
     form = f"a time as {source.time_format}" if source.time_format else form
@@ -340,6 +343,27 @@ def _likely(what: str, free: Collection[str], found: Collection[str]) -> str:
     fits = (name for part in _LIKELY[what] for name in found
             if name in free and part in name and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
     return next(fits, "")
+
+
+def _refuse_header(
+    connection: Connection,
+    table: str,
+    place: Path | Rows,
+    columns: Mapping[str, str],
+    dialect: Dialect,
+) -> None:
+    """Refuse rows that repeat the header, as in a file of several files one after the other.
+
+    `columns` maps columns of the table to their names in the file.
+    """
+    header = " AND ".join(f"lower({column}) = {literal(name)}" for column, name in columns.items())
+    if repeated := count_rows(connection, table, header):
+        line = isinstance(place, Path) and line_of_header(place, dialect)
+        first = f"the first is line {line}; " if line else ""
+        raise DataError(
+            f"{place}: {repeated} row(s) repeat the names of the columns; {first}are these several "
+            "files in one? Delete these lines"
+        )
 
 
 def _minutes(time: str, time_format: str) -> str:
@@ -439,6 +463,8 @@ def _load_facts(
     select = f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value"
     table = Table("facts", (patient, column))
     load_table(connection, "facts", place, table, select=select, dialect=dialect)
+    columns = {"patient": patient, "value": column}
+    _refuse_header(connection, "facts", place, columns, dialect)
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, _TEXT)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""

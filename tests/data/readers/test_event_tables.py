@@ -394,7 +394,7 @@ REFUSED = {
     "big-endian UTF-16": ("d.csv", ("\ufeff" + D).encode("utf-16-be"), "--encoding latin-1, or u"),
     "UTF-16": ("d.csv", D.encode("utf-16"), r"is not utf-8; name its encoding \(--encoding lat"),
     "files put one behind the other, header and all": (
-        "d.csv", (D + D).encode(), "column time must be a date or time as 2024-05-31.*1 row"
+        "d.csv", (D + D).encode(), r"d\.csv: 1 row\(s\) repeat the names of .* first is line 4;"
     ),
     "a title above the header": (
         "d.csv", b"Report of May 2024\n" + D.encode(), "lacks the column.*nor any other"
@@ -429,6 +429,17 @@ def test_it_is_refused_in_one_line(what, tmp_path, caplog):
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "4019" not in str(caught.value) + caplog.text
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff", "sep=,\n"])
+def test_no_header_becomes_an_event_or_a_site(mark, tables, write):
+    rows = "Patient,Encounter,code\n1,e,x\n"
+    tables["diagnoses"] = write("d.csv", mark + rows + rows.upper() + rows)
+    with pytest.raises(DataError, match=r"d\.csv: 2 row\(s\) repeat the names of the columns"):
+        events.read(tables, "north", window_days=None)
+    with pytest.raises(DataError, match=r"sites\.csv: 1 row.* the first is line 6; are these"):
+        events.read({"procedures": tables["procedures"], "diagnoses": write("e.csv", D)}, "north",
+                    sites=write("sites.csv", SITES + "patient,site\n4,east\n"))  # fmt: skip
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
