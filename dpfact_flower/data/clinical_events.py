@@ -5,8 +5,8 @@ A reader supplies one relation of text for each feature mode, with one row per e
     patient, encounter, time (minutes, BIGINT), code
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, whose text is in
-the tables ``people`` and ``codes``. Encounters need to differ only within a patient, so their text
-is not kept.
+the tables ``people`` and ``codes``. Two texts with the same hash are an error. Encounters need to
+differ only within a patient, so their text is not kept.
 
 `count` records the numbers of rows read, kept and left out, for the cohort's `read_report`.
 """
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from dpfact_flower.data.tables import MEMORY, connect, count_rows, literal, quoted
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DataError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -116,6 +117,18 @@ def add_events(connection: Connection, mode: str, source: str) -> int:
         {"mode": mode},
     )
     return count_rows(connection, table_of(mode)) - known
+
+
+def refuse_equal_hashes(connection: Connection) -> None:
+    """Refuse two patients, or two codes of a mode, with one hash, which would become one."""
+    for table, mode in (("people", "''"), ("codes", "mode")):
+        if count_rows(connection, table) > count_rows(
+            connection, f"(SELECT DISTINCT {mode}, key FROM {table})"
+        ):
+            raise DataError(
+                f"two of the {table} have one hash, by a chance of one in billions; add a letter "
+                "to all of them"
+            )
 
 
 def replace_codes(

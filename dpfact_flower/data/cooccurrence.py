@@ -31,7 +31,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpfact_flower.data.clinical_events import Options, count, read_report, table_of
+from dpfact_flower.data.clinical_events import (
+    Options,
+    count,
+    read_report,
+    refuse_equal_hashes,
+    table_of,
+)
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
@@ -116,6 +122,7 @@ def build_cohort(
     if type(min_patients) is not int or min_patients < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
     with report_progress("counting"):
+        refuse_equal_hashes(connection)
         for mode, how in (options.get("rolled_up") or {}).items():
             roll_up(connection, mode, how)
         vocabularies = choose_vocabularies(connection, modes, options)

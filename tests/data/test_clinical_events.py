@@ -4,6 +4,7 @@ import pytest
 
 from dpfact_flower.data import clinical_events as events
 from dpfact_flower.data.tables import connect, count_rows
+from dpfact_flower.errors import DataError
 
 
 @pytest.fixture
@@ -35,6 +36,16 @@ def test_what_has_no_patient_or_no_code_is_no_event(connection):
     assert add(connection, [(None, "a", 5, "x"), ("1", "a", 5, None)]) == 0
     assert count_rows(connection, "people") == 0
     assert count_rows(connection, "codes") == 0
+
+
+@pytest.mark.parametrize("table", ["people", "codes"])
+def test_two_texts_of_one_hash_are_refused(table, connection):
+    add(connection, [("1", "a", 5, "x"), ("2", "a", 5, "y")])
+    add(connection, [("1", "a", 5, "x")], mode="rx")
+    events.refuse_equal_hashes(connection)
+    connection.execute(f"UPDATE {table} SET key = 7")
+    with pytest.raises(DataError, match=f"two of the {table} have one hash"):
+        events.refuse_equal_hashes(connection)
 
 
 def test_the_report_is_in_order_without_zeros_and_logged(connection, caplog):
