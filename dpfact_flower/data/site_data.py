@@ -6,6 +6,7 @@ A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations an
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -21,7 +22,7 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
-from dpfact_flower.settings import check_name
+from dpfact_flower.settings import NAME, check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
 
@@ -137,7 +138,7 @@ class SiteData:
             tensor = SparseTensor.from_coo(
                 arrays["indices"], arrays["values"], arrays["shape"].tolist()
             )
-            name, unit = arrays["name"].item(), arrays["row_unit"].item()
+            name, unit = _stored_name(arrays, "name"), _stored_name(arrays, "row_unit")
             return cls(name, tensor, _vocabularies(arrays), labels, patients, unit)
         except (DataError, TypeError, ValueError) as error:
             raise DataError(f"{path}: {error}") from None
@@ -406,6 +407,14 @@ def _read_cohort(path: Path) -> _CohortFile:
         raise DataError(f"{path}: not readable as JSON ({type(error).__name__})") from None
 
 
+def _stored_name(arrays: Mapping[str, NDArray[Any]], key: str) -> str:
+    """Return a name from a site's file. A damaged file may hold patients' codes, so quote none."""
+    text = arrays[key].item()
+    if not isinstance(text, str) or not re.fullmatch(NAME, text):
+        raise DataError(f"{key}: must match {NAME}")
+    return text
+
+
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
     return tuple(map(Vocabulary.from_json, arrays["vocabularies"].tolist()))
 
@@ -458,8 +467,6 @@ def _load_version(file: Version) -> SiteData:
 def _open_version(file: Version) -> SiteFile:
     arrays = load_npz(file.path, ("name", "vocabularies"), others=False)
     try:
-        name = arrays["name"].item()
-        check_name("site name", name)
-        return SiteFile(file.path, name, _vocabularies(arrays))
+        return SiteFile(file.path, _stored_name(arrays, "name"), _vocabularies(arrays))
     except (DataError, TypeError, ValueError) as error:
         raise DataError(f"{file.path}: {error}") from None

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from dpfact_flower.data.site_data import Cohort, SiteData, Truth
+from dpfact_flower.data.site_data import Cohort, SiteData, Truth, open_site
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor
@@ -90,6 +90,20 @@ def test_site_refuses_without_a_patients_value(changes, message):
     with pytest.raises(DataError, match=message) as caught:
         make_site(**({"name": "north"} | changes))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["secret/1", "secret " * 20])
+@pytest.mark.parametrize("key", ["name", "row_unit"])
+def test_load_quotes_no_name_that_is_none(key, name, tmp_path):
+    path = tmp_path / "site.npz"
+    make_site().save(path)
+    with np.load(path) as archive:
+        arrays = dict(archive) | {key: np.array(name)}
+    np.savez(path, **arrays)
+    for load in (SiteData.load, lambda path: open_site(path).read()):
+        with pytest.raises(DataError, match=rf"site\.npz: {key}: must match") as caught:
+            load(path)
+        assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("lost", ["name", "indices", "vocabularies"])
