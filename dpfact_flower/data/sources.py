@@ -222,7 +222,7 @@ def _spilled(
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
+            writer = csv.writer(file)  # CRLF: with LF alone, a text with CR is not quoted
             writer.writerow(columns)
             yield writer
         load_table(connection, into, path, table)

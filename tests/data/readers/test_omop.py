@@ -168,6 +168,17 @@ def test_every_form_gives_the_same(cdm, tmp_path):
         assert_same_sites(read("omop", place, name="north", drugs=True), expected)
 
 
+def test_a_line_break_in_a_name_of_a_database_begins_no_row(cdm, tmp_path):
+    database = sqlite3.connect(path := tmp_path / "cdm.sqlite")
+    fill(database.execute)
+    database.execute(
+        "UPDATE concept SET concept_name = 'a' || char(13) || 'b' WHERE concept_id = 200"
+    )
+    database.commit()
+    database.close()
+    assert_same_sites(read("omop", path, name="north"), read("omop", cdm, name="north"))
+
+
 @pytest.mark.process
 def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
     path = tmp_path / "cdm.duckdb"
