@@ -93,7 +93,9 @@ def read_tns(path: str | Path) -> SparseTensor:
 def _read_table(path: Path) -> Floats:
     try:
         with (
-            fileinput.input(path, openhook=fileinput.hook_compressed, encoding="utf-8") as lines,
+            fileinput.FileInput(
+                path, openhook=fileinput.hook_compressed, encoding="utf-8"
+            ) as lines,
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore", UserWarning)  # `read_tns` refuses an empty file
