@@ -151,8 +151,8 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
         def watch(name: str, share: float) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=1.0)
-            bars.update(tasks[name], completed=share)
+                tasks[name] = bars.add_task(name, total=None)  # moves until a share is known
+            bars.update(tasks[name], completed=share, total=1.0 if share else None)
 
         yield watch
 
