@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from dpfact_flower.audit.target import scratch_folder
 from laboratory.campaign.deployed import deployment
 from laboratory.campaign.real import carry_out_real, drawn_real
 from laboratory.campaign.scenario import Outcome, carry_out, drawn
@@ -48,7 +47,7 @@ def main() -> int:
 def _simulated(seeds: Iterable[int]) -> Iterator[tuple[int, Outcome]]:
     cohort = make_cohort()
     for seed in seeds:
-        with scratch_folder() as folder:
+        with TemporaryDirectory() as folder:
             yield seed, carry_out(drawn(seed), cohort, Path(folder))
 
 

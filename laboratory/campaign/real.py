@@ -232,7 +232,7 @@ class RealRun:
                         ledger.release_of(self.job, row.round)
                     except DPFactError as error:
                         yield f"round {row.round} was charged, and cannot be had: {error}"
-            last = ledger.last(self.job)
+        last = rows[-1] if rows else None
         if len({row.round for row in rows}) < len(rows):
             yield "a round was charged twice"
         rho = sum(event.rho for row in rows for event in row.events)
