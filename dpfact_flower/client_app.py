@@ -156,7 +156,6 @@ class DPFactClient(NumPyClient):
 
 _SIMULATION_KEYS = {"partition-id", "num-partitions"}
 
-use_flower_handler()
 app = ClientApp()
 
 
@@ -174,6 +173,7 @@ def query(message: Message, context: Context) -> Message:
 
 def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
     came_in = time.monotonic()
+    use_flower_handler()  # not on import, because libraries import `DPFactClient` from here
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
         client = client_for(context, came_in=came_in, time_left=seconds)

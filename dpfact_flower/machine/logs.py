@@ -29,14 +29,16 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log at INFO in Flower's format. Only apps and commands may call this.
+    """Show this package's log in Flower's format, at INFO unless another level is set.
 
-    In a file or a journal, every line has its time and no colours.
+    Only apps, commands and whole runs may call this, never an import. In a file or a journal, every
+    line has its time and no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
     logger = logging.getLogger(OUR_LOGGER)
-    logger.setLevel(logging.INFO)
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
     logging.getLogger(LOGGER_NAME).addFilter(in_one_line)
     if console_handler not in logger.handlers:
         logger.addHandler(console_handler)

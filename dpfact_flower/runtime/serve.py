@@ -30,7 +30,7 @@ from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.summarise import summarise
 from dpfact_flower.legacy import DPFact as Legacy
-from dpfact_flower.machine.logs import ProgressCallback, no_progress
+from dpfact_flower.machine.logs import ProgressCallback, no_progress, use_flower_handler
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.runtime.config import RunConfig, load_vocabularies, prepare_data
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -98,6 +98,7 @@ def serve(
 
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
     """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder."""
+    use_flower_handler()
     checked = RunConfig.read(config)
     total = len(prepare_data(checked.app))
     if total == 0:
@@ -121,6 +122,7 @@ def federate_cohort(
     With `own`, every site has these settings and this budget, and its ledger is written durably.
     Without `own`, the sites are simulated and allow every run.
     """
+    use_flower_handler()
     state_dir = str(config.app.sites_folder)
     simulated = SiteSettings(state_dir=state_dir, allow_privacy="none,paper,patient")
     app = _sites_app(cohort.sites, own or simulated, simulation=own is None)

@@ -23,6 +23,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
+from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import (
     ClaimedMessage,
@@ -170,6 +171,7 @@ def main() -> None:
     # the app delays its replies from that time.
     from dpfact_flower.client_app import app  # noqa: PLC0415
 
+    use_flower_handler()
     offer_to_be_ended()
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # other output goes to the log

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import subprocess
 import sys
 
 import pytest
@@ -48,6 +49,31 @@ def test_json_is_one_object_a_line(line, terminal):
     assert found == {
         "level": "WARNING", "logger": "dpfact_flower.site", "message": "late by 3 s",
     }  # fmt: skip
+
+
+@pytest.mark.process
+def test_no_public_name_brings_a_handler_with_it():
+    """A library leaves the log of the program that imports it as it is, also of a site or a run."""
+    code = """if True:
+        import logging
+        from dpfact_flower import *
+        ours = logging.getLogger("dpfact_flower")
+        print(ours.handlers, ours.level)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "0"]
+
+
+def test_a_level_that_was_set_stays(line):
+    logger = logging.getLogger("dpfact_flower")
+    before = logger.level
+    try:
+        for level, expected in ((logging.WARNING, logging.WARNING), (logging.NOTSET, logging.INFO)):
+            logger.setLevel(level)
+            line(terminal=False)
+            assert logger.level == expected
+    finally:
+        logger.setLevel(before)
 
 
 def test_an_error_of_ours_is_one_line_where_flower_logs_it_and_others_keep_their_traceback(caplog):
