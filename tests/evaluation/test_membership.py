@@ -1,4 +1,4 @@
-"""Who has a phenotype, and the counts of these patients, against slow references."""
+"""Who has a phenotype, against slow references."""
 
 import numpy as np
 import pytest
