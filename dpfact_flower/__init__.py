@@ -1,7 +1,7 @@
 """Federated, differentially private computational phenotyping with Flower.
 
-Each public name is imported at its first use. This keeps a site's process fast, which Flower starts
-anew for every message.
+Each public name is imported when it is first used. Flower starts a new process at a site for every
+message, and these late imports keep the process fast.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HOMES = {
 }
 
 _THERE = {"read_events": "read"}
-"""Public names that have another name in their own module."""
+"""Map from a public name to its different name in its own module."""
 
 __all__ = [
     "CPModel",

@@ -1,4 +1,4 @@
-"""``python -m dpfact_flower``: the `dpfact` command, for use when its script is not on the path."""
+"""Run the `dpfact` command as ``python -m dpfact_flower`` if its script is not on the path."""
 
 from dpfact_flower.cli.main import main
 

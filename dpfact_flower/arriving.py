@@ -1,7 +1,7 @@
-"""The messages of an asynchronous run.
+"""Message handling in an asynchronous run.
 
 `dpfact_flower.server.on_arrival.OnArrival` makes the decisions, and this module sends requests and
-receives replies. As in synchronous rounds, lost sites get the same request again.
+receives replies. As in synchronous rounds, a request to a lost site is sent again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """The sender of requests and receiver of replies, called step by step.
+    """The dispatcher that sends requests and receives replies, one step at a time.
 
-    It is used after the synchronous rounds. `left_out` nodes never get a request. `read` reads a
-    node's reply of the given shapes, and adds the site's name to `names`. It returns a text if the
-    reply cannot be used. `wait` waits some time for the quorum, and returns the connected nodes
-    that are not left out. With True, `wait` waits for the expected number of sites, and ends the
-    run if the quorum is not reached.
+    The dispatcher takes over after the synchronous rounds. Nodes in `left_out` never get a request.
+    `read` checks a node's reply against the given shapes and adds the site's name to `names`. If
+    the reply cannot be used, `read` returns the reason. `wait` waits for the quorum up to a time
+    limit, and returns the connected nodes that are not left out. With True, `wait` waits for all
+    expected sites, and ends the run if the quorum is not reached.
     """
 
     grid: Grid
@@ -50,7 +50,7 @@ class AsyncDispatcher:
         self._began = time.monotonic()
 
     def resume(self) -> None:
-        """Find out the nodes' names, and repeat the requests that were open before a resume."""
+        """Learn the nodes' names, and repeat the requests that were open when the run stopped."""
         nodes = self.wait(True)
         self._ask_names(nodes)
         waited_for = self.coordinator.waited_for
@@ -64,7 +64,7 @@ class AsyncDispatcher:
     def step(self) -> None:
         """Receive replies, send requests, and sleep if there is nothing to do.
 
-        The checkpoint is written before a request is sent.
+        The checkpoint is always written before a new request is sent.
         """
         coordinator = self.coordinator
         connected = sorted(set(self.grid.get_node_ids()) - self.left_out)
@@ -72,7 +72,7 @@ class AsyncDispatcher:
             connected = self.wait(False)
         replies = self._exchange.pull()
         for node in sorted(replies, key=self._who):
-            if node in self._flights:  # false if the site just answered as another node
+            if node in self._flights:  # false if the site has just answered as another node
                 self._take(node, replies[node], connected)
         changed = self._give_up() or bool(replies)
         finished = coordinator.finished_rounds
@@ -107,12 +107,12 @@ class AsyncDispatcher:
             self._fail(node, flight, outcome)
             return
         coordinator.take(flight.who, outcome)
-        # The site may have another open request, with its node number from before a restart.
+        # Before a restart, the site may have received a request under another node number.
         for other in [n for n, flight in self._flights.items() if flight.who == outcome.site]:
             del self._flights[other]
 
     def _give_up(self) -> bool:
-        """Drop the requests whose deadline has passed, and return whether there were any."""
+        """Drop every request whose deadline has passed, and return whether any was dropped."""
         now = time.monotonic()
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:
@@ -135,7 +135,7 @@ class AsyncDispatcher:
         )
 
     def _send(self, connected: Collection[int]) -> bool:
-        """Send new and lost requests to the connected nodes, and return whether any were sent."""
+        """Send new requests, resend lost requests, and return whether any request was sent."""
         due = self._exchange.due() & set(connected)
         self._exchange.send(due)
         return bool(due)

@@ -1,11 +1,11 @@
-"""Flower's entry points at a site: the ClientApp and `DPFactClient`, for both kinds of strategies.
+"""Flower's entry points at a site, the ClientApp and `DPFactClient`, for both kinds of strategy.
 
-They unpack requests for a `Site` and pack its replies. In a deployment, the site's node config has
-its `SiteSettings`. In a simulation, the node config has Flower's `partition-id` and
-`num-partitions`, which select a site from the run config's data.
+The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
+config contains its `SiteSettings`. In a simulation, the node config contains Flower's
+`partition-id` and `num-partitions`, which select a site from the data that the run config names.
 
-To make an app with mods, write ``app = ClientApp(mods=[...])``, then ``app.train()(train)`` and
-``app.query()(query)``.
+To make an app with Flower's mods, write ``app = ClientApp(mods=[...])``, then
+``app.train()(train)`` and ``app.query()(query)``.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
-"""Number that each reply reports instead of the number of patients, which is private."""
+"""The number that each reply reports in place of the number of patients, which is private."""
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """The error for a round that failed. The text is only a code, so the server may see it."""
+    """Error for a round that failed. Its text is only an error code, so the server may see it."""
 
     code = "refused"
 
@@ -63,10 +63,10 @@ class RoundRefusedError(DPFactError):
 class DPFactClient(NumPyClient):
     """A hospital in a DPFact run, as a Flower NumPyClient.
 
-    `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`.
-    `settings` needs `state_dir` and `allow_privacy`. `simulation` and `beside` have the meaning in
-    `dpfact_flower.site.hospital.Hospital`. `came_in` and `time_left` are times of the first
-    request, as in `dpfact_flower.site.disclosure.ReplyDelay`.
+    `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`. `settings`
+    must contain `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains
+    `simulation` and `beside`. `came_in` and `time_left` are times of the first request, which
+    `dpfact_flower.site.disclosure.ReplyDelay` explains.
     """
 
     def __init__(
@@ -88,32 +88,32 @@ class DPFactClient(NumPyClient):
         return f"DPFactClient({self.site.name!r})"
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Answer one round. After any failure, raise a `RoundRefusedError` with only a code."""
+        """Answer one round. After any failure, raise a `RoundRefusedError` that has only a code."""
         delay = self._delay()
         answer, reason = None, ""
         try:
             release = self.site.answer(RoundRequest.from_wire(parameters, config), delay)
             answer = self._packed(release)
-        except Exception as error:  # nothing an error says may reach the server
+        except Exception as error:  # the text of an error must not reach the server
             reason = self._refused(error)
-        with suppress(Exception):  # an error here changes no reply
+        with suppress(Exception):  # an error here must not change the reply
             delay.wait()
-        if self._reply_after:  # for the site alone, as the time depends on patients
+        if self._reply_after:  # only for the site, as the time depends on patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
-        if delay.late:  # a charged answer is kept and sent again at no cost
+        if delay.late:  # the site keeps a charged answer, and can send it again
             reason = self._refused(overrun())
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Refuse a round that `fit` would refuse before reading a patient. Nothing is charged."""
+        """Refuse a round that `fit` would refuse before reading patients' data. Charge nothing."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
             self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
             ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
-        except Exception as error:  # nothing an error says may reach the server
+        except Exception as error:  # the text of an error must not reach the server
             reason = log_privately(self.site.name, error)  # a preflight is not counted
         delay.wait()
         if reason:
@@ -122,21 +122,21 @@ class DPFactClient(NumPyClient):
         return list(arrays), NUM_EXAMPLES, {**reply, VERSION: version("dpfact-flower")}
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Refuse, because the start comes from the server's public seed, not from a site."""
+        """Refuse to send parameters, because a run starts from the server's public seed."""
         self._delay().wait()
         raise RoundRefusedError(public_reason(MessageError()))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
-        """Refuse, because a loss depends on the patients. The site keeps it in `history.jsonl`."""
+        """Refuse to return the loss, because it depends on patients' data and stays at the site."""
         self._delay().wait()
         raise RoundRefusedError(public_reason(PrivacyRefusedError()))
 
     def _packed(self, release: Release) -> Answer:
         try:
             arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
-        except Exception as error:  # for example too little memory, which depends on the patients
+        except Exception as error:  # for example a lack of memory, which depends on patients
             log_privately(self.site.name, error)
             raise RoundFailedError("the release was charged, and could not be packed") from None
         return list(arrays), NUM_EXAMPLES, dict(reply)
@@ -148,7 +148,7 @@ class DPFactClient(NumPyClient):
         return reason
 
     def _delay(self) -> ReplyDelay:
-        """Return the delay of the reply to the request that has just arrived."""
+        """Return the delay for the reply to the request that has just arrived."""
         came_in, self._came_in = self._came_in, None
         time_left, self._time_left = self._time_left, math.inf
         return ReplyDelay(self._reply_after, came_in, time_left)
@@ -161,13 +161,13 @@ app = ClientApp()
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one round, or reply with a code if the round failed."""
+    """Answer one round, or reply with an error code if the round fails."""
     return _answered(message, context, DPFactClient.fit)
 
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    """Answer whether this site would refuse a round. No patient is read, and nothing is charged."""
+    """Report whether this site would refuse a round. Read no patient's data, and charge nothing."""
     return _answered(message, context, DPFactClient.preflight)
 
 
@@ -188,20 +188,20 @@ def answered(
     refusal: Callable[[Exception], str],
     ask: Callable[..., Any] = DPFactClient.fit,
 ) -> Message:
-    """Return a client's reply to the request for a round, without raising an error.
+    """Return a client's reply to a round's request, and never raise an error.
 
     If the message is not a request, `refusal` waits until the reply is due, and returns the text
     that may leave the site.
     """
     try:
         request = records.read_request(message)
-    except Exception as error:  # nothing an error says may reach the server
+    except Exception as error:  # the text of an error must not reach the server
         return _error(message, refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
-    except RoundRefusedError as error:  # the reply is due, too
+    except RoundRefusedError as error:  # here too, the reply is already due
         return _error(message, str(error))
-    except Exception as error:  # for example too little memory, which depends on patients
+    except Exception as error:  # for example a lack of memory, which depends on patients
         log_privately(client.site.name, error)
         return _error(message, public_reason(RoundFailedError()))
     return Message(content, reply_to=message)
@@ -209,7 +209,7 @@ def answered(
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Refuse, because a loss depends on the patients."""
+    """Refuse to return the loss, because it depends on patients' data."""
     came_in = time.monotonic()
     _wait(context, came_in)
     return _error(message, public_reason(PrivacyRefusedError()))
@@ -220,7 +220,7 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
-    """Log an error without a client, wait until the reply is due, and return the public text."""
+    """Log an error outside a client, wait until the reply is due, and return the public text."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
     _wait(context, came_in)
     return reason
@@ -236,10 +236,10 @@ def _wait(context: Context, came_in: float) -> None:
 def client_for(
     context: Context, *, came_in: float | None = None, time_left: float = math.inf
 ) -> DPFactClient:
-    """Return the node's client for a newly arrived request. `ReplyDelay` explains the times.
+    """Return the node's client for a new request. `ReplyDelay` explains `came_in` and `time_left`.
 
-    A `RoundRefusedError` has only a code, because Flower sends the errors of a `client_fn` to the
-    server. The site's own log has the cause.
+    A `RoundRefusedError` contains only a code, because Flower sends the errors of a `client_fn` to
+    the server. The site's own log contains the cause.
     """
     came_in = time.monotonic() if came_in is None else came_in
     try:

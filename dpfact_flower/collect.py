@@ -1,9 +1,9 @@
-"""Questions to sites: the messages of a round, in which lost requests are repeated, and preflights.
+"""The messages to sites: a round's requests, which are repeated if they are lost, and preflights.
 
-A site's process may end after the charge and before the reply. Then a repeated request gets the
-bytes from the ledger without a second charge. So the server repeats the requests to lost sites
-until the round ends. Half-way through the round, it repeats the request to every silent site once,
-because Flower's SuperNode loses a message silently if the connection breaks during the fetch.
+A site's process may end after the charge but before the reply. In that case, a repeated request
+gets the bytes from the ledger without a second charge. So the server repeats its requests to lost
+sites until the round ends. Halfway through the round, it repeats its request to every silent site
+once, because Flower's SuperNode silently loses a message if the connection breaks during the fetch.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _MEANING = {
 }
 POLL_SECONDS = 0.5
 MOST_ASKED = 3
-"""Largest number of times that a request is sent to a node."""
+"""Maximum number of times that the server sends a request to a node."""
 RETURN_SECONDS = 120.0
-"""Time for a SuperNode to return. The SuperLink readmits a lost key within a minute."""
+"""Time for a lost SuperNode to return. The SuperLink readmits its key within a minute."""
 LEAST_SECONDS = 10.0
-"""Shortest time for a repeated request, in which a process must start and send the kept bytes."""
+"""Minimum time for a repeated request, in which a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra share of a round's time, if later rounds depend on it and a connected site is missing."""
+"""Extra time, as a share of the round's time, if a required round lacks a connected site."""
 
 
 class RoundPolicy(NamedTuple):
-    """The treatment of missing replies in a round.
+    """The policy for missing replies in a round.
 
-    If sites are `charged`, the round waits some time for lost sites to return. If the round is
-    `required` by later rounds, sites that connect late get the request too. At its end, connected
-    sites without a reply get the request once more, with extra time. `left_out` nodes never get a
-    request. If a shortened round ends with fewer than `quorum` replies, the missing sites have
-    `grace` more seconds.
+    If sites are `charged`, the round waits a while for lost sites to return. If the round is
+    `required` by later rounds, sites that connect late also get the request. At the end of such a
+    round, connected sites without a reply get the request once more, with extra time. Nodes in
+    `left_out` never get a request. If a shortened round ends with fewer than `quorum` replies, the
+    missing sites have another `grace` seconds.
     """
 
     charged: bool = False
@@ -75,11 +75,11 @@ class RoundPolicy(NamedTuple):
 
 @dataclass
 class InFlight:
-    """A request to a node, and the replies to it.
+    """A request to a node, together with the node's replies.
 
     `group` is Flower's name for the round, and `who` is the caller's name for the site. `waiting`
-    has the messages that may still get a reply. `seconds` is the time from the request to the first
-    reply without an error.
+    contains the messages that may still get a reply. `seconds` is the time from the request to the
+    first reply without an error.
     """
 
     content: RecordDict
@@ -94,9 +94,9 @@ class InFlight:
 
     @property
     def may_be_sent(self) -> bool:
-        """Whether the request is new, or a repetition may get a reply.
+        """Whether the request is new, or could get a reply if it were repeated.
 
-        After a `RoundFailedError`, a reply that was not ready in time may be ready by now.
+        A site whose reply was late raised a `RoundFailedError`, and may have the reply by now.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -110,14 +110,14 @@ class InFlight:
 
 
 class Exchange:
-    """Requests to nodes, and the replies. `sent` is called for every message."""
+    """Requests to nodes, and the nodes' replies. `sent` is called for every message."""
 
     def __init__(self, grid: Grid, kind: str, sent: Callable[[Message], None]) -> None:
         self._grid, self._kind, self._sent = grid, kind, sent
         self.flights: dict[int, InFlight] = {}
 
     def due(self) -> set[int]:
-        """Return the nodes to which a request may be sent, for the first time or again."""
+        """Return the nodes to which a request may now be sent, for the first time or again."""
         latest = time.monotonic() + LEAST_SECONDS
         return {
             node for node, flight in self.flights.items()
@@ -138,17 +138,17 @@ class Exchange:
             self._sent(message)
 
     def push(self, messages: list[Message]) -> None:
-        """Send messages, and note them in the nodes' requests."""
+        """Send messages, and record each message in the request of its node."""
         if not messages:
             return
         for message, number in zip(messages, self._grid.push_messages(messages), strict=False):
             flight = self.flights[message.metadata.dst_node_id]
             flight.times += 1
-            if number:  # None if the SuperLink did not take the message
+            if number:  # None if the SuperLink did not accept the message
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Return new replies by node. A reply without an error is a node's last reply."""
+        """Return the new replies by node. After a reply without an error, no other is awaited."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():
@@ -167,9 +167,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
-    `sent` is called for every message after the first messages of the round. `policy` applies to
-    the next round. `seconds` has the reply time of each node that answered in the last round.
-    `registered` has the registered names of all nodes that have ever been connected.
+    `sent` is called for every message of a round except the first one to each node. `policy`
+    applies to the next round. `seconds` contains the reply time of each node that answered in the
+    last round, and `registered` the registered name of every node that has ever been connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -179,16 +179,16 @@ class RetryingGrid(Grid):
         self.registered: dict[int, str] = {}
 
     def set_run(self, run: Run) -> None:
-        """Set the run of the given Grid."""
+        """Set the run of the wrapped Grid."""
         self._grid.set_run(run)
 
     @property
     def run(self) -> Run:
-        """The given Grid's run."""
+        """The run of the wrapped Grid."""
         return self._grid.run
 
     def create_message(self, *args: object, **options: object) -> Message:
-        """Create a message with the given Grid."""
+        """Create a message with the wrapped Grid."""
         return self._grid.create_message(*args, **options)  # type: ignore[arg-type]
 
     def get_node_ids(self) -> Iterable[int]:
@@ -196,23 +196,23 @@ class RetryingGrid(Grid):
         return [node.node_id for node in self.get_nodes()]
 
     def get_nodes(self) -> Iterable[NodeInfo]:
-        """Return the connected nodes, and keep their registered names."""
+        """Return the connected nodes, and remember their registered names."""
         nodes = _again_while_busy(lambda: list(self._grid.get_nodes()))
         self.registered |= {node.node_id: heard(node.name) for node in nodes if node.name}
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Push messages with the given Grid."""
+        """Push messages through the wrapped Grid."""
         return _again_while_busy(self._grid.push_messages, list(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Pull messages with the given Grid."""
+        """Pull messages through the wrapped Grid."""
         return _again_while_busy(self._grid.pull_messages, list(message_ids))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Send one message to each node, and return the last reply of each node that answered."""
+        """Send one message to each node, and return the latest reply of each node that answered."""
         messages = list(messages)
         if not messages:
             return []
@@ -241,7 +241,7 @@ class RetryingGrid(Grid):
         return [flight.reply for flight in flights.values() if flight.reply is not None]
 
     def _collect(self, exchange: Exchange, end: float) -> None:
-        """Receive replies and repeat requests until all replies have arrived or time is over."""
+        """Receive replies and repeat requests until all replies have arrived or the time is up."""
         patience, flights = 0.0, exchange.flights
         while True:
             if any(map(is_lost, exchange.pull().values())) and self.policy.charged:
@@ -251,7 +251,7 @@ class RetryingGrid(Grid):
             due = exchange.due()
             if remaining >= LEAST_SECONDS and (due or self.policy.required):
                 connected = set(self.get_node_ids()) - self.policy.left_out
-                if self.policy.required or lost - connected:  # a lost site may have a new number
+                if self.policy.required or lost - connected:  # a lost site may return as a new node
                     example = next(iter(flights.values()))
                     for node in connected - flights.keys():
                         flights[node] = InFlight(example.content, example.group, example.began, end)
@@ -263,7 +263,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink, and retry for half a minute if its database is busy (error 500)."""
+    """Call the SuperLink, and keep trying for half a minute if its database is busy (error 500)."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -276,7 +276,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """Return the text in the history for an error in place of a reply."""
+    """Return the text that the history shows for an error in place of a reply."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
@@ -297,15 +297,15 @@ def _says(reply: Message, error: type[DPFactError]) -> bool:
 
 
 _UNKNOWN = ("No query function registered", "Invalid message type: query")
-"""Replies of ClientApps that have no preflight, because they lack this package's `query`."""
+"""Error texts of ClientApps that lack this package's `query`, and therefore have no preflight."""
 
 
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask each node whether it would answer a round of `timeout` seconds. Wait for `patience`.
+    """Ask each node if it would answer a round of `timeout` seconds. Wait for at most `patience`.
 
-    No patient is read, and the answer reveals no more than a refusal of the round would reveal.
+    No patient's data is read, and an answer reveals no more than a refusal of the round itself.
     """
     arrays, config = request.to_wire()
     content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})

@@ -1,7 +1,7 @@
 """The errors that this package raises on purpose.
 
-A message never contains a value that belongs to a patient, so it may be logged at the site. Only
-the `code` may leave a site, because Flower passes an exception's text to the server verbatim.
+An error's text never contains a value that belongs to a patient, so the site may log it. Flower
+passes the text of an exception to the server verbatim, so only the `code` may leave a site.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 CODE_PREFIX = "dpfact:"
-"""Prefix of an error's code in the text that leaves a site."""
+"""Prefix of an error code in a text that leaves a site."""
 _MOST_SHOWN = 80
-"""Largest number of characters that an error quotes from a value, which may be hostile."""
+"""Maximum number of characters that an error quotes from a value, which may be hostile."""
 _MOST_HEARD = 300
-"""Largest number of characters that are used from a text that the other side has sent."""
+"""Maximum number of characters that are used from a text that the other side has sent."""
 
 
 class DPFactError(Exception):
-    """Base of all errors raised on purpose; `code` is safe to send to a server."""
+    """Base class of all errors raised on purpose. The `code` is safe to send to a server."""
 
     code: ClassVar[str] = "internal"
 
@@ -29,25 +29,25 @@ class DataError(DPFactError, ValueError):
 
 
 class SettingsError(DPFactError, ValueError):
-    """Error for a setting that is unknown, of the wrong type, out of range or in conflict."""
+    """Error for a setting that is unknown, of the wrong type, out of range or inconsistent."""
 
     code = "settings"
 
 
 class MessageError(DPFactError, ValueError):
-    """Error for a message from the other side that does not follow the protocol."""
+    """Error for a received message that does not follow the protocol."""
 
     code = "message"
 
 
 class StateError(DPFactError, RuntimeError):
-    """Error for state on the disk that is missing, damaged or from another run."""
+    """Error for state on disk that is missing, damaged or from another run."""
 
     code = "state"
 
 
 class DivergenceError(DPFactError, ArithmeticError):
-    """Error for a solver without a step size that reduces its objective."""
+    """Error for a solver that finds no step size that reduces its objective."""
 
     code = "divergence"
 
@@ -59,13 +59,13 @@ class PrivacyRefusedError(DPFactError, PermissionError):
 
 
 class RoundFailedError(DPFactError, RuntimeError):
-    """Error for a round that failed after patients' data was read, with one code for all causes."""
+    """Error for a round that failed after patients' data was read. All causes share one code."""
 
     code = "failed"
 
 
 class LateError(DPFactError, TimeoutError):
-    """Error for a round that is over, or will be over before its reply could leave."""
+    """Error for a round that has ended, or will end before its reply could leave the site."""
 
     code = "late"
 
@@ -83,14 +83,14 @@ class MissingDependencyError(DPFactError, ImportError):
 
 
 def code_in(reason: str) -> str:
-    """Return the error code in a site's reason; "" if the text has no code of this package."""
+    """Return the error code in a site's reason, or "" if it contains no code of this package."""
     return reason.partition(CODE_PREFIX)[2].partition(" ")[0]
 
 
 def shown(value: object) -> str:
-    """Format a value for an error message: as in code, on one line, cut off after 80 characters."""
+    """Format a value for an error message as in code, on one line, cut off after 80 characters."""
     if isinstance(value, (str, bytes, list, tuple)):
-        value = value[:_MOST_SHOWN]  # no need to format characters that are cut off
+        value = value[:_MOST_SHOWN]  # no need to format characters that will be cut off
     try:
         text = repr(value)
     except Exception:  # an integer with too many digits, or a foreign class
@@ -101,5 +101,5 @@ def shown(value: object) -> str:
 
 
 def heard(text: str) -> str:
-    """Format a received text for logs and terminals: short, printable, on one line."""
+    """Shorten a received text to one printable line, so that logs and terminals can show it."""
     return "".join(c if c.isprintable() else " " for c in text[:_MOST_HEARD])

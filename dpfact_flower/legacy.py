@@ -29,12 +29,12 @@ from dpfact_flower.wire.protocol import SiteReply
 
 
 class DPFact(Strategy):
-    """DPFact's server as a legacy Flower strategy, with the parameters of `dpfact_flower.DPFact`.
+    """DPFact's server as a legacy Flower strategy. Parameters are those of `dpfact_flower.DPFact`.
 
-    Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, because the
-    privacy budget is planned for this number. After a resume, set it to the number of remaining
-    rounds. Also set ``round_timeout`` there, because in this API Flower enforces the deadline. The
-    recorded bytes of a round are the bytes of its serialised arrays.
+    Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, for which the
+    privacy budget is planned, or to the number of remaining rounds after a resume. Also set
+    ``round_timeout`` there, because Flower itself enforces the deadline in this API. The bytes
+    recorded for a round are those of its serialised arrays.
 
     Examples
     --------
@@ -68,20 +68,20 @@ class DPFact(Strategy):
         return f"DPFact({self.coordinator})"
 
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
-        """Return the global factors from the public seed, without a request to a client."""
+        """Return the server's global factors without sending a request to any client."""
         return ndarrays_to_parameters(list(self.coordinator.factors))
 
     def configure_fit(
         self, server_round: int, parameters: Parameters, client_manager: ClientManager
     ) -> list[tuple[ClientProxy, FitIns]]:
-        """Return the round's request, for every connected client."""
+        """Return the round's request for every connected client."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if server_round == 1 else run.min_sites
         client_manager.wait_for(expected, timeout=math.ceil(run.wait_timeout))
         clients = [client for _, client in sorted(client_manager.all().items())]
         self.coordinator.check_connected(len(clients), first=server_round == 1)
         number = self._resumed + server_round
-        if not clients:  # Flower then calls no `aggregate_fit`
+        if not clients:  # Flower then does not call `aggregate_fit`
             self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
             return []
         self.coordinator.begin()
@@ -125,17 +125,17 @@ class DPFact(Strategy):
         return ndarrays_to_parameters(list(self.coordinator.factors)), metrics
 
     def configure_evaluate(self, *_: object, **__: object) -> list[tuple[ClientProxy, EvaluateIns]]:
-        """Return no request, because a site measures itself in training and keeps the result."""
+        """Return no requests, because each site measures its own model during training."""
         return []
 
     def aggregate_evaluate(
         self, *_: object, **__: object
     ) -> tuple[float | None, dict[str, Scalar]]:
-        """Return nothing."""
+        """Return no loss and no metrics."""
         return None, {}
 
     def evaluate(self, *_: object, **__: object) -> tuple[float, dict[str, Scalar]] | None:
-        """Return nothing, because the server holds no data."""
+        """Return None, because the server holds no data."""
         return None
 
 

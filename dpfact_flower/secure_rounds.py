@@ -1,4 +1,4 @@
-"""Secure sums over Flower: the exchange of keys once per run, and the messages of each round."""
+"""Secure sums over Flower: one exchange of keys per run, and the messages of each round."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends nodes their requests and returns the replies. True: await lost sites."""
+"""A function that sends requests to nodes and returns the replies. True: wait for lost sites."""
 
 
 class SecureRounds:
-    """The secure sums of a run with Flower's nodes."""
+    """The secure sums that a run computes with Flower's nodes."""
 
     def __init__(self, coordinator: Coordinator, names: SiteNames, ask: Ask) -> None:
         self._coordinator, self._names, self._ask = coordinator, names, ask
@@ -41,7 +41,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Get every site's key, from the folder if the run is resumed, and plan for these sites."""
+        """Get every site's key, or read the keys of a resumed run, and plan for these sites."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         self._sums = self._begin()
@@ -75,7 +75,7 @@ class SecureRounds:
         return SecureSums(self._coordinator.secure)
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Return the requests at the beginning of a round. Nodes without a key get no request."""
+        """Return a round's first requests. In a secure sum, nodes without a key get no request."""
         coordinator = self._coordinator
         self._sum, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -92,7 +92,7 @@ class SecureRounds:
         return {self._nodes[site]: staged for site in self._sum.names if site in self._nodes}
 
     def _keep(self) -> None:
-        """Write the sites' public keys and the newest attempt to the run's folder."""
+        """Write the sites' public keys and the latest attempt to the run's folder."""
         sums, coordinator = self._sums, self._coordinator
         if sums is not None and coordinator.run_dir is not None:
             members = [[m.site, m.key.hex(), m.signature.hex()] for m in sums.members]
@@ -107,9 +107,9 @@ class SecureRounds:
     def finish(
         self, number: int, replies: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
-        """Finish the sum from the first attempt's replies; return sites, failures and slot totals.
+        """Finish the sum from the first attempt's replies. Return sites, failures and slot totals.
 
-        If there is no sum, the totals are empty, and the sites are the sites that were charged.
+        If the sum fails, the totals are empty, and the sites are those that were charged.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)
@@ -154,7 +154,7 @@ class SecureRounds:
     def _replies(
         self, asked: Collection[str], replies: Mapping[int, Message], number: int
     ) -> dict[str, list[bytes]]:
-        """Return the parts of each site's reply. Reasons for unusable replies go to `_failed`."""
+        """Return the parts of each site's reply. Record in `_failed` why a reply is unusable."""
         parts_of: dict[str, list[bytes]] = {}
         sites = {node: site for site, node in self._nodes.items()}
         for node, reply in replies.items():
@@ -180,7 +180,7 @@ class SecureRounds:
 
 
 def _read(folder: Path | None, sums: SecureSums) -> bool:
-    """Read the file of `_keep`. Return False if there is no file."""
+    """Read the file that `_keep` wrote. Return False if there is no such file."""
     path = (folder or Path()) / SECURE
     if folder is None or not path.exists():
         return False

@@ -1,4 +1,4 @@
-"""Flower's entry point at the server: the ServerApp."""
+"""Flower's entry point at the server, which is the ServerApp."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run DPFact with the run config's settings, and write a run folder."""
+    """Run DPFact with the settings in the run config, and write a run folder."""
     serve(grid, RunConfig.read(context.run_config))

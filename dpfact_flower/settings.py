@@ -1,8 +1,8 @@
 """All settings, each with its type, default, allowed range and one line of help.
 
-Settings come from Flower's run config and node config, a message, or the command line. There,
-`from_config` builds a settings object, which is passed on. Configs and the command line use
-hyphens, as Flower does: ``round_timeout`` is ``round-timeout``.
+Settings come from Flower's run config or node config, from a message, or from the command line. In
+each case, `from_config` builds a settings object. Configs and the command line use hyphens, as
+Flower does: the field ``round_timeout`` is the key ``round-timeout``.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from dpfact_flower.errors import DataError, SettingsError, shown
 
 Scalar = bool | int | float | str
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Form of the names of jobs, sites and vocabularies, which appear in files, messages and logs."""
+"""Pattern for names of jobs, sites and vocabularies, which appear in files, messages and logs."""
 LARGEST = 2**63 - 1
-"""Largest whole number in messages and in ledgers."""
+"""Largest whole number allowed in messages and ledgers."""
 MOST_REFINEMENTS = 100
-"""Largest number of rounds of refinement in a run of patient mode."""
+"""Maximum number of refinement rounds in a patient-mode run."""
 MOST_SLOTS = 4
-"""Largest number of slots in secure sums; a site always reserves disk space for this number."""
+"""Maximum number of slots in a secure sum. A site always reserves disk space for this number."""
 _LOSS = "squared"
 _STEP = 0.3
 _PAPER_STEP = 0.01
 _PAPER_GAMMA = 5.0
-"""The paper's elastic weight, chosen from the tried values {2, 5, 8, 10}."""
+"""The paper's elastic weight, which its authors chose from the values {2, 5, 8, 10}."""
 _NEEDED = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def setting(
     default: Scalar,
-    help: str,  # noqa: A002 - the word argparse and typer use
+    help: str,  # noqa: A002 - the word that argparse and typer use
     allowed: str = "",
 ) -> Any:
-    """Declare a field. `allowed` is the range of a number, like "(0, 1]", or a text's pattern."""
+    """Declare a setting. `allowed` is a number's range, such as "(0, 1]", or a text's pattern."""
     return dataclasses.field(default=default, metadata={"help": help, "allowed": allowed})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Base of all settings classes, which checks types and ranges on construction."""
+    """Base class of all settings, which checks types and ranges on construction."""
 
     hints: ClassVar[dict[str, Any]]
-    """Types of the fields, found once per class, because every message makes settings."""
+    """Types of the fields, found only once per class because every message creates settings."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -65,7 +65,7 @@ class Settings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse combinations of values that cannot work. Subclasses define the combinations."""
+        """Refuse combinations of values that cannot work, which subclasses define."""
 
     @classmethod
     def names(cls) -> list[str]:
@@ -84,7 +84,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """Settings of a site's computation on its own data. The symbols are those of the paper."""
+    """Settings for a site's computation on its own data, with symbols as in the paper."""
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
@@ -131,13 +131,13 @@ class SolverSettings(Settings):
         return self.gamma < 0
 
     def _check_together(self) -> None:
-        if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold it with the gradients
+        if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold clip with gradients
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
 
 
 @dataclass(frozen=True)
 class PrivacySettings(Settings):
-    """Settings of the privacy protection in releases. Each site enforces the mode's guarantee."""
+    """Settings for the protection of releases. Each site enforces the privacy mode's guarantee."""
 
     privacy: Literal["patient", "paper", "none"] = setting(
         "patient", "patient: proven, per patient; paper: DPFact's noise, claimed but not proven; "
@@ -194,7 +194,7 @@ class PrivacySettings(Settings):
     )
 
     def check_solver(self, solver: SolverSettings) -> None:
-        """Refuse a solver whose sensitivity is unknown in this mode."""
+        """Refuse solver settings for which this privacy mode cannot bound the sensitivity."""
         if self.privacy == "paper" and solver.clip == 0:
             raise SettingsError(
                 "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
@@ -212,10 +212,10 @@ class PrivacySettings(Settings):
             )
 
     def resolved(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver's settings in this privacy mode.
+        """Return the solver's settings as they apply in this privacy mode.
 
-        Paper mode uses the paper's elastic weight, because the paper's claim allows no weight that
-        depends on the patients. The default step is too long for this mode and is shortened.
+        Paper mode uses the paper's elastic weight, because the paper's claim rules out weights that
+        depend on patients' data. Paper mode also shortens the default step, which is too long.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -224,12 +224,12 @@ class PrivacySettings(Settings):
 
     @property
     def default_rule(self) -> str:
-        """Name of the mode's own rule, for runs that name no rule."""
+        """Name of the privacy mode's own rule, which applies if the run names no rule."""
         return "patient" if self.privacy == "patient" else "elastic"
 
     @property
     def codes_kept(self) -> tuple[int, ...]:
-        """Number of codes to keep of each mode; empty if all codes are kept."""
+        """Number of codes to keep in each mode, or an empty tuple if all codes are kept."""
         return tuple(int(size) for size in self.codes.split("x")) if self.codes else ()
 
     def _check_together(self) -> None:
@@ -261,7 +261,7 @@ class PrivacySettings(Settings):
 
 @dataclass(frozen=True)
 class RunSettings(Settings):
-    """The server's settings of a federated run."""
+    """The server's settings for a federated run."""
 
     rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
     seed: int = setting(0, "public seed of the start and of the visiting order", "[0, 2147483648]")
@@ -313,7 +313,7 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True)
 class AppSettings(Settings):
-    """Settings of the Flower App: where a run reads its data and writes its results."""
+    """Settings of the Flower App, which say where a run reads its data and writes its results."""
 
     data: str = setting(
         "synthetic:demo", "simulation: a folder of `dpfact data`, or synthetic:PRESET; else empty"
@@ -332,21 +332,21 @@ class AppSettings(Settings):
 
     @property
     def sites_folder(self) -> Path:
-        """In a simulation, the folder of the sites' own files, always outside the run's folder."""
+        """Folder of the sites' own files in a simulation. It is always outside the run's folder."""
         if self.state_dir:
             return Path(self.state_dir).expanduser().resolve()
         return self.run_folder.with_name(f"{self.run_folder.name}.sites")
 
     @property
     def cohort_folder(self) -> Path:
-        """In a simulation, the folder of the sites' data, to which synthetic data is written."""
+        """Folder of the sites' data in a simulation, to which synthetic data is written."""
         if self.synthetic_preset:
             return self.sites_folder / f"data-{self.synthetic_preset}"
         return Path(self.data).expanduser().resolve()
 
     @property
     def synthetic_preset(self) -> str:
-        """PRESET in synthetic:PRESET, or "" for other data."""
+        """Name of the preset in `synthetic:PRESET`, or "" for other data."""
         kind, _, preset = self.data.partition(":")
         return (preset or "demo") if kind == "synthetic" else ""
 
@@ -363,7 +363,7 @@ class AppSettings(Settings):
 
 @dataclass(frozen=True)
 class SiteSettings(Settings):
-    """A hospital's own settings, in the SuperNode's node config."""
+    """A hospital's own settings, which are in the SuperNode's node config."""
 
     site: str = setting("", "this site's public name (default: the name in its data file)", NAME)
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")
@@ -417,7 +417,7 @@ class SiteSettings(Settings):
 
 
 class Described(NamedTuple):
-    """The description of a setting for a reader."""
+    """The description of a setting, for a list that people read."""
 
     key: str
     default: Scalar
@@ -426,7 +426,7 @@ class Described(NamedTuple):
 
 
 def describe(kind: type[Settings]) -> list[Described]:
-    """Describe every setting of a class."""
+    """Describe every setting of a settings class."""
     rows = []
     for field in dataclasses.fields(kind):
         hint, meta = kind.hints[field.name], field.metadata
@@ -441,7 +441,7 @@ def describe(kind: type[Settings]) -> list[Described]:
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` texts into a config; values as in TOML, but bare words are strings."""
+    """Parse ``key=value`` texts into a config. Values are as in TOML, except for bare words."""
     config: dict[str, Scalar] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -455,7 +455,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
 
 
 def _scalar(text: str) -> object:
-    """Parse a text as a TOML value. Bare words, paths and dates stay texts."""
+    """Parse a text as a TOML value. Bare words, paths and dates remain texts."""
     if "#" in text and not text.startswith(('"', "'")):
         return text
     try:
@@ -466,7 +466,7 @@ def _scalar(text: str) -> object:
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
-    """Refuse keys that no class has. Otherwise a misspelt key would silently keep its default."""
+    """Refuse keys that no class defines. Otherwise, a typo would silently keep the default."""
     names = [name for settings in classes for name in settings.names()]
     for key in config:
         if key not in names:
@@ -496,7 +496,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
             try:
                 value = float(value) + 0.0  # -0.0 equals 0.0, but is written differently
             except OverflowError:
-                value = math.inf  # outside of every range
+                value = math.inf  # outside every range
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:
@@ -509,7 +509,7 @@ def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
 
 
 def _is_in(allowed: str, value: float) -> bool:
-    """Return whether a number is finite, fits into 64 bits and lies in a range."""
+    """Return whether a number is finite, fits into 64 bits and lies within a range."""
     if not (abs(value) <= LARGEST if isinstance(value, int) else math.isfinite(value)):
         return False
     low, high = map(float, allowed[1:-1].split(", "))

@@ -1,4 +1,4 @@
-"""`DPFact`, a Flower Strategy: elastic averaging with quorum, deadlines and checkpoints."""
+"""`DPFact`, a Flower Strategy for elastic averaging with a quorum, deadlines and checkpoints."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
-"""Time for sites to recover after the server was killed. Flower ends the killed run within a
+"""Time that sites need to recover after the server was killed. Flower ends the killed run within a
 minute, and an executor that waits for the parts of a message gives up after another minute."""
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation, because each site measures and keeps its own results."""
+    """A strategy without evaluation rounds, because each site measures its own results."""
 
     def configure_evaluate(self, *_: object, **__: object) -> Iterable[Message]:
         """Return no messages."""
         return []
 
     def aggregate_evaluate(self, *_: object, **__: object) -> MetricRecord | None:
-        """Return nothing."""
+        """Return no metrics."""
         return None
 
 
 class DPFact(TrainOnlyStrategy):
     """DPFact's server for Flower's Message API.
 
-    `feature_shape` is the number of codes of each feature mode. The options are those of
+    `feature_shape` is the number of codes in each feature mode. The options are those of
     `dpfact_flower.server.coordinator.CoordinatorOptions`.
 
     Examples
@@ -93,9 +93,9 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        By default, rounds and timeout come from the run settings, and the start comes from the
-        public seed. After a resume, rounds keep their numbers in the history, but are counted from
-        1 in Flower's `Result`. Raise a `QuorumError` if too few sites connect or answer.
+        By default, the run settings determine the rounds and the timeout, and the public seed
+        determines the start. After a resume, rounds keep their numbers in the history, but Flower's
+        `Result` counts them from 1. Raise a `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -124,7 +124,7 @@ class DPFact(TrainOnlyStrategy):
         return result
 
     def _arrivals(self, grid: Grid, coordinator: OnArrival, rounds: int) -> Iterator[int]:
-        """Run asynchronous rounds until `rounds` rounds are over, and yield their numbers."""
+        """Run asynchronous rounds until `rounds` rounds are over, and yield each round's number."""
         dispatcher = AsyncDispatcher(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
             read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
@@ -138,7 +138,7 @@ class DPFact(TrainOnlyStrategy):
 
     @property
     def arrays(self) -> ArrayRecord:
-        """Current global feature factors."""
+        """The current global feature factors."""
         return records.array_record(self.coordinator.factors)
 
     def summary(self) -> None:
@@ -152,7 +152,7 @@ class DPFact(TrainOnlyStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one request for each connected site, valid for the round's timeout."""
+        """Return one request for each connected site, which expires when the round times out."""
         coordinator, number = self.coordinator, self._resumed + server_round
         self._left_out = frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
@@ -182,7 +182,7 @@ class DPFact(TrainOnlyStrategy):
         return list(self._sent)
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
-        """Pack requests to nodes. Equal requests are packed once."""
+        """Pack the requests to nodes into messages. A request to several nodes is packed once."""
         contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
         return [
             Message(
@@ -193,7 +193,7 @@ class DPFact(TrainOnlyStrategy):
         ]  # fmt: skip
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
-        """Send nodes a further request within a round, and return their replies."""
+        """Send further requests to nodes within a round, and return the nodes' replies."""
         if isinstance(self._asking, RetryingGrid):
             self._asking.policy = RoundPolicy(charged=charged)
         messages = self._messages(requests)
@@ -208,7 +208,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every reply, update the global factors and log failures.
 
-        The arrays are None if the quorum was missed. No metric comes from a patient.
+        The arrays are None if the quorum was missed. No metric is computed from patients' data.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
         run = self.coordinator.run
@@ -264,9 +264,9 @@ class DPFact(TrainOnlyStrategy):
         ]
 
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Return the replies of this round, by the node that got the request.
+        """Return this round's replies, each under the node that got the request.
 
-        Flower's error for a lost node has the SuperLink's node id instead of this node's.
+        Flower's error for a lost node contains the SuperLink's node ID instead of this node's ID.
         """
         sent = {message.metadata.message_id: message for message in self._sent}
         came: dict[int, Message] = {}
@@ -294,7 +294,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Return the nodes that would refuse a round, before any charge; empty in a simulation."""
+        """Return the nodes that would refuse a round, before any charge; none in a simulation."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -308,7 +308,7 @@ class DPFact(TrainOnlyStrategy):
                 patience)  # fmt: skip
         sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(sites, warn=judged)
-        if not judged:  # secure sums need only the names
+        if not judged:  # secure sums need nothing but the names
             return frozenset()
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, sites)
@@ -316,7 +316,7 @@ class DPFact(TrainOnlyStrategy):
         return judge(sites, quorum=run.min_sites, leave_out=leave_out)
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Wait for enough nodes, at first for all expected sites, and return the nodes."""
+        """Wait for the quorum or, if `first`, for all expected sites, and return the nodes."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

@@ -1,7 +1,7 @@
-"""All checks that a request must pass before the site reads a patient.
+"""All checks that a request must pass before the site reads patients' data.
 
 The checks use public facts, the hospital's settings and the site's record of its releases, so a
-refusal reveals nothing about a patient. `admitted` runs them for rounds and for preflights.
+refusal reveals nothing about a patient. `admitted` runs the checks for rounds and preflights.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from dpfact_flower.wire.protocol import RoundRequest
 _OTHER_DATA = "job {job!r} was begun with other data; now that it has changed, start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
-"""Share of the process's memory that stays free for the patients."""
+"""Share of the process's memory that stays free for patients' data."""
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that passed every check, before any patient is read.
+    """A request that passed every check, before any patient's data is read.
 
-    `ledger` is None if the site has no ledger yet. `rows` has all rows of the ledger, and `last` is
-    the latest row of the job. `repeated` is the row that already answers this request. `store`
+    `ledger` is None if the site has no ledger yet. `rows` contains all rows of the ledger, and
+    `last` is the job's latest row. `repeated` is the row that already answers this request. `store`
     gives access only to files without patient data. Call `free_disk` right before the reserved disk
     space is needed.
     """
@@ -60,11 +60,11 @@ class Admitted:
 
     @property
     def shares(self) -> bool:
-        """Whether the round's release may leave only in a secure sum."""
+        """Whether the round's release may leave the site only as part of a secure sum."""
         return _planned(self.work) is not None
 
     def check_same_data(self, fingerprint: str) -> None:
-        """Refuse data that changed within a job, and close the job to avoid further checks."""
+        """Refuse data that changed within a job, and close the job to prevent further checks."""
         if self.last is not None and self.last.fingerprint != fingerprint:
             self.store.close()
             raise StateError(_OTHER_DATA.format(job=self.request.job))
@@ -74,8 +74,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    A second request has to wait for the folder, and its delay begins then. Otherwise its reply
-    would reveal when the first reply was ready.
+    A second request has to wait for the lock, and its delay begins only after that. Otherwise, its
+    reply would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -112,7 +112,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """Check by public facts that a request fits this site, and return its `RoundWork`."""
+    """Check from public facts that a request fits this site, and return its `RoundWork`."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
@@ -121,22 +121,22 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
 
 
 def _planned(work: RoundWork) -> PlannedRelease | None:
-    """Return the round's release if it is part of a secure sum, which only patient mode uses."""
+    """Return the round's planned release if it is part of a secure sum (patient mode only)."""
     planned: PlannedRelease | None = getattr(work, "planned", None)
     return planned if planned and planned.sharing else None
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the row that already answers this request, if its release can be sent again."""
+    """Return the ledger row that already answers this request, if its release can be resent."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
-            # A release whose bytes are not kept can be made again only in the job's latest round.
+            # A release whose bytes are not kept can be rebuilt only in the job's latest round.
             return row if row.payload_kept or row is of_job[-1] else None
     return None
 
 
 def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
-    """Refuse a round that the site's record, budgets or machine do not allow."""
+    """Refuse a round that the site's ledger, its budgets or its machine do not allow."""
     check_follows(admission.request, admission.last)
     check_budget(admission.work, admission.rows, hospital.settings)
     if not hospital.simulation:
@@ -152,7 +152,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse a state-dir, or a folder in it, that other users could create, change or move."""
+    """Refuse a state-dir if other users could create, change or move it or its contents."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -179,7 +179,7 @@ def check_allowed(request: RoundRequest, settings: SiteSettings) -> None:
             raise MessageError(f"{name}: the run asks for {size}, this site's limit is {most}")
     solver = request.privacy.resolved(request.solver)
     solvers.find(solver.solver).check(solver)  # fails if the site lacks the solver's code
-    # A job's folder with the name of SQLite's journal would block the ledger for good.
+    # A job folder with the same name as SQLite's journal would block the ledger for good.
     if request.job.lower().startswith(LEDGER):
         raise MessageError(f"job: {request.job!r} is reserved for the ledger's files")
 
@@ -194,7 +194,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that is over, or a round with other settings."""
+    """Refuse a round that has already ended, or a round with different settings."""
     if last is None:
         return
     if request.round <= last.round:
@@ -206,7 +206,7 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
 
 
 def check_terms(request: RoundRequest, last: LedgerRow) -> None:
-    """Refuse settings that changed within a job."""
+    """Refuse a request whose settings differ from those of the job's earlier rounds."""
     if request.terms != last.terms:
         raise MessageError(
             f"the settings of job {request.job!r} have changed since round "
@@ -215,7 +215,7 @@ def check_terms(request: RoundRequest, last: LedgerRow) -> None:
 
 
 def check_selection(request: RoundRequest, store: SiteStore) -> None:
-    """Refuse a selection of codes that changes within a job."""
+    """Refuse a selection of codes that differs from the job's earlier selection."""
     if request.selection and not store.has_selection(request.selection_digest):
         raise MessageError(
             f"the selected codes of job {request.job!r} have changed; a change needs a new job"
@@ -223,7 +223,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 
 
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
-    """Refuse the last round of a run in which this site has released nothing.
+    """Refuse the last round of a run in which this site has never been charged.
 
     This check limits the number of uncharged requests to the number of charged runs.
     """
@@ -233,7 +233,7 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:
-    """Refuse a request that would exceed a budget, counting the site's releases in all jobs."""
+    """Refuse a request that would exceed a budget, given the site's releases in all jobs."""
     events = work.cost()
     if not events:
         return
@@ -261,10 +261,10 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 
 
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
-    """Refuse a round if more rounds would read the patients than the hospital allows.
+    """Refuse a round if more rounds would read patients' data than the hospital allows.
 
-    The server can time every round, and a round with much noise costs almost no budget. All rounds
-    of a new run must fit within the limit.
+    The server can time every round, and a round with a lot of noise costs almost no budget. All
+    rounds of a new run must fit within the limit.
     """
     work, answered, begun = admission.work, len(admission.rows), admission.last is not None
     needed = 1 if begun else work.charged_rounds
@@ -277,14 +277,14 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 
 
 def check_memory(work: RoundWork) -> None:
-    """Refuse a round that leaves too little of this machine's memory for the patients.
+    """Refuse a round that leaves too little of this machine's memory for patients' data.
 
-    Otherwise the system could end the process after the patients were read. By varying the size of
-    the release or of the message, a server could then measure how much memory the patients take.
+    Otherwise, the system could kill the process after patients' data was read. By varying the size
+    of the release or the message, a server could then measure how much memory that data takes.
     """
-    # No earlier message left patients in memory: a deployed process ends after each message.
+    # A deployed process ends after each message, so no earlier message left data in memory.
     sizes = [event.count for event in work.cost()] or [0]
-    # Each thread beyond the first has a copy of the sum.
+    # Each thread after the first has its own copy of the sum.
     sums = (n * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(n) - 1)) for n in sizes)
     needed, limit = memory_used() + max(sums), memory_limit()
     if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):

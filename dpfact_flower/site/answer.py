@@ -1,9 +1,9 @@
-"""`Site`, a hospital in a run, without Flower: it answers each request with one release.
+"""`Site`, a hospital in a run, which answers each request with one release. It needs no Flower.
 
 The order of the steps enforces the privacy policy: admit the request, lock the site's folder,
-compute, charge, reply. Admission (`admission.admitted`) comes before any patient is read. A release
-is charged on disk before it leaves, and is then always sent. After the patients were read, every
-failure becomes the same error.
+compute, charge, reply. Admission (`admission.admitted`) comes before any patient's data is read. A
+release is charged on disk before it leaves the site, and is then always sent. After patients' data
+was read, every failure raises the same error.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
 NEW_LEDGERS = f"{__name__}.new_ledgers"
-"""Logger of warnings about new ledgers, which are normal only in a site's first run."""
+"""Name of the logger for warnings about new ledgers, which are normal only in a first run."""
 
 
 @dataclass
 class _Progress:
-    """The progress of an answer, which decides what is sent after an error."""
+    """The progress of an answer, which determines what is sent after an error."""
 
     patients_read: bool = False
     charged: Release | None = None
 
 
 class Site:
-    """A hospital in a run; `dpfact_flower.server.coordinator.Coordinator` is the server.
+    """A hospital in a run, whose server is `dpfact_flower.server.coordinator.Coordinator`.
 
-    `dpfact_flower.site.hospital.Hospital` explains the parameters. A data file in `source` is
-    read when a round needs the patients.
+    `dpfact_flower.site.hospital.Hospital` explains the parameters. A data file in `source` is read
+    only when a round needs patients' data.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Site:
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute, charge and keep the release for a request, or return the earlier release.
+        """Compute, charge and store the release for a request, or return the earlier release.
 
-        Nothing is charged after the deadline in `delay`. The text of an error must stay at the site
-        (see `disclosure.log_privately`).
+        Nothing is charged after the deadline in `delay`. The text of an error must not leave the
+        site (see `disclosure.log_privately`).
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:
@@ -104,7 +104,7 @@ class Site:
                 count_refusal(self._hospital.folder, code_in(reason))
 
     def _end(self, admission: Admitted) -> Release:
-        """Answer the last round: keep its request, read no patient and release nothing."""
+        """Answer the last round: store its request, read no patient's data and release nothing."""
         request, last = admission.request, admission.last
         store = self._hospital.store(request.job, last.fingerprint if last else "")
         try:
@@ -118,7 +118,7 @@ class Site:
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:
-        """Return the release that was sent before. In modes with noise, no patient is read."""
+        """Return the release that was sent before. In modes with noise, read no patient's data."""
         ledger, secure = admission.ledger, admission.secure
         assert ledger is not None
         if secure is not None:  # another stage, with the vector that was already charged
@@ -135,12 +135,12 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release without noise from the site's state, because its bytes are not kept."""
+        """Rebuild a release without noise, whose bytes are not kept, from the site's state."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
             release = release_unprotected(state.factors[1:])
-        elif not request.anchors:  # a start leaves no state
+        elif not request.anchors:  # the start of a run leaves no state
             with self._reading_patients(request, progress):
                 remade = compute(admission.work, _KeptJob(store, ledger, row)).release
                 release = remade if isinstance(remade, Release) else None
@@ -153,7 +153,7 @@ class Site:
     def _begun(self, admission: Admitted) -> Iterator[Ledger]:
         """Open or create the ledger and the job's folder, and count an attempt.
 
-        Refused requests create no folder. Otherwise a server could fill the disk with new jobs.
+        Refused requests create no folder. Otherwise, a server could fill the disk with new jobs.
         """
         hospital, request = self._hospital, admission.request
         with ExitStack() as held:
@@ -163,7 +163,7 @@ class Site:
                     text = "site %s: new ledger in %s: no budget is spent yet"
                     logging.getLogger(NEW_LEDGERS).warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
-                # Again, because another process may have charged since the admission.
+                # Check again, because another process may have charged since the admission.
                 check_budget(admission.work, ledger.count(), hospital.settings)
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
@@ -179,7 +179,7 @@ class Site:
         try:
             yield
         except Exception as error:
-            clear_frames(error.__traceback__)  # the frames refer to patients too
+            clear_frames(error.__traceback__)  # the frames also refer to patients' data
             raise self._failed(request, error) from None
         finally:
             if not self._hospital.simulation:  # a simulation keeps its sites in memory
@@ -188,7 +188,7 @@ class Site:
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
-        """Compute the release, keep its state and charge it, unless the round is over."""
+        """Compute the release, store its state, and charge it unless the round is over."""
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
         admission.check_same_data(fingerprint)
@@ -207,12 +207,12 @@ class Site:
                 raise
         progress.charged = sent
         self._clean_up(store, outcome)
-        if not hospital.simulation:  # the hospital can compare this with the ledger later
+        if not hospital.simulation:  # the hospital can later compare this with the ledger
             _logger.info("round %d: %s; ledger: %s", request.round, release.label, ledger.head())
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete old state and write down the site's own measures. Errors are only logged."""
+        """Delete old state and record the site's own measures. Errors are only logged."""
         try:
             if outcome.state is not None:
                 store.keep_only(outcome.state.round)
@@ -222,7 +222,7 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """Log an error, and return the only error that may leave after patients were read."""
+        """Log an error, and return the only error that may leave the site in its place."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)
@@ -231,7 +231,7 @@ class Site:
 
 @dataclass(frozen=True)
 class _KeptJob:
-    """A `JobState` from this site's store and ledger."""
+    """A `JobState` that reads this site's store and ledger."""
 
     store: SiteStore
     ledger: Ledger
@@ -245,7 +245,7 @@ class _KeptJob:
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """Return the release that leaves the site. A share is first kept on disk and masked."""
+    """Return the release that leaves the site. A share is first stored on disk and masked."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError("the rule releases a share of a secure sum unmasked")
@@ -267,5 +267,5 @@ def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
 
 
 def _costs(events: Sequence[ReleaseEvent]) -> tuple[float, float]:
-    """Return the cost of releases in zCDP, and their cost if all other sites collude."""
+    """Return the zCDP cost of releases, and their cost if all other sites collude."""
     return math.fsum(event.rho for event in events), math.fsum(event.alone.rho for event in events)

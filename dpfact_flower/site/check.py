@@ -38,7 +38,7 @@ from dpfact_flower.site.server_check import server_faults
 from dpfact_flower.site.store import has_jobs
 
 MACHINE_CODE = ".machine-code"
-"""Folder for numba's cache, in the state folder."""
+"""Name of the folder for numba's cache inside the state folder."""
 FLOWERS_OWN = (
     "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
     "flwr-serverapp", "flwr-simulation",
@@ -47,14 +47,14 @@ FLOWERS_OWN = (
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _KEY = "--auth-supernode-private-key"
 _LEAST_ROOM = 2**28
-"""Bytes kept free for the ledger rows and last requests of other runs."""
+"""Number of bytes kept free for the ledger rows and last requests of other runs."""
 _LONG_SECONDS = 3600.0
 _SHOWN = 3
-"""Largest number of files to name if other users can change an installation."""
+"""Maximum number of files to name if other users can change an installation."""
 
 
 class Place:
-    """The machine to check: the executor's settings and the SuperNode's private key."""
+    """The machine to check, given the executor's settings and the SuperNode's private key."""
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
@@ -66,12 +66,12 @@ class Place:
 
     @property
     def site_folder(self) -> Path:
-        """The folder of the site's ledger."""
+        """The folder that contains the site's ledger."""
         return self.state / (self.settings.site or open_site(self.data).name)
 
     @property
     def supernode(self) -> Process:
-        """The running SuperNode; a StateError if there is none."""
+        """The running SuperNode. If there is none, a `StateError` is raised."""
         for process in self.processes:
             if process.runs(*_OURS, _SUPERNODE) and process.path(_KEY) == self.key.resolve():
                 return process
@@ -79,7 +79,7 @@ class Place:
 
     @property
     def executor(self) -> Process:
-        """The running executor; a StateError if there is none."""
+        """The running executor. If there is none, a `StateError` is raised."""
         for process in self.processes:
             answers = process.runs(*_OURS) and "answer" in process.words
             if answers and process.path("--config") == self.config.resolve():
@@ -89,7 +89,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: its title, and each fault with its remedy."""
+    """The result of a check: its title, and each fault together with a remedy."""
 
     check: str
     faults: tuple[str, ...]
@@ -97,11 +97,11 @@ class Finding:
 
 Check = Callable[[Place], Iterable[str]]
 CHECKS: list[tuple[str, Check, bool]] = []
-"""Title and function of each check, and whether it works before the processes are started."""
+"""Title and function of each check, and whether the check works before the processes start."""
 
 
 def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]:
-    """Add a function to `CHECKS`; `title` states the condition that should hold."""
+    """Add a function to `CHECKS` under a title, which states the condition that should hold."""
 
     def add(function: Check) -> Check:
         CHECKS.append((title, function, before_start))
@@ -111,9 +111,9 @@ def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]
 
 
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
-    """Run every check, or only those that work before the processes are `started`.
+    """Run every check or, before the processes are `started`, only those that already work.
 
-    If the settings or the key cannot be read, the only finding is this fault.
+    If the settings or the key cannot be read, that fault is the only finding.
     """
     opened = "the settings, the data and the key are there"
     try:
@@ -215,7 +215,7 @@ def _code(place: Place) -> Iterator[str]:
     trusted = {place.executor_user}
     yield from changeable(place.config, trusted)
     yield from changeable(Path(sys.executable), trusted)
-    machine_code = place.state / MACHINE_CODE  # created for its owner alone
+    machine_code = place.state / MACHINE_CODE  # created so that only its owner has access
     with suppress(StateError):  # another check reports an executor that is not running
         environment = place.executor.environment or {}
         machine_code = Path(environment.get("NUMBA_CACHE_DIR") or machine_code)
@@ -247,7 +247,7 @@ def _executor(place: Place) -> Iterator[str]:
 
 @check("the executor answers the SuperNode's user, and nobody else listens there")
 def _port(place: Place) -> Iterator[str]:
-    """Check the port, because the executor answers any process that listens there."""
+    """Check the executor's port, because the executor answers any process that listens there."""
     executor = place.executor
     node, given = user_name(place.node_user), executor.option("--node-user")
     if (executor.uid if given is None else user_id(given)) != place.node_user:
@@ -309,7 +309,7 @@ def _interfaces(pid: int) -> set[str]:
 
 
 def _denied(pid: int) -> bool:
-    """Return whether the systemd unit of a process allows connections to this machine only."""
+    """Return whether a process's systemd unit allows connections only to this machine."""
     unit = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
     if not unit.endswith(".service"):
         return False

@@ -1,15 +1,15 @@
-"""What a reply reveals besides a release: the code of an error, and the time at which it leaves.
+"""What a reply reveals besides a release: an error code, and the time at which the reply leaves.
 
-The text of an error goes to the site's own log, and only its code leaves the site.
+The text of an error goes to the site's own log, and only the error's code leaves the site.
 
-The duration of a round depends on the patients. With `reply-after`, every reply leaves that many
+The duration of a round depends on patients' data. With `reply-after`, every reply leaves that many
 seconds after the request arrived. A reply that is not ready by then leaves after twice that time,
-or four times that time, and so on, and says that the round failed. So a late reply reveals one bit,
-and one more bit for each doubling, but not the exact duration.
+four times that time, and so on, and reports that the round failed. A late reply thus reveals one
+bit, and one more bit for each doubling, but not the exact duration.
 
-The time to live of a message sets the deadline of its round. A charge after the deadline would be
-useless, because the server no longer collects the reply. So the deadline is checked before the
-patients are read, and again right before the charge is committed.
+A message's time to live sets the deadline of its round. A charge after the deadline would be
+wasted, because the server no longer collects the reply. The deadline is therefore checked before
+patients' data is read, and again right before the charge is committed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dpfact_flower.errors import CODE_PREFIX, DPFactError, LateError, RoundFaile
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
-"""Largest number of characters of an error in the log, so that a line stays below 1 kB."""
+"""Maximum number of characters of an error in the log, so that a line stays below 1 kB."""
 _SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
-"""Time for sending the reply: a share of the message's time to live, and a limit in seconds."""
+"""Time reserved for sending a reply: a share of the time to live, and a limit in seconds."""
 PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
                 "state")  # fmt: skip
 """Codes that `public_reason` may return for a failed round."""
@@ -35,7 +35,7 @@ PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refuse
 def log_privately(site: str, error: Exception) -> str:
     """Write an error to the site's own log, and return the text that may leave the site.
 
-    Errors of other packages may quote the data, so only their type and place are logged.
+    Errors from other packages may quote patients' data, so only their type and place are logged.
     """
     if isinstance(error, DPFactError):
         text = str(error)
@@ -54,11 +54,11 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A delay of one reply until `seconds` after its request; 0 means no delay.
+    """A delay that holds one reply until `seconds` after its request. 0 means no delay.
 
-    The request came in at `came_in` (by `time.monotonic`), and the reply must leave `time_left`
-    seconds later. `wait` sets `late` if the reply was not ready in time. It sets `ready` to the
-    seconds until the reply was ready, a number that must not leave the site.
+    The request arrived at `came_in` (by `time.monotonic`), and the reply must leave at most
+    `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. It also sets
+    `ready` to the seconds until the reply was ready, a number that must not leave the site.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ReplyDelay:
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """Return the seconds from the request until a reply that is ready now may leave."""
+        """Return how many seconds after its request a reply that is ready now may leave."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2
@@ -110,14 +110,14 @@ class ReplyDelay:
 def seconds_left(created_at: float, time_to_live: float) -> float:
     """Return the seconds from now until the reply to a newly arrived message must leave.
 
-    `created_at` is in seconds since 1970 by the sender's clock, which may be ahead of this one. The
-    result is negative after the deadline.
+    `created_at` is in seconds since 1970 by the sender's clock, which may be ahead of this
+    machine's clock. The result is negative after the deadline.
     """
     return sending_from(time_to_live) - max(time.time() - created_at, 0.0)
 
 
 def sending_from(time_to_live: float) -> float:
-    """Return the time to live without the seconds that are reserved for sending the reply."""
+    """Return the time to live minus the seconds that are reserved for sending the reply."""
     return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
 
 

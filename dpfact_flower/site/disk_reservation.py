@@ -1,9 +1,9 @@
 """The disk space that a round reserves, which depends on the hospital's own settings.
 
 A server may request runs of any size, and a preflight costs the server nothing. If each run
-reserved its own size, the server could measure the free disk space, which depends on the size of
-the patients' file. So every run reserves the size of the largest run that the hospital's code lists
-and `max-rank` allow.
+reserved only what it needs, the server could measure the free disk space, which depends on the size
+of the patients' file. Therefore, every run reserves enough space for the largest run that the
+hospital's code lists and `max-rank` allow.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 _LEAST = 2**24
 _FILE = ".reservation"  # no job can have this name
 _SHARED = 16
-"""Bytes for each value of a share. The old share is kept until the new share is complete."""
+"""Number of bytes per value of a share. The old share is kept until the new one is complete."""
 _BESIDE = 2**18
-"""Bytes for everything except released values: 64 pages of SQLite."""
+"""Number of bytes for everything except released values, which is 64 pages of SQLite."""
 
 
 def bytes_to_reserve(
@@ -31,8 +31,8 @@ def bytes_to_reserve(
 ) -> int:
     """Return the number of bytes to reserve for the rest of a run, the same for every request.
 
-    The usual size is enough for every run with this package's rules. A larger run of another rule
-    reserves 4 times as much, or 16 times as much, and so on.
+    The usual size is enough for every run with this package's rules. A larger run with another rule
+    reserves 4 times that size, 16 times that size, and so on.
     """
     if not events:
         return _LEAST
@@ -45,7 +45,7 @@ def bytes_to_reserve(
 
 
 def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
-    """Return the number of bytes for the largest run that a hospital's settings allow."""
+    """Return the number of bytes that the largest run allowed by a hospital's settings needs."""
     rank, sizes = settings.max_rank, [len(vocabulary) for vocabulary in vocabularies]
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     start = sum(sizes) + strict_size(sum(sizes))
@@ -54,7 +54,7 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the number of bytes for charging values: 4 for each, and for pages and journal."""
+    """Return the number of bytes for charging values: 4 per value, plus pages and journal."""
     return 4 * values + values // 50 + _BESIDE
 
 

@@ -1,4 +1,4 @@
-"""Modes "none" and "paper" at a site: factorise on and release the feature factors."""
+"""Modes "none" and "paper" at a site: continue to factorise, and release the feature factors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FINEST = SIGMA * 2.0**-30
 
 
 class ElasticRound:
-    """A round of privacy "none" or "paper": `run_round` as `RoundWork`."""
+    """The `RoundWork` of privacy modes "none" and "paper", which calls `run_round`."""
 
     cost_scope = "this round"
     is_final = False
@@ -69,7 +69,7 @@ class ElasticRound:
         self.charged_rounds = request.rounds - request.round + 1 if noisy else 0
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases of this round; empty in mode "none"."""
+        """Return the releases of this round, or an empty tuple in mode "none"."""
         request, modes = self._request, self._modes
         if request.privacy.privacy == "none":
             return ()
@@ -82,7 +82,7 @@ class ElasticRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Continue from the site's last round."""
+        """Run the round, starting from the site's state after its last round."""
         return run_round(
             self._source.read().tensor, kept.state(), self._request,
             site=self._site, modes=self._modes, simulation=self._simulation,
@@ -101,8 +101,8 @@ def run_round(
     """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
     `state` is the site's state after its last round, or None to start from the global factors. The
-    site's name and the public seed determine the start and the visiting order. The releases are
-    named by `modes`.
+    site's name and the public seed determine the start and the visiting order. The releases take
+    their names from `modes`.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -127,10 +127,10 @@ def run_round(
 def starting_state(
     tensor: SparseTensor, state: SiteState | None, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Return the factors at the start of a round, with the site's own or the global features.
+    """Return the factors that a round starts from, with the site's own or the global features.
 
     In the paper, a site continues from its own feature factors, which overfit its data if the code
-    lists are long. With a relative weight, every round begins from the global feature factors.
+    lists are long. With a relative weight, every round starts from the global feature factors.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -142,11 +142,11 @@ def starting_state(
 def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Return scaled random patient factors, uniform on (0, 1), with the global feature factors.
+    """Return scaled random patient factors, uniform on (0, 1), and the global feature factors.
 
-    With the paper's elastic weight, the scale gives the model the same squared norm as the data, so
-    that the first pass is stable. With a relative weight, the scale minimises the model's squared
-    error, and after round 1 the patients are fitted to the global factors instead.
+    With the paper's elastic weight, the scale gives the model the same squared norm as the data,
+    which keeps the first pass stable. With a relative weight, the scale minimises the model's
+    squared error, and after round 1 patient factors are fitted to the global factors instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:
@@ -164,7 +164,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release patient mode's co-occurrences WITHOUT noise, or code counts if lists are long."""
+    """Release the co-occurrences WITHOUT noise, or counts of codes if the code lists are long."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

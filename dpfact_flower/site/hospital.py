@@ -1,4 +1,4 @@
-"""A hospital: its own settings, its data and its folder."""
+"""A hospital, with its own settings, its data and its folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from dpfact_flower.site.store import SiteStore
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded and writes do not wait for the disk. The sites in
-    `beside` hold other patients and may have a ledger in the same `state-dir`.
+    In a `simulation`, noise may be seeded, and writes do not wait for the disk. The sites in
+    `beside` hold other patients' data and may have a ledger in the same `state-dir`.
     """
 
     source: SiteSource
@@ -40,11 +40,11 @@ class Hospital:
 
     @property
     def folder(self) -> Path:
-        """The site's folder, with the ledger and the jobs."""
+        """The site's folder, which contains the ledger and the jobs' folders."""
         return self.root / self.name
 
     def ledger(self, *, create: bool = False) -> Ledger:
-        """Open the ledger."""
+        """Open the site's ledger."""
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
@@ -69,7 +69,7 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
 
 
 def check_choices(settings: SiteSettings) -> None:
-    """Refuse settings without the hospital's own choices, which have no default."""
+    """Refuse settings that lack the hospital's own choices, which have no default."""
     for key, value in (
         ("state-dir", settings.state_dir),
         ("allow-privacy", settings.allow_privacy),

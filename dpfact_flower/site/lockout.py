@@ -1,10 +1,10 @@
 """Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
 
-A round that fails after the patients were read is not charged, but the failure and its time can
-depend on the patients, and a server could provoke failures. So each attempt is counted first.
+A round that fails after patients' data was read is not charged, but the failure and its timing can
+depend on that data, and a server could provoke failures. So each attempt is counted first.
 
-A folder that was restored from an old backup lacks later charges. Every request gives the last
-round that the site has answered, so the site can notice. A person decides if the server is wrong.
+A folder restored from an old backup lacks the later charges. Every request states the last round
+that the site has answered, so the site can notice. If the server is wrong, a person decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpfact_flower.privacy.ledger import LedgerRow
 from dpfact_flower.wire.protocol import RoundRequest
 
 ATTEMPT_LIMIT = 10
-"""Largest number of attempts in a row that release nothing. A release resets the count."""
+"""Maximum number of attempts in a row that release nothing. A release resets the count."""
 ATTEMPTS = ".failed-attempts"  # no job can have this name
 _NOTE = "LEDGER-LACKS-ROUNDS.txt"
 _TEXT = """The server says that this site has answered round {answered} of job {job!r}. The
@@ -50,7 +50,7 @@ def check_attempts(folder: Path) -> None:
 def counting_attempt(folder: Path) -> Iterator[None]:
     """Count an attempt before it begins, and reset the count after a success."""
     path = folder / ATTEMPTS
-    with replacing(path, durable=False) as file:  # the size is the count, even after a kill
+    with replacing(path, durable=False) as file:  # the file's size is the count, even after a kill
         file.write(b"+" * (failed_attempts(folder) + 1))
     yield
     with suppress(OSError):
@@ -58,7 +58,7 @@ def counting_attempt(folder: Path) -> Iterator[None]:
 
 
 def rolled_back_faults(folder: Path) -> list[str]:
-    """Return why a person has to check a site's folder; empty if the ledger was not rolled back."""
+    """Return why a person must check a site's folder, or an empty list if there is no reason."""
     note = folder / _NOTE
     if not note.exists():
         return []

@@ -1,8 +1,8 @@
 """A hospital's figures for its own monitoring, which never leave the hospital.
 
-Refusals are counted by the error code that left the site, so no server can fill the disk by causing
-refusals. Refusals by a site without a ledger, and refusals with the code "state" (the folder itself
-is at fault), appear only in the log.
+Refusals are only counted, by the error code that left the site, so no server can fill the disk by
+causing refusals. A refusal appears only in the log if the site has no ledger, or if its code is
+"state" (the folder itself is at fault).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWERING = ".answering"
 
 
 def answering_seconds(state: Path) -> float:
-    """Return for how many seconds the site has worked on its current message; 0 if it is idle."""
+    """Return how many seconds the site has worked on its current message, or 0 if it is idle."""
     try:
         return max(time.time() - (state / ANSWERING).stat().st_mtime, 0.0)
     except FileNotFoundError:
@@ -70,14 +70,14 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
 
 
 def refusals(folder: Path) -> dict[str, int]:
-    """Return the refusals so far, by code; empty if the file is missing or damaged."""
+    """Return the number of refusals by code, or nothing if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         return parse_as(dict[str, int], from_json((folder / _REFUSALS).read_bytes()))
     return {}
 
 
 def count_refusal(folder: Path, code: str) -> None:
-    """Count a refusal in a site's folder, if it has a ledger."""
+    """Count a refusal in a site's folder, if the folder contains a ledger."""
     if code == StateError.code or not (folder / LEDGER).exists():
         return
     with suppress(OSError, StateError):

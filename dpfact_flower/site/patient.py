@@ -47,7 +47,7 @@ Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class PatientRound:
-    """A round of patient mode as `RoundWork`. Only `run` and `bounded` read patients."""
+    """The `RoundWork` of patient mode. Only `run` and `bounded` read patients' data."""
 
     cost_scope = "the rest of this run"
 
@@ -95,7 +95,7 @@ class PatientRound:
         return sharing.slot(names.index(self._site))
 
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
-        """Return the sum to which a planned release adds noise. The sum itself must not leave."""
+        """Return the sum to which a planned release adds noise. The sum must not leave the site."""
         request = self._request
         tensor = self._source.read().select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
@@ -114,7 +114,7 @@ class PatientRound:
 
 
 def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
-    """Return the run's schedule and costs, computed at the site from the request's settings."""
+    """Return the run's schedule and costs, which the site computes from the request's settings."""
     try:
         request.privacy.check_solver(request.solver)
     except SettingsError as error:
@@ -131,7 +131,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request whose factors, selection, usages or weights do not fit its round."""
+    """Refuse a request whose factors, selection, usages or weights do not fit the round."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -157,10 +157,10 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """Return each phenotype's l2,1 weight on a patient's factor, from released values alone.
+    """Return each phenotype's l2,1 weight on a patient's factor, using released values alone.
 
-    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2`` where n_r is the norm of
-    column r, estimated by the phenotype's usage in the released start. A phenotype with average
+    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2``, where n_r is the norm of
+    column r, estimated from the phenotype's usage in the released start. A phenotype with average
     usage gets the ridge `relative_l21`. A phenotype whose usage is within the noise is turned off.
     """
     weight = request.solver.relative_l21
@@ -176,7 +176,7 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
 # --- the hospital's own model, after a run
 
 _PERSONAL_PASSES = 10
-"""Smallest number of passes of a refit, because no later round continues the fit."""
+"""Minimum number of passes in a refit, because no later round continues the fit."""
 
 
 def refit(
@@ -216,9 +216,9 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit A, B, C at full precision around the global factors in the last request of the run.
+    """Fit A, B and C at full precision around the global factors in the run's last request.
 
-    `tensor` has only the selected codes.
+    `tensor` contains only the selected codes.
     """
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))

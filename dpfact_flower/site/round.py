@@ -1,4 +1,4 @@
-"""The parts of a round at a site that all modes share, without a disk and without Flower."""
+"""The parts of a site's round that all modes share, without any access to a disk or to Flower."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ class RoundOutcome:
 
 
 class JobState(Protocol):
-    """The data that a site kept from the earlier rounds of a job."""
+    """The data that a site has kept from a job's earlier rounds."""
 
     def state(self) -> SiteState | None:
-        """Return the site's factors after the last round, or None before the first."""
+        """Return the site's factors after the last round, or None before the first round."""
 
     def release(self, round_number: int) -> Release | None:
-        """Return the site's release in a round, or None if the site did not answer."""
+        """Return the site's release in a round, or None if the site did not answer the round."""
 
 
 class RoundWork(Protocol):
-    """A privacy mode's part of a round. A request that does not fit the site gets no such part."""
+    """A privacy mode's part of a round, which is made only from a request that fits the site."""
 
     cost_scope: str
-    """The part of the run that `cost` covers, as text for messages."""
+    """Text for error messages that names the part of the run that `cost` covers."""
     charged_rounds: int
     """Number of rounds with noise that remain in the run, including this round."""
     is_final: bool
-    """Whether the round ends a run: the site keeps the public request and reads no patient."""
+    """Whether the round ends a run. The site then only stores the public request."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases that must fit the budget, computed from public facts."""
+        """Return the releases that must fit the budget, computed from public facts alone."""
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Compute the round. Keep nothing about the patients outside the outcome."""
+        """Compute the round. Keep no patients' data outside the outcome."""
 
 
 def solved(
@@ -74,7 +74,7 @@ def solved(
 ) -> LocalResult:
     """Run the solver around the request's global factors."""
     try:
-        # Use one BLAS thread, because the last bits would depend on the number of threads.
+        # Use one BLAS thread, because the result's last bits depend on the number of threads.
         with one_blas_thread:
             return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     except DivergenceError as error:
@@ -82,7 +82,7 @@ def solved(
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
-    """Prepare a tensor for the loss, and scale the patients to norm 1 if `scale` says so."""
+    """Prepare a tensor for the loss and, if `scale` is "patient", scale each patient to norm 1."""
     tensor = losses.find(settings.loss).prepared(tensor)
     return _unit_patients(tensor) if settings.scale == "patient" else tensor
 
@@ -93,10 +93,10 @@ def _unit_patients(tensor: SparseTensor) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return the solver settings of this round, with the l2,1 weight for the starting factors."""
+    """Return this round's solver settings, with an l2,1 weight for the starting factors."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
-        # Features have norm 1, so the curvature is the average column's squared length.
+        # Feature columns have norm 1, so the curvature is the average column's squared length.
         mu = solver.relative_l21 * math.sqrt(curvature(start))
         solver = replace(solver, mu=mu, relative_l21=0.0)
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
@@ -107,10 +107,10 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float, *, last: bool
 ) -> RoundMeasures:
-    """Measure the site's own factors; the result is never sent.
+    """Measure the site's own factors. The result is never sent.
 
-    If the solver has not computed the error of the non-zero cells, it is measured in some rounds
-    and in the `last` one.
+    If the solver has not computed the error over the non-zero cells, this function measures it in
+    some rounds, among them the `last` round.
     """
     is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error
@@ -128,7 +128,7 @@ def measure(
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection outside the vocabularies, or factors of the wrong sizes."""
+    """Refuse a selection that exceeds the vocabularies, or factors that have the wrong size."""
     if request.selection and len(request.selection) != len(sizes):
         raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
@@ -144,6 +144,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return seeds that differ by site and round, made from public values only."""
+    """Return seeds that differ between sites and rounds and are made only from public values."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

@@ -1,4 +1,4 @@
-"""Registry of the site's half of each rule; `dpfact_flower.server.rules` has the other halves."""
+"""Registry of each rule's half at the site. `dpfact_flower.server.rules` has the server's half."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class SiteRule(Protocol):
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> RoundWork:
-        """Return the rule's part of the round, or refuse an unfit request. Read no patient."""
+        """Return the rule's part of the round, or refuse the request. Read no patient's data."""
 
 
 site_rules: Registry[SiteRule] = Registry(
     "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
 )
-"""Rules for which a site has code. The site accepts the rules in its setting `allow-rules`."""
+"""Rules for which a site has code. The site accepts only those that `allow-rules` names."""

@@ -1,10 +1,10 @@
-"""A site's half of secure sums: keys, stages of requests, and the files of a job.
+"""A site's half of secure sums: its keys, the stages of a request, and a job's files.
 
-A hospital has a long-term key, and the public keys of all sites. Hospitals exchange these public
-keys without the server, because an attacker who could change them could impersonate a site. The
-rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
-job's key, and the latest round's noisy vector and answer. Each file is on the disk before a reply
-that depends on the file leaves.
+A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
+public keys without the server, because an attacker who could change them could impersonate a site.
+The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
+job's key, and the latest round's noisy vector and answer. Each file is written to disk before any
+reply that depends on the file leaves the site.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NEW_JOB = "ask the centre for a new job"
 class SecureRound:
     """A stage of a secure sum that this site may answer (see `secure_round`).
 
-    `job` has this site's key for the job. `question` is None in the stage that exchanges keys.
+    `job` contains this site's key for the job. `question` is None in the stage that exchanges keys.
     `state` is this site's earlier answer in the same round.
     """
 
@@ -59,19 +59,19 @@ class SecureRound:
 
     @property
     def vector(self) -> NDArray[np.int64]:
-        """The charged noisy vector of this round."""
+        """The noisy vector of this round, which has been charged."""
         if self.state is None:
             raise StateError(f"{self.files.folder}: the vector for the sum is missing; {_NEW_JOB}")
         return self.state.noisy
 
     def keys(self) -> Release:
-        """Keep this site's key for the job, and return its public part."""
+        """Store this site's key for the job, and return the public part of the key."""
         self.files.keep_pending(self.job)
         member = self.job.member
         return release_masked([packed_bytes(part) for part in (member.key, member.signature)])
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
-        """Return the masked vector, after its state is on the disk."""
+        """Store the answer's state on disk, and return the masked vector."""
         assert self.question is not None
         state = rules.answer(
             self.job, self.state, self.question, self.keyring.peers, draw,
@@ -84,7 +84,7 @@ class SecureRound:
         return release_masked([packed_bytes(part) for part in parts])
 
     def opened(self) -> Release:
-        """Open the answered attempt, after its state is on the disk."""
+        """Store the opening's state on disk, and open the attempt that this site answered."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.sealed)
@@ -98,10 +98,10 @@ class SecureRound:
 def secure_round(
     hospital: Hospital, request: RoundRequest, planned: PlannedRelease, *, answered: bool
 ) -> SecureRound | None:
-    """Check a stage against the hospital's settings, keys and earlier answers. Read no patient.
+    """Check a stage against the hospital's settings, keys and earlier answers.
 
-    Return None in a preflight, which has no stage. The kept state in the job's folder counts only
-    if the ledger has an answer to this request.
+    Read no patient's data. Return None in a preflight, which has no stage. The state in the job's
+    folder counts only if the ledger contains an answer to this request.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -134,7 +134,7 @@ def secure_round(
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
-    """Refuse a secure sum with fewer sites or fewer colluders than the hospital requires."""
+    """Refuse a secure sum that allows for fewer sites or colluders than the hospital requires."""
     settings = hospital.settings
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
@@ -159,9 +159,9 @@ def forget(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Files:
-    """A job's secrets on the disk.
+    """The files that hold a job's secrets.
 
-    Until a job's first answer, its key is kept in a single file that all jobs share. Otherwise a
+    Until a job's first answer, its key is kept in a single file that all jobs share. Otherwise, a
     server could fill the disk by requesting keys for new jobs.
     """
 
@@ -199,7 +199,7 @@ class _Files:
         return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
-        """Keep the key of a job that has no answer yet."""
+        """Store the key of a job that has no answer yet."""
         if self._kept(self.folder / _JOB) != job:
             private_folder(self._pending.parent)
             self._write(self._pending, job)
@@ -219,14 +219,14 @@ class _Files:
 
 @dataclass(frozen=True)
 class Keyring:
-    """A site's long-term key, and the public keys of all sites, by name of the site."""
+    """A site's long-term key, and the public keys of all sites by site name."""
 
     own: Ed25519PrivateKey
     peers: Mapping[str, bytes]
 
 
 def keyring_of(settings: SiteSettings, site: str) -> Keyring:
-    """Read the keys that a hospital's settings name."""
+    """Read the keys from the files that a hospital's settings name."""
     for name, value in (("key", settings.secure_key), ("peers", settings.secure_peers)):
         if not value or not Path(value).is_absolute():
             raise SettingsError(
@@ -244,7 +244,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Make keys from the names of simulated sites; a simulation has no attacker."""
+    """Make keys from the names of simulated sites, because a simulation has no attacker."""
     return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
 
 

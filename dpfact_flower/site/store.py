@@ -1,9 +1,9 @@
-"""The files, other than the ledger, that a site keeps between the rounds of a job.
+"""The files, besides the ledger, that a site keeps between the rounds of a job.
 
-Each round has one file, with the site's factors without noise. A round's file is written before the
-ledger's row, and the previous file is deleted after the row. The ledger's last row decides which
-file counts, so after a crash the site is either before or after the round. The site sends values
-from such a file only to answer a repeated request in mode "none".
+Each round has one file, which contains the site's factors without noise. A round's file is written
+before the round's ledger row, and the previous file is deleted after that. The ledger's last row
+decides which file counts, so a crash never leaves the site in the middle of a round. The site sends
+values from such a file only to answer a repeated request in mode "none".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors after a round, without noise. They are never sent. Patients come first.
+    """A site's own factors after a round, without noise. The patient factor comes first.
 
     `eta` is the step size.
     """
@@ -54,7 +54,7 @@ class SiteState:
 
 @dataclass(frozen=True)
 class RoundMeasures:
-    """A site's own measures of a round (`history.jsonl`), which are never sent."""
+    """A site's own measures of a round (in `history.jsonl`), which are never sent."""
 
     round: int
     objective: tuple[float, ...]
@@ -68,8 +68,8 @@ class RoundMeasures:
 class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
-    State that was made from data with another `fingerprint` is refused. Public files need no check.
-    Without `durable`, for simulations, writes do not wait for the disk.
+    State made from data with a different `fingerprint` is refused. Public files need no such check.
+    Without `durable`, as in simulations, writes do not wait for the disk.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class SiteStore:
         self._write(self._path(state.round), head, state.factors)
 
     def load(self, round_number: int | None = None) -> SiteState | None:
-        """Load the factors of a round, or return None if they are not kept.
+        """Load a round's factors, or return None if the factors are not kept.
 
         The ledger decides which round counts. Without a number, the latest file is loaded, for
         inspection only.
@@ -110,19 +110,19 @@ class SiteStore:
         return SiteState(number, tuple(factors), eta)
 
     def keep_only(self, round_number: int) -> None:
-        """Delete the factors of all other rounds. The ledger must already have this round."""
+        """Delete the factors of all other rounds. The ledger must already contain this round."""
         for path in self.folder.glob(f"*{_STATE}*"):  # temporary files begin with a dot
             if path != self._path(round_number):
                 path.unlink(missing_ok=True)
 
     def keep_ending(self, arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]) -> None:
-        """Keep the last request of a run, which is public. A repeated request changes nothing."""
+        """Store a run's last request, which is public. A repeated request changes nothing."""
         path = self.folder / ENDING
         if not path.exists():
             self._write(path, {"config": dict(config)}, arrays)
 
     def ending(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]] | None:
-        """Return the last request of the run in wire form, or None before its arrival."""
+        """Return the run's last request in wire form, or None if it has not arrived yet."""
         path = self.folder / ENDING
         if not path.exists():
             return None
@@ -141,7 +141,7 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read the values and arrays of `_write`. The archive has a checksum for each of them."""
+        """Read the values and arrays that `_write` wrote. The archive contains their checksums."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -156,12 +156,12 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return whether a selection of codes equals the job's kept selection, or is the first."""
+        """Return whether a selection of codes is the job's first, or equals the job's first."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
     def note_selection(self, digest: str) -> None:
-        """Keep a job's first selection of codes; "" is no selection."""
+        """Store the digest of a job's first selection of codes. "" means no selection."""
         path = self.folder / _SELECTION
         if digest and not path.exists():
             self.begin()
@@ -169,13 +169,13 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, because comparing takes longer for more data."""
+        """Close a job whose data has changed, because further comparisons could reveal its size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether the job has been closed."""
         return (self.folder / _CLOSED).exists()
 
     def note(self, measures: RoundMeasures) -> None:
@@ -198,9 +198,9 @@ class SiteStore:
 
 
 def has_jobs(folder: Path) -> bool:
-    """Return whether a job ever began in a site's folder, so that the ledger must exist.
+    """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
 
-    If the job folders were deleted, the ledger's verified head still shows it.
+    If the job folders were deleted, the ledger's verified head still shows that there was a job.
     """
     if not folder.exists():
         return False
