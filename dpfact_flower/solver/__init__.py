@@ -1,4 +1,4 @@
-"""Local solvers: a site's computation on its own data, without Flower or privacy."""
+"""Local solvers, which compute a site's factors from its own data, without Flower or privacy."""
 
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.objective import LocalProblem, LocalResult

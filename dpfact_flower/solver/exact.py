@@ -1,10 +1,10 @@
-"""Block updates over all cells, with the objective of psgd but no sampling or step size.
+"""Exact block updates over all cells. The objective is psgd's, without sampling or a step size.
 
-One iteration updates each factor once, from one sparse MTTKRP and the Gram matrices of the other
-factors. Every update minimises eq. (norm) over a column or over the whole factor, so the objective
-never rises. A phenotype with a zero column of A has no influence on the feature factors, whose
-columns then follow only their anchors. The phenotype returns only if the gradient of this column at
-zero, computed with these feature factors, has a norm above mu.
+One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
+Every update minimises eq. (norm) over a column or over the whole factor, so the objective never
+rises. If a phenotype's column of A is zero, the data no longer affect its feature columns, which
+then follow only their anchors. The phenotype returns only if the gradient at the zero column,
+computed with these feature factors, has a norm above mu.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2
-"""Column sweeps over a feature factor per MTTKRP. A sweep takes far less time than an MTTKRP."""
+"""Number of column sweeps over a feature factor per MTTKRP, which takes far longer than a sweep."""
 
 _PATIENT_SWEEPS = 4
-"""Column sweeps over A per MTTKRP. If A stays far from its optimum, the feature factors split
-phenotypes."""
+"""Number of column sweeps over A per MTTKRP. If A stays far from its optimum, phenotypes are split
+in the feature factors."""
 
 _REFIT_SWEEPS = 30
-"""Column sweeps over A for fixed feature factors, enough for convergence."""
+"""Number of column sweeps over A that suffice for convergence if the feature factors are fixed."""
 
-_PANEL = 8  # columns whose gradients come from one matrix product
+_PANEL = 8  # number of columns whose gradients come from one matrix product
 
 _RTOL = 1e-6
-"""Fraction of the largest eigenvalue of a Gram matrix. Smaller eigenvalues are treated as 0,
-because float32 sums are no more precise."""
+"""Limit, relative to a Gram matrix's largest eigenvalue, below which eigenvalues are treated as 0,
+because sums in float32 are no more precise than this limit."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:
@@ -105,7 +105,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A. Return mode 1's MTTKRP with the new A, if available, and the old <X, M>."""
+        """Update A. Return the new MTTKRP of mode 1, if available, and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -149,7 +149,7 @@ def update_patients(
 def fitted_patients(
     tensor: SparseTensor, features: Factors, *, nonnegative: bool = True
 ) -> NDArray[np.float32]:
-    """Fit all patients to fixed feature factors by least squares."""
+    """Fit the rows of all patients by least squares, with the feature factors fixed."""
     patients = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
     floor = 0.0 if nonnegative else -np.inf
     with one_blas_thread:
@@ -163,10 +163,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``,
-    computed as a correction, so directions in which Q + gamma I is singular stay unchanged. With
-    non-negativity, the columns are minimised in turn. `product` and `q` are as in
-    `update_patients`, for the factor's mode.
+    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. It
+    is computed as a correction to the factor, which therefore stays unchanged in directions where
+    Q + gamma I is singular. With non-negativity, the objective is minimised over one column after
+    another. `product` and `q` are as in `update_patients`, but for this factor's mode.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -185,14 +185,14 @@ def update_features(
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
     """Minimise ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` by one sweep over columns.
 
-    Each column is minimised exactly, in place. A column's gradient needs all other columns, so a
-    plain sweep over R columns would read the factor R times. Instead, one matrix product gives the
-    gradients of a *panel* of columns. Within the panel, gradients are corrected for the columns
-    that have changed.
+    The minimum over each column is exact, and the column is updated in place. A column's gradient
+    depends on all other columns, so a plain sweep over R columns would read the factor R times.
+    Instead, one matrix product gives the gradients of a *panel* of columns. Whenever a column
+    changes, the gradients of the later columns in its panel are corrected.
 
-    A column without curvature has no effect on the model. Such a column becomes zero if there is an
-    l2,1 weight, and stays unchanged otherwise. `columns` and `target` are the transposes of F and
-    P, so a column is contiguous. F, P and Q are all float32 or all float64. `floor` is 0 for
+    A column without curvature has no effect on the model. Such a column becomes zero if `mu` is
+    positive, and stays unchanged otherwise. `columns` and `target` are the transposes of F and P,
+    so that each column is contiguous. F, P and Q are all float32 or all float64. `floor` is 0 for
     non-negative factors and minus infinity otherwise.
     """
     for first in range(0, len(columns), _PANEL):

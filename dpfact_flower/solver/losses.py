@@ -1,7 +1,7 @@
-"""Losses per cell, from generalised CP (Hong, Kolda & Duersch 2020).
+"""Loss functions of a single cell, from generalised CP (Hong, Kolda & Duersch 2020).
 
-Each loss is an object with a value and a gradient. Kernels compile the gradient into their loops
-and never test the loss's name. To add a loss, register it or define it here.
+Each loss is an object with a value and a gradient. The gradient is compiled into the kernels'
+loops, which never check the loss's name. To add a loss, register it or define it in this module.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ CellFunction = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss f(x, m) of a cell's data x and the model's value m."""
+    """A loss f(x, m), where x is a cell's data and m is the model's value."""
 
     name: str
     value: CellFunction
-    """The function f, for two numbers or two arrays."""
+    """The function f, which takes two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm. It is compiled, so it may only use arithmetic on numbers."""
+    """The derivative df/dm. Because it is compiled, it may only use arithmetic on numbers."""
     nothing: Callable[[float], float]
-    """Function from the data's mean to the constant model value that explains nothing."""
+    """Function that returns, for the data's mean, the value of a constant model."""
     counts: bool = True
-    """Whether the loss is a likelihood of counts. If so, counts must not be scaled by patient."""
+    """Whether the loss is a likelihood of counts. If so, counts must not be scaled per patient."""
     binary: bool = False
     """Whether the loss uses only presence or absence, coded as 1 or 0."""
     positive: bool = True
@@ -49,13 +49,13 @@ class Loss:
 
     @property
     def tag(self) -> str:
-        """Name of the gradient's machine code, which changes with the gradient."""
+        """Name of the gradient's machine code. The name changes whenever the gradient changes."""
         code = self.gradient.__code__
         digest = hashlib.sha256(repr((code.co_code, code.co_consts, code.co_names)).encode())
         return f"{self.name}.{digest.hexdigest()[:8]}"
 
     def check(self, settings: SolverSettings) -> None:
-        """Refuse settings that do not fit this loss."""
+        """Refuse settings that cannot be used with this loss."""
         if self.positive and not settings.nonnegative:
             raise SettingsError(
                 f"loss: {self.name!r} needs a model that is not negative: set nonnegative to true"
@@ -67,13 +67,13 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """Return the tensor that the loss needs: with counts, or with ones instead of counts."""
+        """Return the tensor in the form that the loss needs: with its counts, or with ones."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)
 
     def of_nothing(self, tensor: SparseTensor) -> float:
-        """Return the loss over all cells of a model that explains nothing."""
+        """Return the loss of a constant model over all cells."""
         values = tensor.values.astype(np.float64)
         model = self.nothing(float(values.sum()) / tensor.cells)
         zeros = (tensor.cells - tensor.nnz) * float(self.value(0.0, model))
@@ -95,7 +95,7 @@ poisson = Loss(
     nothing=lambda mean: mean,
 )
 bernoulli = Loss(
-    "bernoulli",  # m is the odds of a count
+    "bernoulli",  # m is the odds that the cell has a count
     value=lambda x, m: np.log1p(m) - x * np.log(m + _EPS),
     gradient=lambda x, m: 1 / (1 + m) - x / (m + _EPS),
     nothing=lambda mean: mean / max(1 - mean, _EPS),

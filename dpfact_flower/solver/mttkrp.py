@@ -1,17 +1,17 @@
 """Passes over a sparse tensor's fibres: MTTKRP and errors, for any number of modes.
 
-A *fibre* is a run of entries that differ in the last mode alone. Work that is common to a fibre's
-entries is done once per fibre. Each entry then reads or writes only one row of one factor. A sorted
-tensor holds the fibres one after the other, so it is enough to find their first entries.
+A *fibre* is a run of entries whose indices differ only in the last mode. Work that is common to a
+fibre's entries is done once per fibre. Each entry then reads or writes only one row of one factor.
+A sorted tensor holds the fibres one after the other, so only their first entries need to be found.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks that one thread processes. Blocks and chunks depend on the data alone. Within a chunk,
-sums use the precision of the factors. The sums of all chunks are added in float64 and in a fixed
-order, so threads do not affect the result.
+of blocks that one thread processes. Blocks and chunks depend only on the data. Within a chunk, sums
+have the precision of the factors. The sums of all chunks are added in float64 and in a fixed order,
+so the number of threads does not affect the result.
 
-Loops over fibres use vector instructions. Rows are processed in slices of `registers`, see
-`dpfact_flower.tensor.stack.slices`, and `column` is the start of a slice. Stacks are float32 or
-float64.
+Loops over fibres use vector instructions. Each row is processed in slices that fill `registers`
+(see `dpfact_flower.tensor.stack.slices`), and `column` is the start of a slice. Stacks are float32
+or float64.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.tensor.stack import aligned_zeros, row_offsets, slices, stack_factors
 
-TILE = 3  # registers for one column of a block of patients
+TILE = 3  # number of registers for one column of a block of patients
 BLOCK = TILE * WIDTH  # largest number of patients in a block
 _FIBRES = 4096  # largest number of fibres in a block, unless one patient has more
-_CHUNK = 1 << 16  # number of entries in a chunk, or slightly more
+_CHUNK = 1 << 16  # approximate number of entries in a chunk
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fibres:
-    """A tensor and its fibres; `of` creates an instance.
+    """A tensor and its fibres. To create an instance, call `of`.
 
-    `starts` has the first entry of each fibre, `patients` the first fibre of each patient, `blocks`
-    the first patient of each block, `chunks` the first block of each chunk, and `offsets` the first
-    row of each mode in a stack. Each array ends with the total number of the items that it refers
-    to.
+    `starts` holds the first entry of each fibre, `patients` the first fibre of each patient,
+    `blocks` the first patient of each block, `chunks` the first block of each chunk, and `offsets`
+    the first row of each mode in a stack. The last element of each sequence is the total number of
+    the items that it points to.
     """
 
     tensor: SparseTensor
@@ -95,7 +95,7 @@ class Fibres:
         return float(np.einsum("s,s->", values, values, dtype=np.float64))
 
     def rows(self, stack: Array, mode: int) -> Array:
-        """Return the rows of one mode in a stack, as a view with the padding."""
+        """Return a view of one mode's rows in a stack, padding included."""
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
     def patient_ranges(self) -> list[tuple[int, int]]:
@@ -109,13 +109,13 @@ class Fibres:
 
 @remembered
 def fibres_of(tensor: SparseTensor) -> Fibres:
-    """Return the fibres of a tensor from a cache, or find them with `Fibres.of`."""
+    """Return the fibres of a tensor, from the cache if possible."""
     return Fibres.of(tensor)
 
 
 @compiled()
 def _divide(patients: Array, blocks: Array) -> int:
-    """Fill `blocks`. Return the number of blocks."""
+    """Fill `blocks` with the first patient of each block. Return the number of blocks."""
     count = 0
     blocks[0] = 0
     for patient in range(1, len(patients) - 1):
@@ -128,7 +128,7 @@ def _divide(patients: Array, blocks: Array) -> int:
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
-    """Return the matricised tensor times the Khatri-Rao product of the others, (I_mode, R)."""
+    """Return the tensor, matricised by mode, times the other factors' Khatri-Rao product."""
     product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
     return product[:, : factors[0].shape[1]]
 
@@ -136,8 +136,8 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
     """Compute `mttkrp` from a tensor's fibres and stacked factors.
 
-    For patients, whose rows have few entries, the result has the type of the stack. For features,
-    the result is float64.
+    For the patients' mode, where each row has few entries, the result has the type of the stack.
+    For feature modes, the result is float64.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     registers, _ = slices(width)
@@ -164,7 +164,7 @@ def contracted(
     registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
     width: int, column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """Sum the last factor's rows over entries first..end-1, each row times the entry's value."""
+    """Sum the last factor's rows for entries first..end-1, each row times its entry's value."""
     modes = len(offsets) - 1
     origin = offsets[modes - 1] * width + column
     sums = zeros(registers, stack)
@@ -179,7 +179,7 @@ def row_of(
     registers: Registers, indices: Pointer, entry: int, mode: int, stack: Pointer, width: int,
     column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """Load the row of a mode's factor that belongs to an entry."""
+    """Load an entry's row of the factor of the given mode."""
     row = offsets[mode] + read(indices, entry * (len(offsets) - 1) + mode)
     return load(registers, stack, row * width + column)
 
@@ -189,9 +189,9 @@ def _contract(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
-    """Add fibres first..end-1 to the MTTKRP of a mode other than the last, `out`.
+    """Add the terms of fibres first..end-1 to `out`, the MTTKRP of any mode but the last.
 
-    `out` has the type of the stack and the shape (I_mode, padded R).
+    `out` has the same type as the stack, and its shape is (I_mode, padded R).
     """
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
@@ -212,7 +212,7 @@ def _spread(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, out: Array,
 ) -> None:  # fmt: skip
-    """Add fibres first..end-1 to the MTTKRP of the last mode, `out`."""
+    """Add the terms of fibres first..end-1 to `out`, the MTTKRP of the last mode."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)
@@ -230,15 +230,15 @@ def _spread(
 def squared_error(
     tensor: SparseTensor, factors: Factors, grams: Sequence[Array] | None = None
 ) -> SquaredError:
-    """Compute `CPModel.squared_error` for float32 factors in about the time of one MTTKRP.
+    """Compute `CPModel.squared_error` for float32 factors. This takes about as long as one MTTKRP.
 
     Cell values are computed in float32 and summed in float64, which gives six correct digits.
-    `grams` holds the factors' Gram matrices, if known.
+    `grams` holds the factors' Gram matrices if they are known.
     """
     fibres = fibres_of(tensor)
 
     def part(chunk: tuple[int, int]) -> tuple[float, float, float]:
-        first, end = chunk  # patients; only the rows of this chunk need padding
+        first, end = chunk  # of patients; only the rows of this chunk need padding
         stack = stack_factors([factors[0][first:end], *factors[1:]])
         offsets = row_offsets((end - first, *tensor.feature_shape))
         offsets[0] = -first

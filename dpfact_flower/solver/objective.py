@@ -1,4 +1,4 @@
-"""The local objective, eq. (norm), and a solver's input and output."""
+"""The local objective, eq. (norm), and the input and output of a solver."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dpfact_flower.tensor.error import SquaredError
 class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
-    `factors` holds the starting values, patients first, and `anchors` the global feature factors.
-    `rng` orders psgd's visits and draws its zero cells. `eta` is the previous round's step size.
+    `factors` holds the starting values, patients first, and `anchors` holds the global feature
+    factors. psgd orders visits and draws zero cells by `rng`. `eta` is the last round's step size.
     """
 
     tensor: SparseTensor
@@ -39,24 +39,24 @@ class LocalResult:
     """A solver's output at one site."""
 
     factors: Factors
-    """Factor matrices, C-contiguous, patients first."""
+    """C-contiguous factor matrices, the patients' factor first."""
     objective: tuple[float, ...]
-    """Values of eq. (norm) at the start, with negative entries set to 0 if `nonnegative`, and after
-    each pass or iteration. With ``zeros="none"``, psgd's loss covers only the non-zero cells. For
-    losses other than the squared loss, the part of the zero cells is estimated, see `psgd`."""
+    """Values of eq. (norm) at the start (after negative entries are set to 0 if `nonnegative`) and
+    after each pass or iteration. With ``zeros="none"``, psgd's loss covers only the non-zero cells.
+    For losses other than the squared loss, the sum over zero cells is estimated; see `psgd`."""
     eta: float
-    """Step size for the next round. The exact solver returns the given step size unused."""
+    """Step size for the next round. The exact solver does not use the step size or change it."""
     rollbacks: int
     """Number of psgd passes that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]
-    """Gram matrix of every factor, see `gram`."""
+    """Gram matrix of every factor; see `gram`."""
     error: SquaredError | None = None
-    """Squared error, accurate to 1e-6 of the data's ||X||^2, from psgd for squared losses, and from
-    the exact solver over all cells only."""
+    """Squared error, accurate to 1e-6 of the data's ||X||^2. psgd returns it only for the squared
+    loss, and the exact solver only over all cells."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
-    """Return ``1/2 ||X - M||^2`` over all cells, from ||X||^2, <X, M> and the Gram matrices."""
+    """Return ``1/2 ||X - M||^2`` over all cells, given ||X||^2, <X, M> and the Gram matrices."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 
 
@@ -74,8 +74,8 @@ def elastic(
 def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error along a feature's row.
 
-    The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, the product of the
-    squared norms of the other modes' columns r. An elastic weight competes with this curvature.
+    The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, which is the product of
+    the squared norms of column r in the other modes. An elastic weight competes with the curvature.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

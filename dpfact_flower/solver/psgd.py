@@ -1,25 +1,25 @@
 """Permutation SGD, the paper's local solver (Algorithm 1), with an adaptive step size.
 
 Objective of a pass
-    The pull to the anchors acts at every visit of an entry in a feature row, eq. (bj). Over a pass,
-    its weight is therefore gamma times the row's number of entries, not gamma as in eq. (norm).
+    Every visit to an entry pulls its feature rows towards their anchors, eq. (bj). Over a pass, the
+    pull's weight is therefore gamma times a row's number of entries, not gamma as in eq. (norm).
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or are not finite.
-    The solver then repeats the pass with half the step size. An accepted pass raises the step size
-    by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the anchors
-    are far away.
+    The solver then repeats the pass with half the step size. After an accepted pass, the step size
+    grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the
+    anchors are far away.
 
 Losses
     For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
     the entries is exact, and so is the part of the sum over zero cells that is proportional to the
     model. The rest is estimated from zero cells that are drawn once.
 
-    The slope of a likelihood has a pole where the model is zero. A visit therefore moves a row by
-    at most the square root of the step size, which is the length of a step along the slope at the
-    step's end. Patients' rows are longer than features' rows and have fewer visits, so their steps
-    are multiplied by the ratio of the squared lengths. With `clip`, neither rule applies, because
-    paper mode's claim assumes equal steps.
+    A likelihood's slope has a pole where the model is zero. A visit therefore moves a row by at
+    most the square root of the step size: the length of a step along the slope at the step's end.
+    Patients' rows are longer than feature rows and are visited less often, so their steps are
+    multiplied by the ratio of the squared lengths. With `clip`, neither rule applies, because paper
+    mode's privacy claim assumes equal steps.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_value
 
 _GROWTH = 1.05
 _MAX_HALVINGS = 40
-_PART = 1 << 16  # cells whose losses are summed at a time
+_PART = 1 << 16  # number of cells whose losses are summed at a time
 
 
 @dataclass(frozen=True)
 class Value:
     """Objective values at the current factors."""
 
-    squares: float  # over the non-zeros; `squares` and `inner` are for squared errors only
+    squares: float  # over the non-zeros; `squares` and `inner` are set for squared errors only
     inner: float  # <X, M>
     patients: Array  # Gram matrix of A
     loss: float  # the fitted loss
     objective: float  # eq. (norm)
-    descended: float  # the objective of a pass
+    descended: float  # the objective that a pass descends
 
 
 def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
     The proximal step, eq. (an2), can set a phenotype's column of A to zero. Only the column's own
-    gradient can restore the column: the next pass must move the column by more than eta * mu.
+    gradient can restore the column, if the next pass moves the column by more than eta * mu.
     """
     settings = problem.settings
     stack = stack_factors(problem.factors)
@@ -98,7 +98,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """Data that does not change between passes."""
+    """The data and constants that do not change between passes."""
 
     def __init__(self, problem: LocalProblem, stack: Array) -> None:
         self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
@@ -111,8 +111,8 @@ class _Site:
         often = entries_by_row(tensor)
         self.visits = often[1:]
         self.norm_squared = tensor.norm_squared()
-        # A clipped gradient is not the gradient of the objective, which may rise at any step size.
-        # With clipping, a pass is also accepted if its loss is at most that of a zero model.
+        # A clipped gradient is not the objective's gradient, so the objective may rise at any step
+        # size. With clipping, a loss no greater than a constant model's also makes a pass accepted.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
@@ -129,9 +129,9 @@ class _Site:
         return tuple(np.split(stack[:, : self.settings.rank], self.offsets[1:-1]))
 
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
-        """Make one pass of visits, then take the proximal step; Algorithm 1, lines 4 to 9.
+        """Make one pass of visits, and then take the proximal step (Algorithm 1, lines 4 to 9).
 
-        `model` is a copy of the stack. Zero cells are drawn from this model.
+        `model` is a copy of the stack, from which zero cells are drawn.
         """
         settings, tensor = self.settings, self.tensor
         step = Step(
@@ -166,7 +166,7 @@ class _Site:
             return Value(squares, inner, patients, error, objective, descended)
 
     def error(self, value: Value, grams: Sequence[Array]) -> SquaredError | None:
-        """Return the squared error of factors, from their objective values and Gram matrices."""
+        """Return the squared error, given the objective values and the factors' Gram matrices."""
         if not self.loss.is_squared:
             return None
         everywhere = 2 * loss(self.norm_squared, value.inner, grams)
@@ -182,7 +182,7 @@ class _Site:
 
 
 def _length(factor: Array, often: Array) -> float:
-    """Return the mean squared length of a factor's rows, weighted by their numbers of visits."""
+    """Return the mean squared length of a factor's rows, weighted by the visits per row."""
     squares = np.square(factor, dtype=np.float64).sum(axis=1)
     return float(squares @ often) / max(int(often.sum()), 1)
 
@@ -190,9 +190,9 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Factors, *, zeros: bool
 ) -> float:
-    """Return the loss over all cells, or over the entries alone if `zeros` is false.
+    """Return the loss over all cells, or only over the entries if `zeros` is false.
 
-    The sample covers all entries and some zero cells with weights, as `visits` yields them.
+    The sample holds all entries and some weighted zero cells, as `visits` yields them.
     """
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
@@ -207,12 +207,12 @@ def _sampled_loss(
 
 
 def shrink_columns(A: Array, threshold: float) -> None:
-    """Reduce the norm of every column by `threshold`, in place. Shorter columns become zero.
+    """Reduce every column's norm by `threshold`, in place. Columns with a smaller norm become zero.
 
     This is the proximal operator of ``threshold * ||A^T||_{2,1}``, eq. (an2). After a gradient step
-    of size eta on eq. (norm), the threshold is eta * mu, not mu as in the paper's eq. (prox). For
-    non-negative factors, project before shrinking: the two steps together are the operator of the
-    sum of both terms.
+    of size eta on eq. (norm), the threshold is eta * mu, not mu as in the paper's eq. (prox).
+    For non-negative factors, set negative entries to 0 before shrinking. The two steps together
+    are then the proximal operator of the sum of both terms.
     """
     norms = np.sqrt(np.einsum("ir,ir->r", A, A, dtype=np.float64))
     shares = np.maximum(norms - threshold, 0) / np.where(norms > 0, norms, 1)

@@ -1,4 +1,4 @@
-"""Local solvers by name. `solve` checks the input for every solver."""
+"""The registry of local solvers, and `solve`, which checks the input for all of them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dpfact_flower.solver.psgd import psgd
 from dpfact_flower.tensor import Factors, SparseTensor
 
 _SGD_PULL = 0.3
-"""Fraction of `relative_elastic` that psgd applies. A pass of psgd moves the factors less than an
+"""Fraction of `relative_elastic` that psgd applies. One pass of psgd moves the factors less than an
 exact update does, so the full weight would be too strong. The fraction was tuned on the synthetic
-demo and on half of the eICU demo."""
+demo data and on half of the eICU demo."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Solver:
     any_loss: bool = False
     """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
-    """Whether the solver takes a step of eta at every visit of a cell. If so, the elastic weight
-    acts at every visit of a row, and eq. (global) gives the server's step."""
+    """Whether the solver takes a step of size eta at every visit to a cell. If so, the elastic
+    weight acts at every visit to a row, and eq. (global) gives the server's step."""
     relative_l21: bool = True
     """Whether `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
-    """Whether `clip` bounds the gradient of an entry for each factor, as paper mode requires."""
+    """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 
@@ -68,8 +68,8 @@ class Solver:
     ) -> float:
         """Return gamma of eq. (norm): as given, or `relative_elastic` times the loss's curvature.
 
-        A solver that takes steps applies the weight at every visit of a row. The weight is
-        therefore divided by the average number of visits of a row, and eta * gamma is at most 1/2.
+        A solver that takes steps applies the weight at every visit to a row. The weight is
+        therefore divided by the mean number of visits per row, and eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -88,8 +88,8 @@ class Solver:
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
     """Return the mean second derivative of an entry's loss along a feature's row.
 
-    The mean is over phenotypes. The derivative is taken where the model equals the data, as if one
-    phenotype explained the entry.
+    The mean is taken over phenotypes. The derivative is evaluated where the model equals the data,
+    as if one phenotype explained the whole entry.
     """
     x, by = tensor.values.astype(np.float64), 1e-3
     rise = loss.gradient(x, x * (1 + by)) - loss.gradient(x, x * (1 - by))
@@ -109,7 +109,7 @@ solvers: Registry[Solver] = Registry(
         psgd, any_loss=True, steps=True, relative_l21=False, clips=True, pull=_SGD_PULL
     ),
 )  # fmt: skip
-"""Solvers that a run config can name. A site can use only the solvers that it has installed."""
+"""Solvers that a run config can name. A site can use only the solvers installed there."""
 
 
 def solve(
@@ -121,10 +121,10 @@ def solve(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """Do one round's local work at a site: `settings.tau` passes on eq. (norm).
+    """Do one round's local work at a site: make `settings.tau` passes that reduce eq. (norm).
 
-    The arguments are as in `LocalProblem`, with any float type. Raise a `DivergenceError` if no
-    step size reduces the objective.
+    The arguments are as in `LocalProblem`, but floats may have any precision. Raise a
+    `DivergenceError` if no step size reduces the objective.
     """
     if tensor.nnz == 0:
         raise DataError("tensor: holds no non-zero cells, so there is nothing to fit")

@@ -1,1 +1,1 @@
-"""Inner loops of the solvers in vector instructions, and the order in which they visit cells."""
+"""The solvers' inner loops in vector instructions, and the order in which they visit cells."""

@@ -2,14 +2,14 @@
 
 LLVM cannot rule out that arrays overlap. By default, it therefore keeps sums in memory and uses
 half the width of an AVX-512 register. This module adds the type `Vector` to numba. A vector is a
-group of registers that holds a row of a factor matrix or a slice of a row. Operations on vectors
-emit LLVM's vector instructions, which LLVM translates for the processor.
+group of registers that holds a row of a factor matrix or a slice of such a row. Operations on
+vectors emit LLVM's vector instructions, which LLVM translates for the processor.
 
-The tuple `registers` has one zero for each register of a vector. The length of a tuple is part of
-its type, so numba compiles one kernel per padded rank, with unrolled loops. A place in memory is
-given by a `pointer` and an offset in values, without bounds checks. Passing a pointer takes no
-time, whereas numba counts references to an array at each call. A pointer does not keep its array
-alive, so take pointers only to a kernel's arguments. A number stands for a vector of equal values.
+The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
+its type, so numba compiles one kernel per padded rank, with unrolled loops. A `pointer` and an
+offset, counted in values, identify a place in memory. Bounds are not checked. Passing a pointer
+costs no time, whereas numba counts references to an array at each call. A pointer does not keep its
+array alive, so take pointers only to a kernel's arguments. A number acts as a vector of that number.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dpfact_flower.machine.compiled import WIDTH
 Registers = tuple[int, ...]
 Pointer = Any
 Offsets = tuple[int, ...]
-"""First row of each mode in a stack, then the number of rows. Loops over a tuple are unrolled."""
+"""First row of each mode in a stack, and the number of rows. Loops over tuples are unrolled."""
 
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")
-"""Flags that allow a multiplication and an addition to become one instruction. NaN and infinity
+"""Flags that let LLVM merge a multiplication and an addition into one instruction. NaN and infinity
 keep their meaning."""
 
-_LINE = 64  # bytes of a cache line
+_LINE = 64  # bytes in a cache line
 
 
 class Vector(types.Type):
@@ -78,7 +78,7 @@ def read(_: Any, start: Any, offset: Any) -> Any:
 
 @_operation
 def zeros(_: Any, registers: Any, start: Any) -> Any:
-    """Return a vector of zeros of the pointer's type."""
+    """Return a vector of zeros with the type of the pointer's values."""
 
     def emit(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(signature.return_type), None)
@@ -117,7 +117,7 @@ def store(_: Any, start: Any, offset: Any, vector: Any) -> Any:
 
 @_operation
 def prefetch(_: Any, registers: Any, start: Any, offset: Any) -> Any:
-    """Prefetch a vector's cache lines for writing."""
+    """Prefetch the cache lines of a vector that will be written."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte = ir.IntType(8).as_pointer()
@@ -154,7 +154,7 @@ def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
 
 @_operation
 def at_least(_: Any, x: Any, floor: Any) -> Any:
-    """Return the element-wise maximum. A NaN in `x` stays NaN."""
+    """Return the element-wise maximum of `x` and `floor`. A NaN in `x` stays NaN."""
     return _each(_at_least, x, floor)
 
 
@@ -179,10 +179,10 @@ def total(_: Any, x: Any) -> Any:
 
 @_operation
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
-    """Return `sums` plus the outer product of some numbers in memory and a vector.
+    """Return `sums` plus the outer product of several numbers in memory and the vector `x`.
 
-    `sums` holds one vector like `x` for each number, so the size of `sums` determines how many
-    numbers are read.
+    `sums` holds one vector like `x` for each of these numbers, so the size of `sums` determines how
+    many numbers are read.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -202,7 +202,7 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
 
 
 def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return the signature and the emitter of an operation that applies to each register."""
+    """Return the signature and the emitter of an operation on each register."""
     result = next(kind for kind in kinds if isinstance(kind, Vector))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -1,9 +1,9 @@
-"""The visits of a pass of psgd: entries in random order, and zero cells drawn from the model.
+"""The visits in a pass of psgd: entries in random order, and zero cells drawn from the model.
 
-In a sparse tensor, uniform draws seldom hit the cells where the model is large, and such a hit has
-a large weight. A step size that is safe for this weight is too small for all other visits. Most
-zero cells are therefore drawn from the model at the start of the pass: first a phenotype by its
-mass, then a row of each mode by its weight in the phenotype.
+In a sparse tensor, uniform draws seldom hit the cells where the model is large, but each such draw
+has a large weight. A step size that is safe for this weight is too small for all other visits. Most
+zero cells are therefore drawn from the model as it is at the start of the pass: first a phenotype
+according to its mass, then a row of each mode according to its weight in the phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
 value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
@@ -26,14 +26,14 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _BLOCK = 512
-"""Number of patients whose entries are shuffled together. Their rows stay in the cache."""
+"""Number of patients whose entries are shuffled together. Their rows fit into the cache."""
 _UNIFORM = 0.2
-"""Fraction u of uniform draws, if the model is not zero."""
+"""Fraction u of draws that are uniform if the model is not zero."""
 _LEAST_MASS = 1e-200
 """Limit below which a sum of model values counts as zero. Division by a smaller sum would
 overflow."""
 _WHOLE = 2**31 - 1
-"""Threshold of a place that a draw always keeps, see `_table`."""
+"""Threshold of a place that a draw always keeps; see `_table`."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -61,14 +61,13 @@ def visits(
     rng: np.random.Generator,
     model: NDArray[np.float32] | None = None,
 ) -> Iterator[Visits]:
-    """Yield one pass in random order: every non-zero once, and `zeros` draws of zero cells.
+    """Yield the visits of one pass in random order: every non-zero once, and `zeros` drawn cells.
 
-    Blocks of neighbouring patients come in random order, and so do the visits within a block. This
-    order works as well as a full permutation and takes far less time.
+    Blocks of neighbouring patients are visited in random order, and so are the cells within each
+    block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. Each yielded block holds rows of the factor stack, and
-    counts. The count of a zero cell is minus its weight. The count of a draw that hit a non-zero
-    cell is 0.
+    Zero cells are drawn from `model`. Each yielded block holds row numbers of the factor stack, and
+    counts. A zero cell's count is minus its weight. If a draw hits a non-zero cell, its count is 0.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -107,10 +106,10 @@ def _draw_entries(
     rows: Array,
     counts: Array,
 ) -> None:
-    """Write a block's entries in random order to the places without zero cells.
+    """Write a block's entries in random order to the places that hold no zero cells.
 
-    Entries are read in sequence and written in random order, because the output stays in the cache,
-    while the input may not.
+    Entries are read in sequence and written in random order, because the output fits into the
+    cache, but the input may not.
     """
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates
@@ -126,9 +125,9 @@ def _draw_entries(
 class _ZeroCells:
     """The draws of zero cells in a pass over blocks of neighbouring patients.
 
-    `bounds` holds the first patient of each block, then the number of patients. `model` holds the
-    stacked factors at the start of the pass, and must not change. The draws use absolute values of
-    the model. Without a model, or if all its values are 0, every draw is uniform.
+    `bounds` holds the first patient of each block, and finally the number of patients. `model`
+    holds the stacked factors at the start of the pass, and must not change. The draws use the
+    factors' absolute values. Without a model, or if all its values are 0, every draw is uniform.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class _ZeroCells:
         self._per_cell = uniform / float(tensor.cells)
 
     def spread(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return the number of draws in each block, from a multinomial distribution."""
+        """Draw the number of zero cells for each block from a multinomial distribution."""
         share = self._even + self._of_model * self._masses.sum(axis=1)
         return rng.multinomial(self.number, share / share.sum())
 
@@ -179,14 +178,14 @@ class _ZeroCells:
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """Build a table for drawing a row of each column by size (Walker's alias method, after Vose).
+    """Build a table for drawing rows by size in each column (Walker's alias method, after Vose).
 
-    Every place has the same probability of a hit. Below the place's threshold, the draw keeps the
-    place. Otherwise the draw takes the place's alternative.
+    A draw hits every place with the same probability. If its remaining fraction is below the
+    place's threshold, the draw keeps the place. Otherwise it takes the place's alternative.
 
-    `sizes` are non-negative and have shape (places, R). The result has shape (R, places, 2) and
-    holds the threshold times `_WHOLE`, and the alternative. If all sizes of a column are 0, every
-    place is kept.
+    `sizes` holds non-negative values and has shape (places, R). The result has shape (R, places, 2)
+    and holds each threshold times `_WHOLE`, and each alternative. If all sizes in a column are 0,
+    every place is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -195,7 +194,7 @@ def _table(sizes: Array) -> Array:
         total = 0.0
         for place in range(places):
             total += sizes[place, r]
-        # Places below the average fill `waiting` from the start, other places from the end.
+        # Places below the average fill `waiting` from the start, and other places from the end.
         less, more = 0, places
         for place in range(places):
             share[place] = sizes[place, r] * places / total if total > 0 else 1.0
@@ -233,12 +232,12 @@ def _draw_zero_cells(
     patients: Array,
     features: Array,
 ) -> int:
-    """Draw the zero cells of a block into random places of `rows` and `counts`.
+    """Draw a block's zero cells, and write them to random places in `rows` and `counts`.
 
-    `places` receives the remaining places in ascending order. `rows` and `counts` have the form
-    that `visits` yields, but the count of every zero cell is -1. The last four arguments are
-    `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype, its
-    patient and its codes. Return the number of random numbers used.
+    The remaining places are written to `places` in ascending order. `rows` and `counts` have the
+    form that `visits` yields, but the count of every zero cell is -1. The last four arguments come
+    from `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype,
+    its patient and its codes. Return how many random numbers were used.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -283,9 +282,9 @@ def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> No
 
 @compiled(**FAST)
 def random_number(seed: np.uint64, number: int) -> float:
-    """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014), a float in [0, 1).
+    """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014) as a float in [0, 1).
 
-    NumPy's generators would take longer than the gradient step.
+    A call of a NumPy generator would take longer than the gradient step.
     """
     z = seed + np.uint64(number) * _ODD
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -295,7 +294,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Return the place in low..high-1 that a random number selects from row r of a table."""
+    """Return the place in low..high-1 that a random number `share` selects in row r of a table."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

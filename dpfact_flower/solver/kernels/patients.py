@@ -1,13 +1,13 @@
-"""The exact update of the patients' factor, and its contribution to the next mode, in one pass.
+"""The exact update of the patients' factor A and the next mode's MTTKRP, in one pass over the data.
 
 Without an l2,1 weight, patients are independent: each patient's row of A depends only on the
 patient's own entries and the feature factors. All work on a block of patients is therefore done
 while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
 part of A's Gram matrix and of the next mode's MTTKRP. The second MTTKRP reuses the sums over the
-last mode. With an l2,1 weight, whole columns are shortened, and this module is not used.
+last mode. An l2,1 weight shortens whole columns, so this module is not used with such a weight.
 
-For the sweeps, a block is transposed. A column of the block then fills `TILE` registers. The
-gradients of `STRIP` columns stay in registers during their computation.
+Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
+gradients of `STRIP` columns stay in registers while they are computed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros, slices
 
 STRIP = REGISTERS // 4
-"""Number of columns whose gradients are computed together. Each gradient takes `TILE` registers,
-and all of these gradients fit into the processor's registers."""
+"""Number of columns whose gradients are computed together. Each gradient fills `TILE` registers,
+and the processor has enough registers for all gradients of a strip."""
 
 LEAST_CURVATURE = float(np.finfo(np.float32).tiny)
-"""Curvature below which a column has no effect on the model."""
+"""Curvature below which a column counts as having no effect on the model."""
 
-_SUMS = TILE * STRIP  # registers of sums for a Gram matrix
-_FEW = 8  # blocks whose Gram matrices are summed in float32
+_SUMS = TILE * STRIP  # number of registers for the sums of a Gram matrix
+_FEW = 8  # number of blocks whose Gram matrices are summed in float32
 _MINUS = np.float32(-1)
 
 _TILE = (0,) * TILE  # registers for a column of a block
@@ -56,10 +56,10 @@ _STRIP = (0,) * (TILE * STRIP)  # registers for the gradients of a panel
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
 ) -> tuple[Array, float, Array]:
-    """Sweep over the columns of A, in place; `q` is as for `update_patients`.
+    """Sweep over the columns of A, in place; `q` is as in `update_patients`.
 
-    Return the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last), <X, M> with
-    the old rows, and the Gram matrix of the new rows.
+    Return the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last mode), <X, M>
+    with the old rows, and the Gram matrix of the new rows.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
@@ -95,8 +95,8 @@ def update_rows(
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
     """Allocate scratch memory for a block of `fibres` fibres.
 
-    The arrays are, in order: each fibre's sum over the last mode; rows of A and of their MTTKRP;
-    columns of A and of their MTTKRP; gradients of a panel; Gram matrix.
+    The arrays hold, in order: each fibre's sum over the last mode; rows of A and of the MTTKRP;
+    columns of A and of the MTTKRP; the gradients of a panel; the Gram matrix.
     """
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (
@@ -113,7 +113,7 @@ def _update_blocks(
     offsets: Offsets, rank: int, pulls: Array, steps: Array, floor: Any, sweeps: int,
     rooms: tuple[Array, ...], out: Array, gram: Array,
 ) -> float:  # fmt: skip
-    """Update the rows of some blocks: add to `out` and `gram`, and return the old <X, M>."""
+    """Update the rows of several blocks, add to `out` and `gram`, and return the old <X, M>."""
     sums, rows, product, columns, target, gradient, squares = rooms
     inner = 0.0
     for block in range(first_block, end_block):
@@ -141,9 +141,9 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Contract a block's fibres with the last factor, copy rows of A, and compute their MTTKRP.
+    """Contract a block's fibres with the last factor, copy its rows of A, and compute their MTTKRP.
 
-    Return the inner product of the rows and their MTTKRP.
+    Return the inner product of these rows of A and their MTTKRP.
     """
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
@@ -182,7 +182,7 @@ def _sweep(
     rank: int, columns: Array, target: Array, pulls: Array, steps: Array, floor: Any,
     gradient: Array,
 ) -> None:  # fmt: skip
-    """Minimise over the columns in turn. Padded columns stay zero."""
+    """Minimise the objective over each column in turn. Padding columns stay zero."""
     width = len(pulls)
     new, aim, pull = pointer(columns), pointer(target), pointer(pulls)
     step, left = pointer(steps), pointer(gradient)
@@ -208,10 +208,7 @@ def _scatter(
     registers: Registers, indices: Array, starts: Array, patients: Array, first: int, end: int,
     stack: Array, offsets: Offsets, sums: Array, rows: Array, out: Array,
 ) -> None:  # fmt: skip
-    """Copy a block's new rows to A.
-
-    Add the contribution of these rows to the MTTKRP of mode 1, `out`.
-    """
+    """Copy a block's new rows to A. Add their contribution to `out`, the MTTKRP of mode 1."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, begin, fibres = pointer(indices), pointer(starts), pointer(patients)
     factors, kept, results = pointer(stack), pointer(sums), pointer(out)
@@ -236,7 +233,7 @@ def _scatter(
 def _add_gram(
     registers: Registers, outers: Registers, rank: int, rows: Array, count: int, gram: Array
 ) -> None:
-    """Add the Gram matrix of `count` rows to `gram`, whose columns are stored slice by slice."""
+    """Add the Gram matrix of the first `count` rows to `gram`, which is stored slice by slice."""
     width, size = rows.shape[1], WIDTH * len(registers)
     at, found = pointer(rows), pointer(gram)
     for column in range(0, width, size):

@@ -1,8 +1,8 @@
 """Stochastic gradient steps in vector instructions.
 
-A row has as many slices as the tuple `slices` has elements. Each slice fills `registers`, see
-`instructions`. numba compiles one kernel per padded rank, with unrolled loops. These kernels are a
-fifth faster than kernels for any rank.
+A row has as many slices as the tuple `slices` has elements. Each slice fills `registers`; see
+`instructions`. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are a
+fifth faster than kernels that accept any rank.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
 _AHEAD = 8
-"""Number of visits between the prefetch and the use of a row, because not all rows are in the
-cache."""
+"""Number of visits between the prefetch of a row and its use. Without the prefetch, the row might
+not be in the cache."""
 
 _TOGETHER = REGISTERS // 8
-"""Largest number of registers in a slice of a row, so that slices of three rows fit."""
+"""Largest number of registers per slice at which slices of three rows fit into the registers."""
 
 _WHOLE = (0,)  # one slice
 _ZERO = np.float32(0)
@@ -52,13 +52,13 @@ Float = Any  # numba's float32
 
 @dataclass(frozen=True)
 class Step:
-    """The step of one visit in each of the visit's rows.
+    """The parameters of the step that a visit takes in each of its rows.
 
-    `gamma` is the elastic weight. The pull to the anchors acts at entries, and not at sampled zero
-    cells. `clip` bounds the 2-norm of a visit's data gradient for each row, weight included; 0
-    means no bound. `floor` is the smallest value allowed in a factor, 0 or minus infinity.
-    `patients` multiplies the step of a patient's row, and the square root of `patients` multiplies
-    the step's bound.
+    `gamma` is the elastic weight. The pull towards the anchors acts at entries, but not at sampled
+    zero cells. `clip` bounds the 2-norm of a visit's weighted data gradient for each row; 0 means
+    that there is no bound. `floor` is the smallest value allowed in a factor: 0 or minus infinity.
+    The step of a patient's row is multiplied by `patients`, and the bound on this step by the
+    square root of `patients`.
     """
 
     eta: float
@@ -69,7 +69,7 @@ class Step:
     loss: Loss = squared
 
     def numbers(self) -> tuple[np.float32, ...]:
-        """Return a kernel's arguments: eta, gamma, clip, floor and the patients' factor."""
+        """Return eta, gamma, clip, floor and `patients`, as a kernel takes them."""
         given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
         return tuple(map(np.float32, given))
 
@@ -79,8 +79,8 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
     factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to row I_0 +
-    q of `stack`. `rows` holds row numbers of `stack`. `counts` holds the counts of entries, whose
-    weight is 1, and the negative weights of sampled zero cells. A count of 0 causes no step.
+    q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the counts of entries, whose
+    weight is 1, and the negated weights of sampled zero cells. A count of 0 causes no step.
     """
     whole, numbers = stack.shape[1] // WIDTH, step.numbers()
     three, any_number = _visits(step.loss)
@@ -96,7 +96,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 def squares(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Return the sums of (x - m)^2, x m and m^2 over entries x and the model's values m there.
+    """Return the sums of (x - m)^2, x m and m^2 over all entries x with the model's values m.
 
     The model's values are computed in float32, and the sums in float64.
     """
@@ -125,7 +125,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return kernels with a loss's gradient compiled in: for three modes, and for any number."""
+    """Return a kernel for three modes and one for any number, with the gradient compiled in."""
     gradient = inlined(loss.gradient)
 
     @compiled(loss.tag, **FAST)
@@ -133,7 +133,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Take the steps of `any_number` for three modes, with products of rows in registers."""
+        """Do the same as `any_number`, but for three modes, with products of rows in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -159,7 +159,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, stack: Array, anchors: Array, rows: Array, counts: Array,
         products: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Compute the product of all other rows for each mode, then step along the product."""
+        """For each mode, compute the product of the other modes' rows, then step along it."""
         columns, first, modes = stack.shape[1], len(stack) - len(anchors), rows.shape[1]
         factors, pulled_to = pointer(stack), pointer(anchors)
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
@@ -191,12 +191,12 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
 
 @compiled(forceinline=True, **FAST)
 def _inner(registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int) -> Float:
-    """Return the model's value at the cell of three rows."""
+    """Return the model's value at one cell, given the factor row of each of the three modes."""
     even, odd = zeros(registers, factors), zeros(registers, factors)
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         y = mul(load(registers, factors, b + at), load(registers, factors, c + at))
-        if v % 2 == 0:  # an addition takes several cycles, so two overlap
+        if v % 2 == 0:  # an addition takes several cycles, so let two additions overlap
             even = fma(load(registers, factors, a + at), y, even)
         else:
             odd = fma(load(registers, factors, a + at), y, odd)
@@ -208,7 +208,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Shorten `step` so that its product with two rows has a norm of at most `longest`.
+    """Return `step`, shortened so that its product with two rows has norm `longest` at most.
 
     If `longest` is 0, there is no bound.
     """
@@ -228,7 +228,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move three rows, each along the product of the two other rows before the step."""
+    """Move each of three rows along the product of the other two, as these were before the step."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
@@ -258,7 +258,7 @@ def _multiply(
 
 @compiled(forceinline=True, **FAST)
 def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Any:
-    """Step a row along `along`. `longest` bounds the 2-norm of the step, unless `longest` is 0."""
+    """Move a row in the direction `along`. Unless 0, `longest` bounds the 2-norm of the step."""
     if longest > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (longest / norm) if norm > longest else step
@@ -270,7 +270,7 @@ def _expect(
     registers: Registers, slices: Slices, factors: Pointer, columns: int, rows: Array, s: int,
     modes: int,
 ) -> None:  # fmt: skip
-    """Prefetch the rows of a later visit."""
+    """Prefetch the rows that a later visit will use."""
     ahead = min(s + _AHEAD, len(rows) - 1)
     for n in range(modes):
         for v in range(len(slices)):
