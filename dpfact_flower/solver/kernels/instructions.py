@@ -9,7 +9,7 @@ The tuple `registers` contains one zero for each register of a vector. A tuple's
 its type, so numba compiles one kernel per padded rank, with unrolled loops. A `pointer` and an
 offset, counted in values, identify a place in memory. Bounds are not checked. Passing a pointer
 costs no time, whereas numba counts references to an array at each call. A pointer does not keep its
-array alive, so take pointers only to a kernel's arguments. A number acts as a vector of that number.
+array alive, so only take pointers to a kernel's arguments. A number stands for equal values.
 """
 
 from __future__ import annotations
