@@ -1,6 +1,6 @@
 """Events of all patients in one DuckDB connection, with the same options and form for every EHR.
 
-A reader supplies one relation of text for each feature mode, with one row per event:
+For each feature mode, a reader supplies a relation of text columns, with one row per event:
 
     patient, encounter, time (minutes, BIGINT), code
 
@@ -71,7 +71,7 @@ def create_tables(connection: Connection) -> None:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Add a number above 0 to the report, and log it."""
+    """If a number is above 0, add the number to the report and log it."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %d %s", place, number, what)
@@ -89,9 +89,9 @@ def table_of(mode: str) -> str:
 
 
 def add_events(connection: Connection, mode: str, source: str) -> int:
-    """Add the events of a relation to a mode, and return the number of new events.
+    """Add the events in a relation to a mode, and return the number of new events.
 
-    `source` is SQL of a relation. Rows without a patient or code are ignored.
+    `source` is the relation's SQL. Rows without a patient or a code are ignored.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
@@ -134,7 +134,7 @@ def refuse_equal_hashes(connection: Connection) -> None:
 def replace_codes(
     connection: Connection, mode: str, groups: Mapping[str, list[tuple[str, str]]]
 ) -> tuple[int, int]:
-    """Replace a mode's codes by groups. Each group counts once at a time and encounter.
+    """Replace a mode's codes by groups. Each group counts once per time and encounter.
 
     `groups` maps each code to pairs of group and description; a code may be in several groups.
     Events of other codes are dropped. Return the numbers of dropped events and codes.

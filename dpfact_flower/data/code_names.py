@@ -1,4 +1,4 @@
-"""The coding system, chapter, body system and full English name of a code.
+"""Look up the coding system, chapter, body system and full English name of a code.
 
 The names are in the public domain and ship with the package in the folder ``names``, which also
 lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system
@@ -28,7 +28,7 @@ FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
 """Folder of the tables of names. A README there names the sources."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
-"""Version of ICD by prefix."""
+"""Map from a code's prefix to the version of ICD."""
 _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
@@ -72,7 +72,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the version, 9 or 10, that is the only fit for more of the codes without a prefix."""
+    """Return the version of ICD, 9 or 10, that alone fits more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -105,7 +105,7 @@ _PATHS = {
     "burns/trauma": "injury", "toxicology": "injury", "musculoskeletal": "musculoskeletal",
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
-"""Body system by the first part of a path."""
+"""Map from the first part of a path to a body system."""
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")

@@ -1,4 +1,4 @@
-"""Count which codes occur together in a patient, within a window of time or an encounter.
+"""Count which of a patient's codes occur together, within a time window or an encounter.
 
 The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts the tuples of
 events, one of each mode, that belong to the patient and lie in one window.
@@ -62,7 +62,7 @@ COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 
 @dataclass(frozen=True)
 class Window:
-    """The rule by which events of one patient belong together.
+    """The rule that decides which events of one patient belong together.
 
     `days` is the largest distance between any two events, or None for any distance. With
     `same_encounter`, all events must belong to one encounter.
@@ -112,7 +112,7 @@ def build_cohort(
     labels: Sequence[str] = (),
     row_unit: str = PATIENT,
 ) -> Cohort:
-    """Build the tensors of all sites from the connection's tables, as every reader's last step.
+    """Build all sites' tensors from the connection's tables. This is every reader's last step.
 
     Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
     identifier. `labels` are columns of ``patients``; NULL means a label of 0. The site ``other``,
@@ -178,7 +178,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count and log the events outside a public list. Refuse a mode without events in the list."""
+    """Count the events whose code is not in a public list. Refuse a mode if no event's code is."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -226,7 +226,7 @@ def _events(connection: Connection, mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``: patients by hashed identifier, with valid site names."""
+    """Create the table ``named``, with patients' hashed identifiers and valid site names."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -257,7 +257,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Create the table ``cells``: hash of the patient, one index per mode, and count."""
+    """Create the table ``cells`` with the patient's hash, one index per mode, and the count."""
     for n, vocabulary in enumerate(vocabularies, 1):
         _place_events(connection, n, vocabulary, window)
     modes = range(1, len(vocabularies) + 1)

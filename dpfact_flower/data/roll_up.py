@@ -1,4 +1,4 @@
-"""Replace every code of a mode by its group, for fewer and broader codes.
+"""Replace every code of a mode by its group, which gives fewer and broader codes.
 
 The groupings are:
 
@@ -55,7 +55,7 @@ _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
 _FIRST = re.compile(r"first([1-9])")
 _CATEGORY = 3
-"""Length of the shortest code of ICD."""
+"""Length of the shortest ICD code."""
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
@@ -88,7 +88,7 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 def _groups(
     mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
 ) -> dict[str, list[tuple[str, str]]]:
-    """Map each code to its groups and their descriptions. Frequent codes come first in `uses`."""
+    """Map each code to its groups and their descriptions. `uses` lists frequent codes first."""
     default = version_of(uses)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):

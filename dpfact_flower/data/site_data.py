@@ -1,4 +1,4 @@
-"""The data of one hospital (`SiteData`), and of several hospitals in one place (`Cohort`).
+"""The data of one hospital (`SiteData`), and the data of several hospitals together (`Cohort`).
 
 A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations and tests.
 """
@@ -37,7 +37,7 @@ _LABEL = "label "
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteData:
-    """All data of one hospital, which never leave the hospital.
+    """All data of one hospital. These data never leave the hospital.
 
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. Each mode has
     one of the `vocabularies`, with distinct names. `labels` are arrays of 0 and 1, shape
@@ -103,7 +103,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write one .npz without pickles, atomically, readable only by its owner."""
+        """Atomically write an .npz file without pickles that only its owner can read."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -119,7 +119,7 @@ class SiteData:
             np.savez_compressed(file, **arrays)
 
     def read(self) -> SiteData:
-        """Return this object, as the counterpart of `SiteFile.read`."""
+        """Return this object itself. This method is the counterpart of `SiteFile.read`."""
         return self
 
     @cached_property
@@ -253,7 +253,7 @@ class Cohort:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Number of patients of all sites, then the sizes of the feature modes."""
+        """Total number of patients at all sites, followed by the sizes of the feature modes."""
         return (len(self), *self.sites[0].tensor.feature_shape)
 
     @property
@@ -282,7 +282,7 @@ class Cohort:
         return Cohort(self.name, sites, truth)
 
     def summary(self) -> tuple[SiteSummary, ...]:
-        """Return numbers of patients, non-zero cells and labelled patients, one line per site."""
+        """Return the numbers of patients, non-zero cells and labelled patients at each site."""
         lines = []
         for site in self.sites:
             labelled = {name: int(values.sum()) for name, values in site.labels.items()}
@@ -437,7 +437,7 @@ SiteSource = SiteData | SiteFile
 
 
 def open_site(path: str | Path) -> SiteFile:
-    """Open a site's data file without reading its patients."""
+    """Open a site's data file without reading the patients' data."""
     return _open_version(_version_of(Path(path)))
 
 
@@ -454,7 +454,7 @@ def _version_of(path: Path) -> Version:
 
 
 def forget_patients() -> None:
-    """Drop all patients that this process has cached."""
+    """Drop all patients' data that this process has cached."""
     _load_version.cache_clear()
 
 

@@ -1,8 +1,8 @@
 """Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
-Databases are opened read-only. Their rows pass through a CSV file in DuckDB's private folder for
-spilled data, so that memory stays bounded. DuckDB's own database extensions would have to be
-downloaded.
+Databases are opened read-only. To bound the memory used, their rows pass through a CSV file in
+DuckDB's private folder for spilled data. DuckDB's own database extensions are not used, because
+they would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 10_000
 _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"}
-"""Dialect and driver for SQLAlchemy, by the dialect in a URL."""
+"""Map from the dialect in a URL to the dialect and driver for SQLAlchemy."""
 
 
 class Source(NamedTuple):
@@ -207,7 +207,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return a table's name for messages, and its name in the database."""
+    """Return the name of a table for messages, and the table's name in the database."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (--schema names another)")

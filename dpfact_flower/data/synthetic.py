@@ -43,7 +43,7 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Names of the planted phenotypes in code descriptions, continued by "topic 61"."""
+"""Names of the planted phenotypes in code descriptions. Further names are "topic 61" and so on."""
 
 
 class Mode(NamedTuple):
@@ -204,7 +204,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
-    """Return which patients have which phenotype, shape (I_t, R), for each site of `synthetic`."""
+    """Return which patients have which phenotypes at each site of `synthetic`, shape (I_t, R)."""
     if isinstance(settings, str):
         settings = preset(settings)
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
@@ -251,7 +251,7 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
 
 
 def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw log odds: a third of the phenotypes raise the risk, a sixth lower it."""
+    """Draw log odds so that a third of the phenotypes raise the risk and a sixth lower it."""
     rank = settings.phenotypes
     raising, lowering = -(-rank // 3), rank // 6
     risk = np.zeros(rank)
@@ -304,7 +304,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """Draw once from the distribution in each column that `column` lists, by inversion."""
+    """For each number in `column`, draw from that column's distribution, by inversion."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -315,7 +315,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return all combinations of one code per mode in a window: (rows,) and (rows, modes)."""
+    """Return each combination of one code per mode: its window (rows,) and codes (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -331,7 +331,7 @@ def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 def _deaths(
     members: NDArray[np.bool_], risk: Floats, mortality: float, rng: np.random.Generator
 ) -> NDArray[np.int8]:
-    """Draw deaths from a logistic model whose intercept gives the wanted share."""
+    """Draw deaths from a logistic model whose intercept is set to give the expected share."""
     score = members @ risk
 
     def excess(intercept: float) -> float:

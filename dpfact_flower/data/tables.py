@@ -1,7 +1,7 @@
-"""Read tables of an EHR through DuckDB, with all fields as text and no patient's value in errors.
+"""Read an EHR's tables through DuckDB, with all fields as text. Errors never quote patients' data.
 
-DuckDB is an optional dependency and imported on first use. Its own error messages quote the faulty
-line, so they are never passed on.
+DuckDB is an optional dependency and is imported on first use. DuckDB's own error messages quote the
+faulty line, so they are never passed on.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def watched(watch: ProgressCallback) -> Iterator[None]:
 
 @contextmanager
 def report_progress(name: str) -> Iterator[None]:
-    """Report that a task begins, and that it is done."""
+    """Report the beginning and the end of a task."""
     watch = _watch.get()
     watch(name, 0.0)
     yield
@@ -180,7 +180,7 @@ def report_progress(name: str) -> Iterator[None]:
 
 
 def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
-    """Map the tables' names in lower case to their files or folders of Parquet.
+    """Map the tables' names in lower case to their files, or to their folders of Parquet files.
 
     Files take precedence over folders, and shorter file names over longer file names.
     """
@@ -220,7 +220,7 @@ def find_table(folders: Sequence[Path], name: str) -> Path:
 
 
 class Table(NamedTuple):
-    """The columns and rows to read of a table.
+    """The columns and rows to read from a table.
 
     `columns`, in lower case, are required. The table may use any case. A missing `optional` column
     is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
@@ -284,7 +284,7 @@ def load_table(
 
 
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
-    """Run a query over a file. Refuse the file if it has a malformed line.
+    """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
     DuckDB can fail on a file that mixes LF and CRLF, for example because of an added header, or
     refuse correct lines. A faulty file is therefore read again from a copy with LF. DuckDB reads
@@ -313,7 +313,7 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
 
 
 def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
-    """Return the refused lines with the reasons."""
+    """Return the rejected lines with the reasons, and clear DuckDB's record of them."""
     found = connection.execute(
         "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
     ).fetchall()

@@ -1,6 +1,6 @@
 """The codes of one feature mode, in the order of the tensor's indices in that mode.
 
-The server sends the vocabulary's `digest`, and a site with another digest refuses to take part. A
+The server sends the vocabulary's `digest`, and a site with a different digest refuses to join. A
 privacy guarantee needs a vocabulary from a public list (`load_codes`).
 """
 
@@ -65,7 +65,7 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of name and codes, which server and sites compare."""
+        """SHA-256 digest of the name and codes, which the server and the sites compare."""
         text = json.dumps([self.name, *self.codes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

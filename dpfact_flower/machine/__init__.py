@@ -1,1 +1,1 @@
-"""Files, threads, compiled code and logs, without knowledge of tensors or privacy."""
+"""Files, threads, compiled code and logs. No module here depends on tensors or privacy."""

@@ -43,7 +43,7 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
 
 @functools.cache
 def inlined(function: _Function) -> _Function:
-    """Mark a function of numbers to be inlined into the kernels that call it."""
+    """Mark a function whose arguments are numbers for inlining into the kernels that call it."""
     return register_jitable(inline="always")(function)
 
 
@@ -76,4 +76,4 @@ WIDTH = BITS // 32
 """Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`."""
 
 REGISTERS = 32 if BITS == 512 else 16
-"""Number of registers."""
+"""Number of vector registers."""

@@ -1,4 +1,4 @@
-"""Files and folders of one owner: written atomically, and not accessible to other users."""
+"""Files and folders that are written atomically and are not accessible to other users."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` when complete. A crash leaves the old or the new file.
+    """Open a file that replaces `path` once complete. A crash leaves the old file or the new one.
 
-    The content reaches the disk before the new name does, so a power failure loses no charge.
+    The content reaches the disk before the new name does, so no charge is lost in a power failure.
     Without `durable`, for simulations, writes do not wait for the disk.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -274,7 +274,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Return faults, with remedies, that let users other than root and `uid` use a path."""
+    """Return the faults, with remedies, that let users other than root and `uid` use a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: name what it points to"]

@@ -1,4 +1,4 @@
-"""Memory limit and memory use of this process."""
+"""The memory limit and the memory use of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Untrusted files and messages, parsed: JSON, and arrays in NumPy's formats."""
+"""Parsers for untrusted files and messages: JSON, and arrays in NumPy's formats."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
-    """Make a dataclass, and the dataclasses in its fields, from parsed JSON, with strict types.
+    """Make a dataclass, with any nested dataclasses, from parsed JSON, and check types strictly.
 
     Unknown keys are ignored. Errors omit the names in `unnamed`, which are not keys of the file.
     """

@@ -49,7 +49,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Return all processes of the machine that have a command line."""
+    """Return all processes on this machine that have a command line."""
     running = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended

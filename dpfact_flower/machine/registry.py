@@ -1,4 +1,4 @@
-"""Registries of extensions by name: rules, solvers and accountants."""
+"""Registries that find extensions by name, such as rules, solvers and accountants."""
 
 from __future__ import annotations
 

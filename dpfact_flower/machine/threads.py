@@ -1,4 +1,4 @@
-"""Threads for independent parts of one computation, with no effect on the result.
+"""Threads that compute independent parts of one computation, with no effect on the result.
 
 The parts depend on the data, never on the number of threads, and their results are collected in a
 fixed order. Threads therefore change only the duration.

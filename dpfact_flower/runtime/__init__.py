@@ -1,1 +1,1 @@
-"""Whole runs: their config, and Flower in one process, in simulation or in deployment."""
+"""Whole runs: their configs, and Flower in one process, in a simulation or in a deployment."""

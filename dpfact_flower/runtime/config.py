@@ -1,4 +1,4 @@
-"""The config and the data of a run, read once for every kind of run."""
+"""The config and the data of a run, which every kind of run reads with these functions."""
 
 from __future__ import annotations
 

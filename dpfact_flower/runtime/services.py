@@ -35,9 +35,9 @@ from dpfact_flower.runtime.superlink import quiet_environment
 _HELPER = "flower-superexec"[:15]
 """Name of the helper's process, in the short form of Linux."""
 _BUSY_MILLISECONDS = 25_000
-"""Time limit for a busy database. Flower's clients wait 30 s before they ask again."""
+"""Longest wait for a busy database. Flower's clients wait for 30 s before they ask again."""
 _PART_SECONDS = 60.0
-"""Time limit for a part of a reply, which comes from this machine."""
+"""Longest wait for a part of a reply. The executor, on this machine, sends all parts."""
 _logger = logging.getLogger(__name__)
 
 

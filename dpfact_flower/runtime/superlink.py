@@ -1,4 +1,4 @@
-"""SuperLinks: submit a run, follow it, and get its outcome; start one on this machine.
+"""Submit a run to a SuperLink, follow the run and get its outcome, or start a local SuperLink.
 
 `flwr run` exits with 0 even if the run fails, and the run's log ends when the ServerApp is killed,
 a minute before the SuperLink notices. So `Connection` polls the SuperLink for the run's outcome.
@@ -187,7 +187,7 @@ def _reason(answer: Mapping[str, Any]) -> str:
 
 
 class LogFollower:
-    """A reader of Flower's log of a run that shows progress and warnings to the user."""
+    """A reader of a run's Flower log that shows progress and warnings to the user."""
 
     def __init__(self, report_progress: ProgressCallback, show: Callable[[str], None]) -> None:
         self._report_progress, self._show = report_progress, show
@@ -245,7 +245,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor. All lines written to it reach a follower by the context's end."""
+    """Yield a file descriptor that passes all lines to a follower before the context ends."""
     read, write = os.pipe()
 
     def follow() -> None:

@@ -23,16 +23,16 @@ from typing import Any
 # As a program, this file runs without site-packages: import only the standard library.
 
 _STOP_SECONDS = 20
-"""Time between the request to end a command and the signal that kills the command."""
+"""Time in seconds between asking a command to end and killing the command."""
 
 
 @contextmanager
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in its own session, until the context ends.
 
-    Yield the supervisor's Popen, made with `options`. The supervisor ends after the command and its
-    helpers, with the command's exit code, or 128 plus the number of the signal that ended it. Do
-    not call `communicate`, which would close the pipe on the supervisor's stdin.
+    Yield the supervisor's Popen, made with `options`. The supervisor exits once the command and its
+    helpers have ended. Its exit code is the command's, or 128 plus the signal number if a signal
+    killed the command. Do not call `communicate`: that would close the supervisor's stdin pipe.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}

@@ -40,7 +40,7 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
-"""Time after the end of a round in which a process can report that it is late."""
+"""Time in seconds after the end of a round during which a late process can report the delay."""
 
 
 class Question(NamedTuple):
@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """A producer of answers to a SuperNode's messages, each in its own process, by `config`."""
+    """Answers a SuperNode's messages, each in a separate process, with the settings in `config`."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command

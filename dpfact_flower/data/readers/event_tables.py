@@ -1,4 +1,4 @@
-"""Read any EHR from plain event tables: one or more per feature mode, with one row per event.
+"""Read any EHR from plain event tables. Each feature mode has one or more, with one row per event.
 
 - A table has columns for the patient, the code, the time or the encounter, and optionally a
   description of the code. An event is a distinct (encounter, minute, code) of a patient.
@@ -61,7 +61,7 @@ _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970; they keep dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Offset that marks minutes in UTC, and the number for an invalid time. Columns cost memory."""
+"""Offset that marks minutes in UTC, and number that marks an invalid time. Columns cost memory."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd", "diag", "proc", "drug", "ndc", "atc", "cpt", "concept", "medication"),
@@ -78,7 +78,7 @@ _ODD_CODES = {
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
-"""Codes that are read unchanged but may be mistakes."""
+"""Kinds of codes that are read unchanged but may be mistakes."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -321,7 +321,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return a hint with arguments that fit the table, or an empty text."""
+    """Return a hint that suggests arguments for the table, or an empty text."""
     taken = {what: name for what, name in names.items() if name in found}
     for what in ("patient", "code", "time", "encounter"):
         if what not in taken and (name := _likely(what, set(found) - set(taken.values()), found)):
@@ -459,7 +459,7 @@ def _load_facts(
     connection: Connection, place: Path | Rows, patient: str, column: str, dialect: Dialect,
     form: str = "{}",
 ) -> None:  # fmt: skip
-    """Create the table ``facts`` of patient and value. Refuse different values for one patient."""
+    """Create the table ``facts`` with the columns patient and value, and one value per patient."""
     select = f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value"
     table = Table("facts", (patient, column))
     load_table(connection, "facts", place, table, select=select, dialect=dialect)

@@ -41,7 +41,7 @@ _FORMS = {
     "VARCHAR": ("false", "a text", "{0}"),
     "VARCHAR[]": ("false", "a text", "{0}"),
 }  # fmt: skip
-"""SQL that finds a wrong text, a description, and a cast, by the column's type."""
+"""For each column type: SQL that finds wrong texts, a description of a right text, and a cast."""
 
 
 def read(
@@ -86,7 +86,7 @@ def read(
 
 
 class _Work:
-    """A script that is running. `labels` are the patients' labels that exist so far."""
+    """A running script. `labels` names the patient labels that exist so far."""
 
     def __init__(
         self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]
@@ -160,7 +160,7 @@ class _Work:
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
-        """Create a table by `sql`, and fill it from the source or leave it empty."""
+        """Create a table with `sql`, and fill the table from the source or leave it empty."""
         connection, name = self._connection, statement.what
         into = _created(self._script, sql)
         connection.execute(sql)
