@@ -50,7 +50,7 @@ Least = Annotated[int, Option(help="Merge sites with fewer patients into one, ot
 
 
 class Asked(NamedTuple):
-    """Options of every reader's command, with their defaults."""
+    """Options that every reader's command has, with their defaults."""
 
     out: opt.Out
     top: Top = "0"
@@ -352,7 +352,7 @@ def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
 
 
 def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
-    """Return the code lists of all modes, in the order of `modes`, or None if no list is given."""
+    """Return the code lists of all modes, in the order of `modes`, or None if none is given."""
     from dpfact_flower.data.vocabulary import load_codes
 
     lists = _read_named("--codes", values)

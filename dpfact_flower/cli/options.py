@@ -39,7 +39,7 @@ console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to. Refuse a bad path at once, not after hours of work."""
+    """Return a folder to write to, or refuse a bad path before hours of work begin."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
@@ -117,7 +117,7 @@ def check_app(flower_app: Path) -> None:
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """Return the config of a Flower App, or an empty config if the default folder has no app."""
+    """Return a Flower App's config, or an empty config if the default folder has no app."""
     file = flower_app / "pyproject.toml"
     if not file.exists() and flower_app == APP_FOLDER:
         return {}

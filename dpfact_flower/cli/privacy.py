@@ -170,7 +170,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """Return a table with a line per event. A release's last event shows the running total."""
+    """Return a table with one line per event. A release's last event shows the running total."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"

@@ -19,7 +19,7 @@ from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 
 NOTHING_LEARNED = 3
-"""Exit code of a finished run whose phenotypes explain nothing."""
+"""Exit code for a finished run whose phenotypes explain nothing."""
 
 Data = Annotated[
     str | None,

@@ -39,13 +39,13 @@ SIGNIFICANT = 0.05
 _MOST_CODES = 500
 """Largest number of codes that form known pairs. If more have a group, some are drawn at random."""
 _DIGITS = 9
-"""Decimals to which cosines are rounded, so that equal cosines compare as equal."""
+"""Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 Dense = tuple[NDArray[np.float64], ...]
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Groups of a model's codes, by mode and code; empty text for a code without a group."""
+    """Groups of a model's codes, by mode and code. A code without a group has an empty text."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
@@ -85,10 +85,10 @@ class Enrichment:
 
 @dataclass(frozen=True)
 class ClinicalMeasures:
-    """Measures of a model under one classification, and their means over `DRAWS` dealt models.
+    """Measures of a model under one classification, with their means over `DRAWS` dealt models.
 
-    `codes` counts the codes of the modes that have groups, and `grouped` those with a group.
-    `pairs` is the result of `known_pairs`.
+    `codes` counts the codes in the modes that have groups, and `grouped` the codes that have a
+    group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -148,7 +148,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return the body system and the disease group that a phenotype is about, or empty texts."""
+    """Return the body system and disease group that a phenotype is about. A text may be empty."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
@@ -160,7 +160,7 @@ def dealt(model: Dense, rng: np.random.Generator) -> Dense:
 
 
 def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return which codes lead each phenotype, shape (I_n, R). Codes of weight zero never lead."""
+    """Return which codes lead each phenotype, in shape (I_n, R). No code of weight zero leads."""
     weights = np.abs(factor)
     order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
     chosen = np.zeros(factor.shape, bool)

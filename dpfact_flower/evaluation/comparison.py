@@ -30,7 +30,7 @@ from dpfact_flower.tensor.cp import match_columns
 _CHANCES = 20
 _CHANCE_LEVEL = 95
 _DIGITS = 6
-"""Decimals to which likenesses are rounded, so that equal likenesses compare as equal."""
+"""Number of decimals to which likenesses are rounded, so that equal ones compare as equal."""
 FAIR = 0.85
 """Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
 Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
@@ -98,7 +98,7 @@ def _privacy(summary: Summary) -> str:
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon and, in brackets, epsilon for replacing a record, as `dpfact ledger` does."""
+    """Return epsilon, followed in brackets by epsilon for replacing a record."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -185,7 +185,7 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
-    """Match a run's phenotypes with those of other runs with the same modes, by names of codes."""
+    """Match a run's phenotypes with those of other runs that have the same modes."""
     ours = read_model(folder)
     return tuple(_replication(ours, other) for other in others)
 

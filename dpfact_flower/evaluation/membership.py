@@ -21,7 +21,7 @@ from dpfact_flower.tensor.arrays import distinct
 LEAST_SCORE = 0.15
 """A patient with a score above this threshold has the phenotype."""
 LEADING = 1 / 3
-"""A leading code of a phenotype has at least this share of the largest weight in its mode."""
+"""Smallest share of a mode's largest weight with which a code leads a phenotype."""
 
 
 def scores(
@@ -47,7 +47,7 @@ def column_norms(features: Factors) -> NDArray[np.float64]:
 
 
 def column_shares(factor: NDArray[Any]) -> NDArray[Any]:
-    """Return a factor's entries as shares of their columns' absolute sums."""
+    """Return each entry of a factor as a share of the absolute sum of its column."""
     sums = np.abs(factor).sum(axis=0)
     return np.asarray(factor / np.where(sums > 0, sums, 1.0))
 
@@ -64,7 +64,7 @@ def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def mode_presence(tensor: SparseTensor, mode: int) -> Any:
-    """Return a sparse array of ones that marks each patient's codes of a mode, (patients, I_n)."""
+    """Return a sparse array, (patients, I_n), with ones for the codes that each patient has."""
     size = tensor.shape[mode]
     pairs = distinct(tensor.indices[:, 0].astype(np.int64) * size + tensor.indices[:, mode])
     shape, ones = (tensor.n_patients, size), np.ones(len(pairs))

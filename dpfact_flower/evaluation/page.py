@@ -30,7 +30,7 @@ _WIDTH = 9.6
 
 
 def check_libraries() -> None:
-    """Refuse if matplotlib or Jinja2 is not installed."""
+    """Check that matplotlib and Jinja2 are installed."""
     try:
         import jinja2  # noqa: F401, PLC0415
         import matplotlib  # noqa: F401, PLC0415
@@ -123,12 +123,12 @@ def outcome(label: str) -> str:
 
 
 def counted(count: int) -> str:
-    """Write a number for a sentence: as a word up to twenty, then in digits."""
+    """Format a count for a sentence, as a word up to twenty and in digits above that."""
     return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
 
 
 def size(count: float) -> str:
-    """Write a number of bytes with a decimal unit."""
+    """Format a number of bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -137,7 +137,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in seconds, minutes or hours."""
+    """Format a duration in seconds, minutes or hours."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes = round(seconds / 60)
@@ -145,12 +145,12 @@ def duration(seconds: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Write a p-value with its relation sign, as in the tables of medical journals."""
+    """Format a p-value with its relation sign, as in the tables of medical journals."""
     return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
 
 
 def odds(coefficient: float) -> str:
-    """Write the odds ratio of log odds, with few digits and never as 0.00."""
+    """Format log odds as an odds ratio with few digits, and never as 0.00."""
     if coefficient < math.log(0.005):
         return "<0.01"
     if coefficient > math.log(99.5):
@@ -160,17 +160,17 @@ def odds(coefficient: float) -> str:
 
 
 def number(value: float) -> str:
-    """Write a number with four significant digits, or from 1000 on as a whole number."""
+    """Format a number with four significant digits, or as a whole number if it is at least 1000."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def percent(share: float) -> str:
-    """Write a share as a percentage with one decimal and a proper minus sign."""
+    """Format a share as a percentage with one decimal and a proper minus sign."""
     return f"{100 * share:.1f} %".replace("-", "−")
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write ascending numbers as ranges: ``1–3, 7``."""
+    """Format ascending numbers as ranges, such as ``1–3, 7``."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number <= runs[-1][1] + 1:

@@ -36,9 +36,9 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.tensor import Factors
 
 SMALL = 10
-"""Counts of patients below this are hidden."""
+"""Smallest count of patients that is not hidden."""
 _CODES = 8
-"""Number of codes of a mode in a table."""
+"""Maximum number of codes per mode in a table."""
 _FEWEST = 5
 """Coefficients need at least this many patients with the outcome, and as many without it."""
 _LARGEST = 20.0
@@ -176,7 +176,7 @@ def _tells(
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Return the column norms of every site's patient factor, the paper's figure of mu."""
+    """Return the column norms of every site's patient factor, as in the paper's figure of mu."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),

@@ -50,7 +50,7 @@ _PREDICTORS: tuple[tuple[str, str, str, Callable[[GroupAUC], AUC | None]], ...] 
     ("code volume alone", "^", GREEN, lambda group: group.volume),
 )
 _MANY_ROUNDS = 40
-"""Number of rounds above which lines have no markers."""
+"""Number of rounds above which lines are drawn without markers."""
 _MANY_NAMES = 60
 """Number of phenotypes above which a heat map shows numbers instead of names."""
 _LONGEST_NAME, _LONGEST_CODE = 24, 48

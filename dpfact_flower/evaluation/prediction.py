@@ -32,10 +32,10 @@ SPLITS = 10
 TRAIN = 0.6
 """Share of the patients in the training set."""
 FEWEST = 5
-"""Groups with fewer patients of either label have no figures."""
+"""Smallest number of patients with each label for which a group gets figures."""
 _ITERATIONS = 2000
 _OVERALL = -1
-"""Key of the group of all patients. The other keys are the sites' numbers."""
+"""Key for the group of all patients, whereas other keys are the sites' numbers."""
 
 
 def predict_outcome(
@@ -131,7 +131,7 @@ def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
 
 
 def code_volume(tensor: SparseTensor) -> NDArray[np.float64]:
-    """Return the logarithm of one plus the sum of each patient's counts, shape (patients, 1)."""
+    """Return log(1 + sum of counts) for each patient, in shape (patients, 1)."""
     total = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
     return np.log1p(total)[:, None]
 

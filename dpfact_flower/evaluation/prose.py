@@ -225,7 +225,7 @@ def review_sentence(review: Review | None) -> str:
 
 
 def named(description: str, code: str) -> str:
-    """Return a code's name, followed by the code if the code is short."""
+    """Return a code's name, followed by the code itself if the code is short."""
     text = phrase(description, code)
     return f"{text} ({code})" if text != code and len(code) <= _LONGEST_CODE else text
 

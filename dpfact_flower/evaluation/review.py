@@ -61,7 +61,7 @@ K = TypeVar("K", bound=SheetKey)
 
 @dataclass(frozen=True)
 class Chart:
-    """A patient of a sheet, with the score and group that the sheet does not show."""
+    """A patient on a sheet, with a score and a group that the sheet does not show."""
 
     patient: str
     score: float
@@ -79,7 +79,7 @@ class Key(SheetKey):
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of charts of a group by verdict (`_VERDICTS`). Only yes is a confirmation."""
+    """Number of a group's charts by verdict (see `_VERDICTS`). Only yes is a confirmation."""
 
     yes: int
     no: int

@@ -110,7 +110,7 @@ def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
 
 
 def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
-    """Read ``beside.json``. The result is empty if the file does not exist."""
+    """Read ``beside.json``, or return an empty tuple if the file does not exist."""
     path = folder / BESIDE
     if not path.exists():
         return ()
@@ -157,7 +157,7 @@ class Review:
 
 @dataclass(frozen=True)
 class Names:
-    """Content of ``names.toml``: names and chart reviews by the number of the phenotype, from 1."""
+    """The content of ``names.toml``: names and chart reviews by phenotype number, from 1."""
 
     phenotypes: dict[int, str] = field(default_factory=dict)
     reviewed: dict[int, Review] = field(default_factory=dict)

@@ -59,7 +59,7 @@ from dpfact_flower.tensor.cp import CPModel, factor_match_score
 from dpfact_flower.tensor.error import SquaredError
 
 PAPER_BYTES_PER_SECOND = 15e6
-"""The paper's assumed transfer rate, 15 MB/s."""
+"""Transfer rate that the paper assumes, 15 MB/s."""
 
 
 def summarise(

@@ -98,7 +98,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of sites' own models over all data. The first four fields are of the last round."""
+    """Errors of the sites' own models on all data. The first four fields are for the last round."""
 
     rmse: float
     fit: float
@@ -111,7 +111,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class AUC:
-    """Area under the ROC curve on test patients: mean and standard deviation over splits."""
+    """Area under the ROC curve on test patients, as mean and standard deviation over splits."""
 
     mean: float
     spread: float
@@ -211,7 +211,7 @@ class Summary:
 
     @property
     def errors(self) -> Errors | None:
-        """Errors, if they were measured."""
+        """The errors of the sites' models, or None if the errors were not measured."""
         return self.measured.errors if self.measured else None
 
     def to_dict(self) -> dict[str, Any]:

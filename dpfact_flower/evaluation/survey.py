@@ -48,7 +48,7 @@ class Item:
 
     @property
     def truth(self) -> str:
-        """The right answer."""
+        """The correct answer for the item."""
         return REAL if self.kind == "real" else MADE_UP
 
 
@@ -138,7 +138,7 @@ def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
 
 
 Lists = Mapping[int, Mapping[str, Codes]]
-"""All codes with some weight, the largest first, by phenotype and mode."""
+"""All codes of non-zero weight by phenotype and mode, the largest weight first."""
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:

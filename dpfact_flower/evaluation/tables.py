@@ -97,7 +97,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """Content of ``phenotypes.json``: all patients' table and all sites' usage, if measured."""
+    """The content of ``phenotypes.json``: the table of all patients and, if measured, all usage."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None

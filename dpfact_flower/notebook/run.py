@@ -95,7 +95,7 @@ class Run:
 
     @property
     def epsilon(self) -> float | None:
-        """Epsilon of the site that spent the most, or None without noise; see `guarantee`."""
+        """Epsilon of the site that spent the most, or None in mode "none" (see `guarantee`)."""
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
@@ -171,7 +171,7 @@ class Run:
         return self._drawn("errors", ax, self.summary, measure)
 
     def plot_traffic(self, ax: Axes | None = None) -> Axes:
-        """Draw the bytes of each round."""
+        """Draw the number of bytes sent in each round."""
         return self._drawn("traffic", ax, self.records)
 
     def plot_usage(self, ax: Axes | None = None) -> Axes:

@@ -82,7 +82,7 @@ class Coordinator:
         self.durable = options.get("durable", True)
         self.records: list[RoundRecord] = []
         self.resumed = False
-        """Whether the run continues from a checkpoint, which may be from before its first round."""
+        """Whether the run continues from a checkpoint, perhaps from before its first round."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -126,17 +126,17 @@ class Coordinator:
 
     @property
     def selection(self) -> Selection:
-        """Positions of the selected codes, one array per feature mode; empty for all codes."""
+        """Positions of the selected codes, one array per feature mode, or empty for all codes."""
         return self.rule.selection
 
     @property
     def rounds(self) -> int:
-        """Number of the run's rounds."""
+        """Number of rounds in the run."""
         return self.rule.rounds
 
     @property
     def secure(self) -> Sharing | None:
-        """The division of the noise among the sites; None without secure sums."""
+        """The division of the noise among the sites, or None without secure sums."""
         return getattr(self.rule, "sharing", None)
 
     @property
@@ -155,7 +155,7 @@ class Coordinator:
         return self.rule.reply_shapes(round_number)
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the charges for answering a round, as far as the server can know the charges."""
+        """Return the charges for answering a round, as far as the server can know them."""
         return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
@@ -168,7 +168,7 @@ class Coordinator:
         self.rule.factors = factors
 
     def request(self, round_number: int) -> RoundRequest:
-        """Return the request of a round, which is the same for every site."""
+        """Return the request for a round, which is the same for every site."""
         if round_number > self.rounds:  # sites have planned their budget for `rounds`
             raise SettingsError(
                 f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
@@ -299,7 +299,7 @@ class Coordinator:
             )
 
     def _identity(self) -> dict[str, Any]:
-        """Return the settings that must agree with a checkpoint for its run to continue."""
+        """Return the settings that must agree with a checkpoint before its run may continue."""
         return {
             **self.solver.to_config(),
             **self.privacy.to_config(),
@@ -368,7 +368,7 @@ def _sizes(feature_shape: Sequence[int]) -> list[int]:
 
 
 def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
-    """Return the value of an option, or the defaults of its kind."""
+    """Return the value of an option or, if it is missing, the default settings."""
     if value is None:
         return kind()
     if not isinstance(value, kind):

@@ -24,7 +24,7 @@ _TINY = 1e-12
 _ROUNDING = 1e-9
 """Rounding tolerance for the step times the number of sites."""
 _LEAST = 1e-6
-"""Factor entry, in columns of norm 1, of a code that the start did not use."""
+"""Entry in a factor column of norm 1 for a code that the start did not use."""
 
 
 class ElasticRule:
@@ -76,7 +76,7 @@ class ElasticRule:
         self._factors, self._started = factors, True
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the global factors, which are empty until the start is over."""
+        """Return the global factors, or an empty tuple until the start is over."""
         return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
@@ -88,7 +88,7 @@ class ElasticRule:
         return [(strict_size(sum(self._paired or self._sizes)),)]
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return one event per factor in mode "paper"; empty in mode "none"."""
+        """Return one event per factor in mode "paper", or an empty tuple in mode "none"."""
         if self.privacy.privacy == "none":
             return ()
         sizes = {f"mode {mode}": f.size for mode, f in enumerate(self._factors, start=1)}
@@ -96,7 +96,7 @@ class ElasticRule:
         return planned_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
 
     def check_sites(self, sites: int) -> None:
-        """Refuse too many sites for the elastic step to be stable."""
+        """Refuse a number of sites for which the elastic step would be unstable."""
         elastic_step(self._solver, self._run.elastic_step, max(sites, 1))
 
     def needs_quorum(self, round_number: int) -> bool:
@@ -130,7 +130,7 @@ class ElasticRule:
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore `state`."""
+        """Restore the arrays that `state` returned."""
         self._factors = unnumbered(arrays, "factor")
         self.selection = unnumbered(arrays, "kept")
         self._started = bool(arrays["started"])

@@ -27,7 +27,7 @@ CHECKPOINT = "checkpoint.npz"
 
 @dataclass(frozen=True)
 class Failure:
-    """A site without a usable reply, and the reason."""
+    """A site that gave no usable reply, together with the reason."""
 
     who: str
     reason: str
@@ -37,7 +37,7 @@ class Failure:
 
 
 class Arrival(NamedTuple):
-    """A reply in an asynchronous round, which was used at its arrival.
+    """A reply that was used as soon as it arrived in an asynchronous round.
 
     `staleness` counts the updates of the model between the request and the reply.
     """
@@ -71,7 +71,7 @@ class RoundRecord:
 
     @cached_property  # each checkpoint contains the lines of all rounds
     def line(self) -> str:
-        """The record as JSON."""
+        """The record as a line of JSON."""
         return json.dumps(asdict(self))
 
     @property

@@ -82,7 +82,7 @@ class OnArrival(Coordinator):
 
     @property
     def current_round(self) -> int:
-        """The round that is not over yet."""
+        """The earliest round that is not over yet."""
         return min(self.finished_rounds + 1, self.rounds)
 
     @property
@@ -106,7 +106,7 @@ class OnArrival(Coordinator):
     def close_round(
         self, round_number: int, replies: Sequence[SiteReply], *args: Any, **measured: Any
     ) -> RoundRecord:
-        """Close a synchronous round, and keep the sites' replies (see `Coordinator`)."""
+        """Close a synchronous round, and store the sites' replies (see `Coordinator`)."""
         starts = self.rule.needs_quorum(round_number)
         record = super().close_round(round_number, replies, *args, **measured)
         self._version += 1
@@ -119,7 +119,7 @@ class OnArrival(Coordinator):
         return record
 
     def ask(self, name: str) -> RoundRequest | None:
-        """Return the next request to a connected site; None if the site must answer first or wait.
+        """Return a connected site's next request, or None if the site must answer first or wait.
 
         Save the run before sending the request, so that a resumed run repeats the same request.
         """
@@ -160,7 +160,7 @@ class OnArrival(Coordinator):
         self._round.failures.append(failure)
 
     def count(self, *, bytes_down: int = 0, bytes_up: int = 0) -> None:
-        """Add to the bytes of the round."""
+        """Add bytes to the traffic of the current round."""
         self._round.bytes_down += bytes_down
         self._round.bytes_up += bytes_up
 
@@ -186,12 +186,12 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site accepts at least one of the requests."""
+        """Return preflight requests, of which each unfinished site accepts at least one."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 
     def _next(self, name: str) -> int | None:
-        """Return the next round for a site; None if the site must wait or has finished."""
+        """Return a site's next round, or None if the site must wait or has finished."""
         site = self._sites.get(name, _Site())
         number = max(site.round + 1, self.current_round)
         ahead = 0 if site.failed else _AHEAD

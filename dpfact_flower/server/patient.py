@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
 """Share of `relative_elastic` in refinement, where the mean of all sites needs a weaker pull."""
 _HALVES = 1
-"""Seed that separates the random numbers of the halves from the random numbers of the factors."""
+"""Seed that gives the halves other random numbers than the factors have."""
 
 
 class PatientRule:
@@ -66,15 +66,15 @@ class PatientRule:
         self._run = run
         self._started = False
         self._totals: tuple[Array, ...] = ()
-        """Totals of the start's slots, for the sites' l2,1 weights; empty without secure sums."""
+        """Totals of the start's slots, for the sites' l2,1 weights. Empty without secure sums."""
         self._halves: Factors = ()
-        """Models of halves of the start with independent noise, for certainty estimates."""
+        """Models fitted to halves of the start with independent noise, to estimate certainty."""
         self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
     @property
     def sharing(self) -> Sharing | None:
-        """The division of the noise among the sites; None without secure sums."""
+        """The division of the noise among the sites, or None without secure sums."""
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
@@ -102,7 +102,7 @@ class PatientRule:
         return [(planned.count,)] if planned else []
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the planned release; empty in the last round."""
+        """Return the planned release, or an empty tuple in the last round."""
         modes = [f"mode {mode}" for mode, _ in enumerate(self.factors, start=1)]
         planned = self.plan.release_of(round_number)
         seeded = self.privacy.noise_seed >= 0
@@ -190,7 +190,7 @@ class PatientRule:
         }
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore `state`."""
+        """Restore the arrays that `state` returned."""
         self.selection = unnumbered(arrays, "kept")
         self._weights = unnumbered(arrays, "weights")
         self._totals = unnumbered(arrays, "total")

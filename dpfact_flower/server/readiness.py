@@ -64,7 +64,7 @@ class Readiness:
 
     @property
     def message(self) -> str:
-        """The fault with its meaning; empty without a fault."""
+        """The fault and its meaning, or an empty text if there is no fault."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
         name = called(self.node, self.site)
@@ -120,7 +120,7 @@ def write_readiness(folder: Path, sites: Sequence[Readiness]) -> None:
 
 
 def read_readiness(folder: Path) -> list[Readiness]:
-    """Read the file of `write_readiness`. Without a file, return an empty list."""
+    """Read the file that `write_readiness` wrote, or return an empty list if there is no file."""
     path = folder / READINESS
     try:
         return [Readiness(**fields) for fields in from_json(path.read_bytes())]
@@ -138,7 +138,7 @@ class SiteNames:
         self._said: dict[int, str] = {}
 
     def of(self, node: int) -> str:
-        """Return the name of a node's site; empty if unknown."""
+        """Return the name of a node's site, or an empty text if the name is unknown."""
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:

@@ -33,7 +33,7 @@ class ServerRule(Protocol):
         """Return the global factors for a round's request."""
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the expected shapes of the arrays in a reply."""
+        """Return the expected shapes of the arrays in a site's reply."""
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
         """Return a site's charges for answering a round."""
@@ -51,7 +51,7 @@ class ServerRule(Protocol):
         """Return the arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore `state` in a run with the same settings."""
+        """Restore the arrays that `state` returned, in a run with the same settings."""
 
 
 class ArrivalRule(ServerRule, Protocol):
@@ -79,7 +79,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
-    """Return the global feature factors before round 1: uniform on (0, 1), columns of unit norm.
+    """Return the global factors before round 1, uniform on (0, 1), with columns of unit norm.
 
     The factors depend only on public numbers. The scale of the data is in the sites' patient
     factors.

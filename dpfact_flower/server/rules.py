@@ -1,4 +1,4 @@
-"""Registry of the server's half of each rule; `dpfact_flower.site.rules` has the other halves."""
+"""Registry of each rule's half at the server. `dpfact_flower.site.rules` has the site's half."""
 
 from __future__ import annotations
 

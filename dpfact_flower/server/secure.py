@@ -24,7 +24,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 _ROUNDING_BITS = 16
-"""Number of bits to round off, so that a sum has the same precision as a release of one site."""
+"""Number of bits to round off, which gives a sum the precision of a single site's release."""
 
 
 class Attempt(NamedTuple):
@@ -56,7 +56,7 @@ class SecureSums:
 
 
 class SecureSum:
-    """The sum of one round: attempts, openings and total."""
+    """The sum of one round, with its attempts, openings and total."""
 
     def __init__(
         self, run: SecureSums, terms: keys.Terms, request: RoundRequest, planned: PlannedRelease

@@ -20,7 +20,7 @@ from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 Cost = Callable[[Sequence[int]], float | None]
-"""Epsilon of several rounds together; None if there is no bound."""
+"""A function that returns the epsilon of several rounds together, or None without a bound."""
 
 
 @dataclass(frozen=True)

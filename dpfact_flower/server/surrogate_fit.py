@@ -29,7 +29,7 @@ _FEW, _MANY = 40_000, 60_000
 _PASSES, _HALF_PASSES = 40, 30
 """Passes of the solver for the comparison and the last fit, and for one half of a split."""
 _LEAST = 1e-6
-"""Value that is added to every entry, so that no column is empty."""
+"""Value added to every entry, so that no column is empty."""
 
 
 def fitted_to_surrogates(

@@ -93,7 +93,7 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Measure from now, because the request had to wait for the reply to another request."""
+        """Measure the delay from now, because the request had to wait for another one's reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:

@@ -77,7 +77,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and config. Empty texts are omitted: Flower cannot measure their size."""
+        """Return arrays and config without empty texts, whose size Flower cannot measure."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -154,7 +154,7 @@ class RoundRequest:
 
     @cached_property
     def selection_digest(self) -> str:
-        """SHA-256 of the selected codes; "" if all codes are used."""
+        """SHA-256 of the selected codes, or "" if all codes are used."""
         positions = repr([codes.tolist() for codes in self.selection])
         return hashlib.sha256(positions.encode()).hexdigest() if self.selection else ""
 
@@ -169,7 +169,7 @@ class RoundRequest:
 
     @cached_property
     def _config(self) -> list[tuple[str, Scalar]]:
-        """The sorted config, without the entries that are not in `digest`."""
+        """The sorted config, without the entries that are excluded from `digest`."""
         beside = (_ANSWERED, _SECURE)
         return sorted(item for item in self.to_wire()[1].items() if item[0] not in beside)
 
@@ -200,7 +200,7 @@ class SiteReply:
         config: Mapping[str, object],
         shapes: Sequence[tuple[int, ...]],
     ) -> Self:
-        """Check a received reply; `shapes` are the expected shapes of its arrays."""
+        """Check a received reply against the expected shapes of its arrays."""
         site = _name(config, "site")
         sender = f"reply of site {site!r}"
         received = _present(arrays)
@@ -252,7 +252,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check positions of codes, except against a vocabulary; see `site.round.check_modes`."""
+    """Check positions of codes. `site.round.check_modes` compares them with a vocabulary."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():

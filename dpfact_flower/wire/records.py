@@ -22,7 +22,7 @@ from dpfact_flower.settings import Scalar
 from dpfact_flower.wire.protocol import SPEAKERS
 
 CLIENT_APP_RAISED = 2
-"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for replies with only an error code."""
+"""Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION, for replies that contain only an error code."""
 _ASK = "fitins.parameters", "fitins.config"
 _ANSWER = "fitres.parameters", "fitres.metrics"
 _NUMPY = "numpy.ndarray"
@@ -30,7 +30,7 @@ _NUMPY = "numpy.ndarray"
 
 
 class Payload(NamedTuple):
-    """The arrays and the config of a message."""
+    """The arrays and the config of one message."""
 
     arrays: list[NDArray[Any]]
     config: Mapping[str, Any]

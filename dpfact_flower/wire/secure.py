@@ -25,7 +25,7 @@ _MOST_TEXT = 4096
 
 
 class MemberKey(NamedTuple):
-    """A site's public key for a job, and its signature."""
+    """A site's public key for a job, together with the site's signature."""
 
     site: str
     key: bytes
@@ -96,7 +96,7 @@ def packed_bytes(content: bytes) -> NDArray[np.uint8]:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Return the site's name and the parts of a reply. Check the number of parts."""
+    """Return the site's name and the parts of a reply, whose number is checked."""
     try:
         name = _site(config.get("site"))
     except DataError as error:
@@ -107,12 +107,12 @@ def read_parts(
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
-    """Return sealed shares, by receiver, as bytes for a reply."""
+    """Return the receivers' sealed shares as bytes for a reply."""
     return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
 
 
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the shares of `sealed_text` for the named sites."""
+    """Read the named sites' shares from the bytes that `sealed_text` returned."""
     try:
         sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:
