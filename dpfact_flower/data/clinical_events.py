@@ -1,4 +1,4 @@
-"""Events of all patients in one DuckDB connection, with the same options and form for every EHR.
+"""All patients' events in one DuckDB connection, with the same form and options for every EHR.
 
 For each feature mode, a reader supplies a relation of text columns, with one row per event:
 
@@ -8,7 +8,7 @@ For each feature mode, a reader supplies a relation of text columns, with one ro
 the tables ``people`` and ``codes``. Two texts with the same hash are an error. Encounters need to
 differ only within a patient, so their text is not kept.
 
-`count` records the numbers of rows read, kept and left out, for the cohort's `read_report`.
+`count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
 
 from __future__ import annotations

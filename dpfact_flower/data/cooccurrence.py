@@ -15,11 +15,11 @@ mode (`dpfact_flower.data.clinical_events`), and two tables of text:
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Accents are removed from site names, and other forbidden characters are replaced by hyphens. Two
-site names that become equal are an error.
+Accents are removed from site names, and other forbidden characters are replaced by hyphens. If two
+site names become equal, an error is raised.
 
-`time` counts whole minutes from any origin that is the same for all events of a patient. If the
-window requires the same encounter, the origin need only be the same within an encounter.
+`time` counts whole minutes from an arbitrary origin, which must be the same for all of a patient's
+events. If the window requires the same encounter, the origin may differ between encounters.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 class Window:
     """The rule that decides which events of one patient belong together.
 
-    `days` is the largest distance between any two events, or None for any distance. With
+    `days` is the largest distance between any two events, or None if there is no limit. With
     `same_encounter`, all events must belong to one encounter.
     """
 
@@ -150,10 +150,10 @@ def build_cohort(
 def choose_vocabularies(
     connection: Connection, modes: Sequence[str], options: Options
 ) -> tuple[Vocabulary, ...]:
-    """Return the given vocabularies, or vocabularies of the patients' most frequent codes.
+    """Return the given vocabularies, or else the patients' most frequent codes in each mode.
 
-    The choice by frequency depends on patients, and no privacy guarantee covers it. Use public
-    lists instead, except for open data.
+    A choice by frequency depends on patients' data, and no privacy guarantee covers such a choice.
+    Except for open data, use public lists instead.
     """
     given = options.get("vocabularies")
     if given is not None:
@@ -275,7 +275,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>``: events with a known patient and code that lie in a window."""
+    """Create the table ``mode_<n>`` of the events that have a known patient, code and window."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

@@ -183,7 +183,7 @@ class SiteData:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Truth:
-    """Planted phenotypes of artificial data.
+    """The phenotypes that were planted in artificial data.
 
     `factors` has one feature factor per mode, of shape (codes, R), with columns of norm 1. `usage`,
     of shape (sites, R), marks the phenotypes that exist at each site.
@@ -258,7 +258,7 @@ class Cohort:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels of all sites. A label counts if at least one site has it."""
+        """Names of all labels that at least one site has."""
         return tuple(dict.fromkeys(chain.from_iterable(site.labels for site in self.sites)))
 
     @property
@@ -387,7 +387,7 @@ def site_files(folder: str | Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _CohortFile:
-    """Content of ``cohort.json``: names of the sites, and digests of the vocabularies by name."""
+    """The content of ``cohort.json``: the sites' names, and each vocabulary's name and digest."""
 
     name: str
     sites: tuple[str, ...]
@@ -421,7 +421,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """The data file of a site, with the public parts loaded. `read` loads the patients' data."""
+    """A site's data file, whose public parts are loaded. `read` loads the patients' data."""
 
     path: Path
     name: str

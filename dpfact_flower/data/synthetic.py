@@ -3,8 +3,8 @@
 A patient has one to four active phenotypes, with some time windows for each. In a window every mode
 draws its codes from the phenotype, with some background noise. All combinations of the codes in a
 window co-occur. Code frequencies follow a power law, and a few patients have many windows. Sites
-differ in how common each phenotype is, and some phenotypes exist at one site only. In-hospital
-death depends on the active phenotypes. Equal settings give equal data.
+differ in how common each phenotype is, and some phenotypes exist at one site only. The risk of
+in-hospital death depends on the active phenotypes. The same settings always give the same data.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SyntheticSettings(Settings):
 
     @property
     def site_shares(self) -> Floats:
-        """Shares of the sites, scaled to sum to one."""
+        """Each site's share of the patients, scaled so that the shares sum to one."""
         shares = np.array([float(share) for share in self.shares.split(",")])
         return np.asarray(shares / shares.sum())
 
@@ -152,7 +152,7 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         shares="0.2,0.2,0.2,0.2,0.2", phenotypes=50, active=1.3, windows=2.4,
     ),
 }  # fmt: skip
-"""Presets by name."""
+"""All presets by name."""
 
 
 class _Planted(NamedTuple):
@@ -169,7 +169,7 @@ class _Planted(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Time windows, one per row. A window's codes recur `times` times."""
+    """All time windows, one per row. The codes in a window occur `times` times."""
 
     patient: Ints
     phenotype: Ints
@@ -218,7 +218,7 @@ def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw a few codes for each phenotype. Common codes belong to more phenotypes."""
+    """Draw a few codes for each phenotype. Frequent codes belong to more phenotypes."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -282,7 +282,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> _Windows:
-    """Draw the windows of each active phenotype. Frequent patients have more windows."""
+    """Draw the windows of each active phenotype. Patients who come often have more windows."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -365,7 +365,7 @@ def _sites(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017, described by the phenotype in which their weight is largest."""
+    """Return codes such as P017. Each description names the phenotype with the largest weight."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -433,12 +433,12 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a text as an SQL literal."""
+    """Return the text as an SQL literal."""
     return "'{}'".format(text.replace("'", "''"))
 
 
 def count_rows(connection: Connection, table: str, where: str = "true") -> int:
-    """Count the rows of a table for which a condition holds."""
+    """Count the rows of a table that satisfy a condition."""
     (row,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchall()
     return int(row[0])
 
@@ -459,7 +459,7 @@ def refuse_rows(
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
-    """Return SQL for a CSV file, and SQL for each of its columns."""
+    """Return SQL that reads a CSV file, and SQL for each of the file's columns."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
     encoding = dialect.encoding.replace("utf-16", "utf-8")  # see `_run_csv`
@@ -479,7 +479,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for typed rows, and SQL for each column as text."""
+    """Return SQL for rows whose columns have types, and SQL for each column as text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():

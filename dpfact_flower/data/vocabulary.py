@@ -70,7 +70,7 @@ class Vocabulary:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def select(self, kept: Iterable[int]) -> Vocabulary:
-        """Return the vocabulary of the codes at the given positions."""
+        """Return a vocabulary with only the codes at the given positions."""
         positions = [*kept]
         return Vocabulary(
             self.name,

@@ -59,7 +59,7 @@ def _has_avx512() -> bool:
 
 
 def _register_bits() -> int:
-    """Return the bits of a register, from the environment or else the widest useful number."""
+    """Return the register width in bits: the environment's, or else the widest useful width."""
     widest = "512" if _has_avx512() else "256"  # processors with 128 bits combine two registers
     asked_for = os.environ.get(VARIABLE, widest)
     if asked_for not in {"128", "256", widest}:
@@ -70,7 +70,7 @@ def _register_bits() -> int:
 
 
 BITS = _register_bits()
-"""Bits of a register. On processors with narrower registers, LLVM combines several registers."""
+"""Register width in bits. If the processor's registers are narrower, LLVM combines several."""
 
 WIDTH = BITS // 32
 """Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`."""

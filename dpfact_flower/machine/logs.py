@@ -1,7 +1,7 @@
-"""Log lines and progress during work.
+"""The package's log lines, and reports of a task's progress.
 
-In a process that Flower runs, log lines use Flower's handler. As a library, this package configures
-no handlers.
+In a process that Flower runs, log lines go through Flower's handler. When used as a library, this
+package configures no handlers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ProgressCallback = Callable[[str, float], None]
 
 
 def no_progress(name: str, share: float) -> None:
-    """Ignore progress."""
+    """Ignore a report of progress."""
 
 
 def use_flower_handler() -> None:

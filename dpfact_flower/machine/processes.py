@@ -19,7 +19,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Process:
-    """A process and its command line. `environment` and `folder` are None if not readable."""
+    """A process. `environment` and `folder` are None if this process may not read them."""
 
     pid: int
     uid: int
@@ -32,7 +32,7 @@ class Process:
         return any(Path(word).name in names for word in self.words[:_INTERPRETED])
 
     def option(self, name: str) -> str | None:
-        """Return the value of an option on the command line, or None without the option."""
+        """Return the value of a command-line option, or None if the option is missing."""
         for number, word in enumerate(self.words):
             if word == name:
                 return self.words[number + 1] if number + 1 < len(self.words) else None
@@ -77,7 +77,7 @@ class Listener(NamedTuple):
 
 
 def listeners(host: str, port: int) -> list[Listener] | None:
-    """Return the sockets that a connection to a port of a loopback address may reach.
+    """Return the sockets that a connection to a port on a loopback address may reach.
 
     Return None if the sockets are not visible, as in another container. Return an empty list if one
     address of the host has no listener, because any process could then bind this address.

@@ -11,7 +11,7 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """The values of one metric, each with its labels. `kind` is ``gauge`` or ``counter``."""
+    """A metric's values, each with its labels. `kind` is ``gauge`` or ``counter``."""
 
     name: str
     help: str

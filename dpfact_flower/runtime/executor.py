@@ -102,7 +102,7 @@ class _Ending:
 
 
 def _set_environment(state: Path) -> None:
-    """Remove proxies and telemetry from the environment, and name folders of the site.
+    """Remove proxies from the environment, disable telemetry, and set the site's folders.
 
     A proxy would also receive traffic for loopback. numba's cache is unpickled and holds the code
     that draws the noise, so write access to the cache gives control of the site. By default, the

@@ -1,4 +1,4 @@
-"""A Flower Grid in one process, with Flower's own messages, for runs without Ray."""
+"""A Flower Grid within one process, which uses Flower's own messages, for runs without Ray."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """Record of the only run, empty except for its id."""
+        """The only run's record, which is empty except for the run's id."""
         return Run.create_empty(_RUN_ID)
 
     def create_message(

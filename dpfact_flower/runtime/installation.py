@@ -1,4 +1,4 @@
-"""Files of a deployment, written into one folder per side: certificates, keys, settings and units.
+"""Write a deployment's certificates, keys, settings and units into one folder for each side.
 
 Only the steps in ``install.sh``, which the administrator should read first, need root. ``start.sh``
 starts the units' commands as the current user, to try a deployment on one machine. The
@@ -58,7 +58,7 @@ def write_centre(folder: Path, name: str, port: int) -> None:
 
 
 def renew_centre(folder: Path, name: str) -> None:
-    """Write a new key and certificate of the centre's server, signed by the centre's authority."""
+    """Write a new key and certificate for the centre's server, signed by the centre's authority."""
     _check(name)
     key, certificate = new_server(name, (folder / "ca.key").read_bytes())
     (folder / "server.key").unlink(missing_ok=True)
@@ -105,7 +105,7 @@ def write_site(
 
 
 def _check(text: str) -> None:
-    """Refuse a text that needs quotes in a unit, a shell or an nginx configuration."""
+    """Refuse any text that would need quotes in a unit, a shell or an nginx configuration."""
     if not re.fullmatch(r"[A-Za-z0-9/._:-]+", text):
         raise SettingsError(f"{text!r}: use letters, digits and / . _ - : alone")
 
@@ -131,7 +131,7 @@ def _fill(path: Path, template: str, values: Mapping[str, object]) -> str:
 
 
 def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -> None:
-    """Write units, and a script that starts their commands."""
+    """Write the units, and a script that starts the units' commands."""
     script = _START
     for name in names:
         text = _fill(folder / name, name, values).replace("\\\n", " ")
@@ -210,7 +210,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a certificate (PEM) with `more` extensions, and whether each is critical."""
+    """Return a PEM certificate. `more` maps each further extension to whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

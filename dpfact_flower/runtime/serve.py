@@ -1,4 +1,4 @@
-"""A whole run, from the settings to the run folder: on any Grid, or with all sites in this process.
+"""Whole runs, from the settings to the run folder, on any Grid or with all sites in this process.
 
 In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
 deployment, the summary contains only the server's knowledge.
@@ -53,7 +53,7 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` has the simulated sites if they are in memory instead of the config's folder. Without
+    `cohort` holds the simulated sites if they are in memory, not in the config's folder. Without
     `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
@@ -221,7 +221,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """Add the sites' own reasons to the error if sites refuse a run. All sites are local here."""
+    """If sites refuse a run, add their reasons to the error. All sites are local in this case."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)

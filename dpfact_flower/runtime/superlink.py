@@ -48,9 +48,9 @@ _FINISHED = "finished"
 """Prefix of the status that Flower gives to every ended run."""
 _POLL_SECONDS = 3.0
 _GONE_SECONDS = 300.0
-"""Time limit for a SuperLink's restart. Afterwards, a run's outcome counts as unknown."""
+"""Longest wait for a SuperLink to restart. After that, a run's outcome counts as unknown."""
 _LOOK_SECONDS = 120.0
-"""Interval between requests for a run's state, since Flower's log stream has no time limit."""
+"""Interval in seconds between requests for a run's state. Flower's log stream has no time limit."""
 _logger = logging.getLogger(__name__)
 
 

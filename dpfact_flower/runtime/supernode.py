@@ -54,7 +54,7 @@ _FETCH_SECONDS = 300.0
 
 
 class OwnSuperNode:
-    """The address of a SuperNode. It gets requests only while a given user's process listens.
+    """A SuperNode's address, to which requests go only while a given user's process listens there.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind its port and get answers at the expense of the hospital's budget. The listening process is
@@ -109,7 +109,7 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages that wait at a SuperNode with this superexec-auth-secret."""
+    """The messages that wait at a SuperNode that has the given superexec-auth-secret."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
@@ -135,7 +135,7 @@ class Tasks:
 
 @dataclass(frozen=True)
 class ClaimedMessage:
-    """A claimed message, and the connection for its reply."""
+    """A claimed message, and the connection over which the reply is sent."""
 
     message: Message
     context: Context

@@ -60,7 +60,7 @@ class Question(NamedTuple):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a question from the output of `to_bytes`."""
+        """Parse a question that `to_bytes` serialised."""
         head, _, message = data.partition(b"\n")
         return cls(message_from_bytes(message), *json.loads(head))
 
@@ -150,7 +150,7 @@ class Answering:
 
 
 def answered(question: Question, came_in: float, app: ClientApp) -> Message:
-    """Answer one message with the hospital's own settings only."""
+    """Answer one message, using only the hospital's own settings."""
     settings = SiteSettings.from_config(question.settings)
     try:
         return app(question.message, question.context())

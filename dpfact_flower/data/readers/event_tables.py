@@ -85,10 +85,10 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of event tables, in upper or lower case.
+    """The column names of event tables, in upper or lower case.
 
-    A column with an empty name is not read. The name may be empty for the description, and for the
-    time or the encounter if the window does not need that column.
+    A column with an empty name is not read. The description's name may be empty, and so may the
+    name of the time or the encounter if the window does not need that column.
     """
 
     patient: str = "patient"
@@ -118,9 +118,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class EventTable:
-    """The files of a feature mode's events, and their common format.
+    """The files that hold a feature mode's events, and the format of these files.
 
-    `time_format` is as in C's ``strptime``, such as ``%d.%m.%Y %H:%M``, or empty for ISO 8601.
+    `time_format` is a format for C's ``strptime``, such as ``%d.%m.%Y %H:%M``; empty for ISO 8601.
     """
 
     files: Sequence[Place]
@@ -264,7 +264,7 @@ def _place(given: Place) -> Path | Rows:
 def _load_rows(
     connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load and check one file as the table ``loaded``, and count the rows for each condition."""
+    """Load one file into the table ``loaded``, check it, and count the rows for each condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name: the window is made from it")
@@ -404,7 +404,7 @@ def _load_patients(
     sites: Place | None,
     dialect: Dialect,
 ) -> None:
-    """Create the table ``patients`` from the sites' table, or from all patients with an event."""
+    """Create the table ``patients`` from the table of sites, or from all patients with an event."""
     if sites is None:
         connection.execute(
             f"CREATE TEMP TABLE patients AS SELECT patient, '{name}' AS site FROM people"

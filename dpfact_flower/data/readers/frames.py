@@ -1,7 +1,7 @@
-"""Read events from frames of pandas, polars, Arrow or DuckDB, with the checks of `event_tables`.
+"""Read events from pandas, polars, Arrow or DuckDB frames, with the same checks as `event_tables`.
 
-A frame has the columns of an event table, and optionally ``site``. Give one frame for each feature
-mode, or a single frame with a column ``mode``.
+A frame has the columns of an event table, and optionally a column ``site``. Pass one frame for each
+feature mode, or a single frame with a column ``mode``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEEDED = {"patient", "code"}
 
 
 def holds_events(given: Any) -> bool:
-    """Return whether an object is a DataFrame of events, rather than one with a row per patient."""
+    """Return whether an object is a DataFrame of events, not one with a single row per patient."""
     return _columns(given) >= _NEEDED
 
 

@@ -29,7 +29,7 @@ _MINUTES = {
 }
 _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
-"""SQL for a date, which may also be written as 20240531."""
+"""SQL that parses a date, which may also be written as 20240531."""
 
 _FORMS = {
     # A cast alone would round 1.5.
@@ -53,7 +53,7 @@ def read(
     window_days: int | None = 30,
     **given: Any,
 ) -> Cohort:
-    """Read an EHR's tables into one tensor per site with a script.
+    """Read an EHR's tables into one tensor per site, as a script specifies.
 
     `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
     a file. `source` is a place as in `dpfact_flower.data.sources.open_source`. `name` is the
@@ -224,8 +224,8 @@ class _Work:
 def _label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:
     """Add the label ``readmitted`` (within 30 days of discharge) to a table of patients.
 
-    `stays` is SQL of a relation with patient, begun and ended (TIMESTAMP or NULL). Overlapping
-    stays and directly consecutive stays count as one. No label is added if no stay has both times.
+    `stays` is SQL for a relation with columns patient, begun and ended (TIMESTAMP or NULL). Stays
+    that overlap or touch count as one. If no stay has both times, no label is added.
     """
     dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():

@@ -1,4 +1,4 @@
-"""Parse readers that are SQL scripts, which a data engineer can write.
+"""Parse readers that are SQL scripts. A data engineer can write such a script.
 
 A script begins with a head, a comment in TOML. The head has ``help``, the feature ``modes`` with
 the number of codes to keep in each (0: all), the ``window``, and the script's own ``options``.
@@ -46,7 +46,7 @@ from typing import Any, Literal, NamedTuple
 from dpfact_flower.errors import DataError, SettingsError, shown
 
 GROUP = "dpfact_flower.data.readers"
-"""Group of entry points whose objects are paths of scripts."""
+"""Group of entry points whose objects are the paths of scripts."""
 _OWN = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _HEAD = re.compile(r"\s*/\*(.*?)\*/(.*)", re.DOTALL)
 _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
@@ -70,7 +70,7 @@ class Option:
     choices: Sequence[str] = ()
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value of another type, or one that is not among the choices."""
+        """Refuse a value that has the wrong type or is not one of the choices."""
         if self.choices and value not in (*self.choices, self.default):
             raise SettingsError(
                 f"{name}: must be one of {', '.join(self.choices)}; got {shown(value)}"
@@ -140,7 +140,7 @@ class Script:
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the feature modes that exist with these values of the options."""
+        """Return the feature modes that exist for the given option values."""
         named = values.get("mode")
         return tuple(mode for mode in named or self.modes if values.get(mode, True))
 
@@ -151,7 +151,7 @@ def script_names() -> list[str]:
 
 
 def find_script(name: str | Path) -> Script | None:
-    """Return the script with a name, or the script in a file whose name ends in ``.sql``."""
+    """Return the script with the given name, or the script in a file named ``.sql``."""
     if str(name) in _OWN:
         return Script.read(_OWN[str(name)])
     if Path(name).suffix.lower() == ".sql":

@@ -70,7 +70,7 @@ def read(
 
 
 def read_tns(path: str | Path) -> SparseTensor:
-    """Read a tensor from FROSTT text. Indices begin at 1, or at 0 if an index is 0."""
+    """Read a tensor from FROSTT text. Indices start at 1, or at 0 if any index is 0."""
     table = _read_table(Path(path))
     if table.size == 0:
         raise DataError(f"{path}: holds no cell")
