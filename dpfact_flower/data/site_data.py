@@ -204,7 +204,7 @@ class Truth:
 
 
 class SiteSummary(NamedTuple):
-    """A line of `Cohort.summary`. `labelled` is the number of patients with value 1, by label."""
+    """A line of `Cohort.summary`. `labelled` counts, for each label, the patients with value 1."""
 
     site: str
     patients: int
@@ -216,9 +216,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    All sites have equal vocabularies, and their names differ by more than case. `truth` is for
-    artificial data. `read_report` has lines of (where, what, count): the numbers of rows that the
-    reader read, kept and left out.
+    All sites have equal vocabularies, and their names differ by more than case. `truth` is set only
+    for artificial data. `read_report` has lines of the form (where, what, count), which tell how
+    many rows the reader read, kept and left out.
     """
 
     name: str
@@ -269,7 +269,7 @@ class Cohort:
 
     def __getitem__(self, rows: Any) -> Cohort:
         # Patients are indexed like the rows of an array, so that scikit-learn can split them. Rows
-        # must ascend, so that other arrays indexed with the same rows have the same order.
+        # must ascend, so that the order matches other arrays indexed with the same rows.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")

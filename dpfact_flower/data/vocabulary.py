@@ -27,8 +27,8 @@ _DESCRIPTION_COLUMNS = ("description", "long_title")
 class Vocabulary:
     """Codes of one feature mode; the position of a code is its index in the tensor.
 
-    Codes are unique and printable, without blanks at either end. They are text, because ``0040`` is
-    not ``40``. Descriptions are for human readers and not part of the vocabulary's identity. An
+    Codes are unique and printable, without blanks at either end. Codes are text, because ``0040``
+    is not ``40``. Descriptions are for human readers, and do not affect the vocabulary's digest. An
     unknown description is ``""``. An empty tuple means that all descriptions are unknown.
     """
 

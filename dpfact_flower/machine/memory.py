@@ -19,7 +19,7 @@ _beside = [0]
 def memory_limit() -> int | None:
     """Return the memory limit of this process in bytes, or None if the limit is unknown.
 
-    The limit is the machine's memory, or less in a control group (a systemd unit, a container).
+    The limit is the machine's memory, or a control group's lower limit (systemd unit, container).
     """
     limits = list(_group_limits())
     with suppress(ValueError, OSError):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST = 20
-"""Largest number of missing keys, and of wrong values, that one error names."""
+"""Largest number of missing keys, and of wrong values, that a single error lists."""
 
 
 def from_json(text: str | bytes) -> Any:

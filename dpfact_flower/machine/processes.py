@@ -79,8 +79,8 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port on a loopback address may reach.
 
-    Return None if the sockets are not visible, as in another container. Return an empty list if one
-    address of the host has no listener, because any process could then bind this address.
+    Return None if the sockets are not visible, for example in another container. Return an empty
+    list if an address of the host has no listener, because any process could bind that address.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 def thread_count() -> int:
     """Return the number of threads to use: ``OMP_NUM_THREADS``, or else this process's processors.
 
-    In a thread of `in_order`, the number is 1, because the processors are in use.
+    In a thread that `in_order` started, the number is 1, because all processors are in use.
     """
     if getattr(_here, "is_worker", False):
         return 1

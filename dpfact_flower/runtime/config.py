@@ -50,7 +50,7 @@ class RunConfig(NamedTuple):
         return checked
 
     def write(self) -> dict[str, Scalar]:
-        """Return every key with its value, in the form that `read` takes."""
+        """Return every key with its value, in the form that `read` accepts."""
         return {key: value for part in self for key, value in part.to_config().items()}
 
 

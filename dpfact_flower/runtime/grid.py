@@ -29,7 +29,7 @@ class InProcessGrid(Grid):
     ) -> None:
         if not node_configs:
             raise SettingsError("node_configs: need at least one node")
-        # A Message requires that this process's node is known.
+        # Flower refuses to make a Message unless this process has a node id.
         TaskIdentity.task_id = TaskIdentity.run_id = _RUN_ID
         TaskIdentity.node_id = _SERVER_NODE_ID
         self._app = client_app

@@ -1,12 +1,12 @@
 """Flower's SuperLink and SuperNode as services: `dpfact superlink` and `dpfact site connect`.
 
-A service ends when one of its parts has failed, so that systemd restarts it. Both commands work
-around faults of Flower:
+A service exits when one of its parts has failed, so that systemd restarts it. Both commands work
+around the following faults of Flower:
 
 - If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
   restart it, and all runs stay `pending`.
-- The SuperLink waits only five seconds for its own database, and two runs on a slow machine can
-  need more. After that, the SuperExec ends with all ServerApps.
+- The SuperLink waits only five seconds for its own database, but two runs on a slow machine can
+  take longer. After the five seconds, the SuperExec ends, and so do all ServerApps.
 - When the SuperNode's connection fails unexpectedly, one thread ends, but the other threads
   continue.
 - The SuperNode waits for ever for the remaining parts of a reply if the executor was killed.
@@ -133,7 +133,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, which asks for a message. If none comes, return the run of a waiting reply."""
+    """Wrap `pull`, which requests a message. If no message comes, return a waiting reply's run."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

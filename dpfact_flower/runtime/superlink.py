@@ -37,7 +37,7 @@ from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Log line that marks the end of the rounds."""
+"""Log line that shows that the last round has ended."""
 _CONNECTION = "dpfact"
 _ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")
 _WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
@@ -67,7 +67,7 @@ class RunUnknownError(DPFactError, RuntimeError):
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return the environment for Flower's commands, with their helpers in the PATH."""
+    """Return an environment for Flower's commands whose PATH includes the commands' helpers."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
     environment = {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
     for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # Jupyter sets these for colours
@@ -213,7 +213,7 @@ class LogFollower:
 
 @dataclass(frozen=True)
 class SuperLink:
-    """A running SuperLink: its Flower home with log and database, its address and supervisor."""
+    """A running SuperLink: its Flower home (with log and database), address and supervisor."""
 
     home: Path
     address: str
@@ -232,7 +232,7 @@ class SuperLink:
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end, with its log sent to the follower or else to the output."""
+        """Run a Flower App to its end. Send its log to the follower, or else to the output."""
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
@@ -266,7 +266,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
     """Start a SuperLink on a free loopback port. Stop it with its helpers at the context's end.
 
-    In a simulation, its clients are virtual (Ray). Otherwise, they are real SuperNodes.
+    In a simulation, the SuperLink's clients are virtual (Ray). Otherwise, they are real SuperNodes.
     """
     home = home.absolute()
     private_folder(home)
@@ -307,7 +307,7 @@ def local_supernode(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
 
-    It runs any app that the SuperLink sends. For hospitals, docs/how-to/deploy.md is the safe way.
+    The SuperNode runs any app that it receives. For hospitals, docs/how-to/deploy.md is safer.
     """
     command = [
         tool("flower-supernode"), *security, "--superlink", superlink.address,

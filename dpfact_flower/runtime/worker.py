@@ -44,7 +44,7 @@ _GRACE_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """The input of a process. `held` is the number of message bytes that the executor holds."""
+    """A process's input. `held` is the number of message bytes that the executor holds."""
 
     message: Message
     run: int
@@ -125,8 +125,8 @@ class Answering:
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
-        The reply is sent before the process has ended, because the time to free its memory depends
-        on the patients. The next message waits for the end of the process.
+        The reply is sent before the process has ended, because the time that freeing its memory
+        takes depends on the patients. The next message waits until the process has ended.
         """
         if self._last is not None:
             self._last.wait()
@@ -164,8 +164,8 @@ def answered(question: Question, came_in: float, app: ClientApp) -> Message:
 def main() -> None:
     """Answer the `Question` on standard input with the installed app.
 
-    Write the question's arrival time (`time.monotonic`) on one line, the reply's size on the next,
-    and the reply.
+    Write the question's arrival time (`time.monotonic`) on one line, the reply's size on the next
+    line, and then the reply itself.
     """
     # The executor never imports the app. The process does so before the question's arrival, because
     # the app delays its replies from that time.

@@ -2,8 +2,8 @@
 
 - A table has columns for the patient, the code, the time or the encounter, and optionally a
   description of the code. An event is a distinct (encounter, minute, code) of a patient.
-- Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column
-  that mixes times with and without an offset is refused.
+- Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column in
+  which only some times have an offset is refused.
 - Impossible values are refused: a blank or NaN for a patient or code, an invalid date, a patient at
   two sites. Unused rows are counted.
 """
@@ -58,7 +58,7 @@ _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
 # DuckDB's cast is enough to check times of these lengths.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970; they keep dividends of integer divisions positive."""
+"""Minutes from the year 1 to 1970. Adding them keeps dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """Offset that marks minutes in UTC, and number that marks an invalid time. Columns cost memory."""

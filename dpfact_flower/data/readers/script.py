@@ -16,16 +16,16 @@ order. A line above a statement gives the statement's purpose:
   star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the package's names of one
   of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query of places and numbers, for the report on rows read and left out.
-- ``-- @refuse REQUIREMENT``: a query of places and numbers. A number above 0 is an error.
-- ``-- @events``: a query of mode, patient and code, and of the columns that the window needs:
+- ``-- @count WHAT``: a query for places and numbers, for the report on rows read and left out.
+- ``-- @refuse REQUIREMENT``: a query for places and numbers. Any number above 0 causes an error.
+- ``-- @events``: a query for mode, patient, code, and the columns that the window needs:
   encounter and time (a date, a timestamp, or minutes from any origin). The table ``people`` then
   has the patients of the events.
-- ``-- @describe``: a query of mode, code and description.
-- ``-- @patients``: a query of patient and site, with one row per patient.
-- ``-- @label NAME``: a query of the patients whose label is 1, after ``@patients``.
-- ``-- @stays``: a query of patient, begun and ended, for the label of readmission, after
-  ``@patients``.
+- ``-- @describe``: a query for mode, code and description.
+- ``-- @patients``: a query for patient and site that returns one row per patient.
+- ``-- @label NAME``: a query, after ``@patients``, for the patients whose label is 1.
+- ``-- @stays``: a query, after ``@patients``, for patient, begun and ended. It determines the
+  readmission label.
 
 If the condition of ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
 with a dollar, such as ``$by``, is the value of an option. There are also ``$name`` (of the site or
@@ -151,7 +151,7 @@ def script_names() -> list[str]:
 
 
 def find_script(name: str | Path) -> Script | None:
-    """Return the script with the given name, or the script in a file named ``.sql``."""
+    """Return the script with this name, or read the script if the name ends in ``.sql``."""
     if str(name) in _OWN:
         return Script.read(_OWN[str(name)])
     if Path(name).suffix.lower() == ".sql":

@@ -1,4 +1,4 @@
-"""Read a tensor of counts in FROSTT text (``.tns``, http://frostt.io), with patients in any mode.
+"""Read a count tensor in FROSTT text (``.tns``, http://frostt.io), with patients in any mode.
 
 The format has no names. Codes come from the given lists, by position, or are numbers from 1.
 Patients are numbers from 1. Patients without a cell are left out and counted.
