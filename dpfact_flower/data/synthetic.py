@@ -1,9 +1,9 @@
 """An artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
-A patient has one to four active phenotypes, with some time windows for each. In a window every mode
-draws its codes from the phenotype, with some background noise. All combinations of the codes in a
+Each patient has one to four active phenotypes, and some time windows for each. In every window, the
+codes are drawn from the phenotype, with some background noise. All combinations of the codes in a
 window co-occur. Code frequencies follow a power law, and a few patients have many windows. Sites
-differ in how common each phenotype is, and some phenotypes exist at one site only. The risk of
+differ in how common each phenotype is, and some phenotypes exist at only one site. The risk of
 in-hospital death depends on the active phenotypes. The same settings always give the same data.
 """
 

@@ -78,7 +78,7 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield ``map(function, parts)``, computed in several threads, with few results in memory."""
+    """Yield ``map(function, parts)``, computed by several threads. Hold few results in memory."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # starting threads takes longer than a small part

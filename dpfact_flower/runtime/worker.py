@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """Answers a SuperNode's messages, each in a separate process, with the settings in `config`."""
+    """An object that answers each of a SuperNode's messages in its own process, by `config`."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
