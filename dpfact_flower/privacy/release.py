@@ -39,10 +39,10 @@ class ReleaseEvent:
     `sensitivity` is the largest L2 distance claimed between the values of neighbouring data sets,
     and `sigma` is the standard deviation (not the variance) of the noise on each value.
     Neighbouring data sets differ in one `unit` (a tensor entry or all entries of one patient),
-    absent from one of them or with other values. Every figure computed from the event repeats
+    which is replaced or absent in one of them. Every figure computed from the event repeats
     `claim`, which says whether the sensitivity is proven. Noise that is `seeded` can be recomputed,
-    so it protects nothing. With secure sums, `own_sigma` is the part of `sigma` that this site
-    adds, or 0 if it adds all the noise.
+    so it protects nothing. With secure sums, `own_sigma` is this site's part of `sigma`, or 0 if it
+    adds all the noise.
     """
 
     name: str

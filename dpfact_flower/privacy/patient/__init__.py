@@ -1,4 +1,4 @@
-"""Plan, compute and perturb the releases of patient mode.
+"""Plan, compute and perturb the releases in patient mode.
 
 `plan` computes releases and their cost from public facts. `statistics` (with `pairs`) computes
 bounded sums. `releases` adds noise. The proof is in ``docs/explanation/proof.md``.

@@ -1,6 +1,6 @@
-"""Forecast the outcome and the resources of a run in patient mode, from public facts alone.
+"""Forecast the outcome of a run in patient mode, and the resources it needs, from public facts.
 
-The forecast is the chance that every model of a real cohort beats every fit to shuffled patients
+The forecast is the chance that every model of a real cohort beats every model of shuffled data
 (docs/results.md). The chance depends only on the signal and was calibrated on real cohorts.
 """
 
@@ -18,32 +18,32 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength with a chance of one half, and slope of the chance in the logarithm of the strength
+"""Strength at which the chance is one half, and slope of the chance in the logarithm of strength
 (docs/explanation/start.md)."""
-_GOOD, _HOPELESS = 0.9, 0.1  # chances for the verdicts
+_GOOD, _HOPELESS = 0.9, 0.1  # chances that divide the verdicts
 _CLEAR = 1.5
-"""Signal above which distinct phenotypes are recovered, so that a run is never called hopeless."""
+"""Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
 _SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
 """Mean factor match score of planted phenotypes after one refinement, by signal."""
 _MANY_CODES = 2_000
 """Total number of codes above which the start is so large that fewer codes are proposed."""
 BYTES_A_VALUE = 48
-"""Memory in bytes for one value of a release: one thread's sum, noise and packing (37 measured)."""
+"""Bytes of memory for one value of a release: one thread's sum, noise and packing (37 measured)."""
 _APART = 20
-"""Number of sites that the start keeps apart. More sites are grouped (`estimation.start`)."""
+"""Largest number of sites that the start treats separately rather than in groups (`estimation`)."""
 _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
-"""The server's memory in bytes per value: for a site's start, for a site or group that candidates
-are fitted to, and for work matrices."""
+"""The server's memory in bytes per value: for a site's start, for a site or group to which
+candidates are fitted, and for work matrices."""
 _SURROGATE_BYTES = 80_000_000
-"""The server's memory for surrogates, which follow the start (60 and 80 MB measured)."""
+"""The server's memory for surrogates, which are made after the start (60 and 80 MB measured)."""
 _SENT_BITS, _MASKED_BITS = 12, 32
-"""Bits of a value in a message (docs/explanation/noise.md), and of a masked value (48 if `patients`
+"""Bits per value in a message (docs/explanation/noise.md), and per masked value (48 if `patients`
 is unknown)."""
 
 
 class Facts(NamedTuple):
-    """Public facts of a run. `sizes` counts kept codes. Unknown `patients` or `sites` are 0."""
+    """Public facts about a run. `sizes` counts kept codes, and an unknown number is 0."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -58,7 +58,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Variance over sigma**2 of the noise in the sum of all vectors that the server learns."""
+        """Noise variance, in units of sigma**2, of the sum of all vectors the server learns."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -69,13 +69,14 @@ class Facts(NamedTuple):
 
     @property
     def start_scale(self) -> float:
-        """Signal of a start with noise multiplier 1; see `Outlook.signal`."""
+        """Signal in a start with noise multiplier 1 (see `Outlook.signal`)."""
         return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
 
     def signal(self, rho: float) -> float:
-        """Return the signal of one refinement with the whole budget and a bound of 1; 0 if unknown.
+        """Return the signal in one refinement with the whole budget and a bound of 1.
 
-        The signal is relative to the noise of a column of the largest mode, summed over sites.
+        The noise is that of a column of the largest mode, summed over sites. An unknown signal is
+        0.
         """
         if not self.known:
             return 0.0
@@ -84,10 +85,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One quantity that could change while the others stay equal. New sites add their own patients.
+    """One quantity that could change while the others stay fixed. New sites bring new patients.
 
-    `good` is the value from which the verdict would be good, or 0 if no value is enough. `chance`
-    is the chance with half the value (rank, codes) or twice the value (other quantities).
+    `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance` is
+    the chance at half the current value (rank, codes) or at twice the current value (others).
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -96,7 +97,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text. A value that must grow is rounded up, never to the run's own value."""
+        """The text of `good`. A value that must grow is rounded up, never to the current value."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -105,13 +106,13 @@ class Lever(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """The forecast for a plan, from public facts alone. Values are NaN if these facts are unknown.
+    """The forecast for a plan, from public facts alone. Values are NaN if the facts are unknown.
 
-    `sentence` has the verdict in plain words, with the changes that would help. `signal` is
-    patients per phenotype against the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for I
-    patients, n codes and T sites. This noise is the largest eigenvalue of a random matrix. At this
+    `sentence` gives the verdict in plain words, with the changes that would help. `signal` is the
+    ratio of patients per phenotype to the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for
+    I patients, n codes and T sites. The noise is the largest eigenvalue of a random matrix. At this
     signal, planted, distinct phenotypes reached the factor match score `score`, and `chance` is the
-    chance that every model of a real cohort beats every null. The most helpful levers come first.
+    chance that every model of a real cohort beats every null. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -123,10 +124,10 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Memory and traffic in bytes that a run needs at one site, and the server's memory.
+    """Bytes of memory and traffic that a run needs at one site, and bytes of the server's memory.
 
-    `memory` is for the largest release, without the patients' data. `server` is for the start, or 0
-    if sites are unknown. `codes` is a setting that would make a large start smaller.
+    `memory` is for the largest release, without patients' data. `server` is for the start, or 0 if
+    the number of sites is unknown. `codes` is a setting that would shrink a large start.
     """
 
     memory: int
@@ -136,7 +137,7 @@ class Needs(NamedTuple):
 
 
 def chance_of(strength: float) -> float:
-    """Return the chance that every model of a real cohort beats every null."""
+    """Return the chance that every model of a real cohort beats every null model."""
     return 1 / (1 + (_MIDDLE / strength) ** _STEEP) if strength > 1e-9 else 0.0
 
 
@@ -146,7 +147,7 @@ def good_strength() -> float:
 
 
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run from the start's sensitivity / sigma and the Gaussian-DP cost of the run."""
+    """Forecast a run from the start's sensitivity / sigma and the run's Gaussian-DP cost."""
     if not facts.known:
         return Outlook(
             "unknown",
@@ -168,7 +169,7 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 
 
 def needs_of(counts: tuple[int, ...], facts: Facts, chosen: str) -> Needs:
-    """Return the resources for releases with `counts` values. `chosen` is the setting `codes`."""
+    """Return the resources for releases of the given sizes. `chosen` is the setting `codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     many = not chosen and sum(facts.sizes) > _MANY_CODES
     return Needs(
@@ -188,14 +189,14 @@ def _server_bytes(facts: Facts) -> int:
 def _levers(
     facts: Facts, strength: float, mu: float, epsilon: float, delta: float
 ) -> tuple[Lever, ...]:
-    """Return the levers of a run, the most helpful first.
+    """Return a run's levers, the most helpful first.
 
-    Strength is proportional to mu and the number of patients, and to the root of the other
-    quantities. If sites share one noise, more sites add patients but little noise.
+    Strength is proportional to mu and to the number of patients, and varies with the square root of
+    the other quantities. If sites share the noise, more sites add patients but little noise.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
-    # mu is nearly proportional to epsilon. The cost of twice the mu gives the exponent.
+    # mu is nearly proportional to epsilon. The epsilon at twice the mu gives the exponent.
     power = math.log(2) / math.log(twice / epsilon) if twice > epsilon else 0.0
     needed = epsilon_gaussian_discrete(mu * lacking, delta, 1) if power else 0.0
     needed = needed if math.isfinite(needed) else 0.0  # outside the proof for discrete noise
@@ -210,11 +211,11 @@ def _levers(
         Lever("sites", float(math.ceil(facts.sites * lacking**steep)), gain),
     )
     changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
-    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: equals keep order
+    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: ties keep order
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return the setting `codes` for at most `most` codes in total. Short modes keep all codes."""
+    """Return a setting `codes` that keeps at most `most` codes. Short modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))
@@ -248,7 +249,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Return the change by a lever that would make the verdict good, or an empty text."""
+    """Return the change to a lever that would make the verdict good, or empty text."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

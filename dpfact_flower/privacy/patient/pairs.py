@@ -1,12 +1,12 @@
-"""Compute a patient's part of the start, the co-occurrences of codes, in compiled code.
+"""Compute a patient's part of the start (the co-occurrences of codes) in compiled code.
 
-X is the patient's slice, and X_(n) its unfolding along mode n. Block (n, n) is X_(n) X_(n)^T off
-its diagonal: codes of one mode that occur with the same codes of the other modes. Block (m, n) is X
-summed over all modes except m and n. Each block is scaled to norm 1 and weighted, and then all
-blocks together are scaled to norm 1.
+X is the patient's slice, and X_(n) is its unfolding along mode n. Block (n, n) is the off-diagonal
+part of X_(n) X_(n)^T: codes of one mode that occur with the same codes of the other modes. Block
+(m, n) is X summed over all modes except m and n. Each block is scaled to norm 1 and weighted, and
+then all blocks together are scaled to norm 1.
 
 Only the total and the work space persist between patients, and the work space is reset for each
-patient. Cells are sorted, so sums do not depend on the source of the cells.
+patient. Cells are sorted, so sums do not depend on where the cells come from.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from dpfact_flower.tensor.triangle import strict_row, strict_size
 
 _row, _size = compiled()(strict_row), compiled()(strict_size)
 CROSS = 2.0
-"""Weight of a block of two modes, relative to a block of one mode (docs/explanation/start.md)."""
+"""Weight of a block for two modes, relative to a block for one mode (docs/explanation/start.md)."""
 
 
 @compiled()
 def add_pairs(
     starts: Array, indices: Array, values: Array, offsets: Array, scale: float, total: Array
 ) -> None:
-    """Add the patients' parts to `total`, each of norm `scale` before truncation toward zero.
+    """Add each patient's part, scaled to norm `scale` and truncated toward zero, to `total`.
 
-    `starts` and `offsets` have the first cell of each patient and the first code of each feature
-    mode, and then the end. `total` is the strict upper triangle of all codes, row after row.
+    `starts` lists each patient's first cell, and `offsets` each feature mode's first code; both
+    lists finish with the end. `total` is the strict upper triangle over all codes, row by row.
     """
     modes, everything = len(offsets) - 1, offsets[-1]
     most = 0
@@ -72,10 +72,10 @@ def _number_codes(
     begin: int, end: int, indices: Array, offsets: Array, slot: Array, codes: Array, bounds: Array,
     places: Array,
 ) -> None:  # fmt: skip
-    """Number one patient's distinct codes, mode after mode, in ascending order.
+    """Number one patient's distinct codes, mode by mode, in ascending order.
 
-    Fill `codes` (numbered over all modes), `bounds` (first code of each mode, then the number of
-    codes) and `places` (number of each cell's codes). `slot` is -1 before and after.
+    Fill `codes` (numbered over all modes), `bounds` (each mode's first code, then the number of
+    codes) and `places` (the numbers of each cell's codes). `slot` is -1 before and after the call.
     """
     count = 0
     for mode in range(len(offsets) - 1):
@@ -98,7 +98,7 @@ def _number_codes(
 
 @compiled()
 def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -> None:
-    """Sum the counts over all modes except two."""
+    """Sum the counts over all modes but two, for each pair of modes."""
     modes = places.shape[1]
     for cell in range(cells):
         for mode in range(modes):
@@ -111,10 +111,10 @@ def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -
 def _sort_by_column(
     places: Array, cells: int, bounds: Array, mode: int, order: Array, spare: Array, heads: Array
 ) -> None:
-    """Sort cells so that columns of the unfolding along `mode` are contiguous.
+    """Sort the cells so that each column of the unfolding along `mode` is contiguous.
 
-    The method is a stable counting sort for each other mode, from the last to the first. Within a
-    column, cells keep their order, which ascends in `mode`.
+    The method is a stable counting sort by each other mode, from the last to the first. Within a
+    column, cells keep their original order, which is ascending in `mode`.
     """
     for cell in range(cells):
         order[cell] = cell
@@ -147,7 +147,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 def _gram(
     counts: Array, places: Array, cells: int, order: Array, mode: int, count: int, pairs: Array
 ) -> None:
-    """Add up the products of all pairs of cells in a column."""
+    """Add the products of all pairs of cells that share a column to `pairs`."""
     begin = 0
     while begin < cells:
         end = begin + 1
@@ -163,7 +163,7 @@ def _gram(
 
 @compiled()
 def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> None:
-    """Compute the factor of each block, which is 0 for an empty block."""
+    """Compute each block's scale factor, which is 0 for an empty block."""
     modes = len(bounds) - 1
     squares = 0.0
     for mode in range(modes):
@@ -180,7 +180,7 @@ def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> N
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
-    Values are divided by the largest, so a square that underflows is negligible. The squares are
+    Values are divided by the largest value, so a square that underflows is negligible. Squares are
     summed row by row, so errors grow with the number of codes and not with the number of pairs.
     """
     count = bounds[-1]
@@ -204,7 +204,7 @@ def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
 def _add(
     pairs: Array, bounds: Array, blocks: Array, codes: Array, everything: int, total: Array
 ) -> None:
-    """Add one patient's part, truncated toward zero."""
+    """Add one patient's part to `total`, truncated toward zero."""
     count, modes = bounds[-1], len(bounds) - 1
     for mode in range(modes):
         for low in range(bounds[mode], bounds[mode + 1]):

@@ -1,14 +1,14 @@
-"""Plan a run in patient mode: the releases, the noise of each release, and a forecast.
+"""Plan a run in patient mode: its releases, the noise in each release, and a forecast.
 
-A plan is arithmetic on public facts, made before any patient is read. Server and sites make the
-same plan from the same settings.
+A plan is computed from public facts before any patient's data is read. The server and the sites
+compute the same plan from the same settings.
 
-The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, with the
-largest mu for which (epsilon, delta) holds after the slack of discrete noise is subtracted from
-both. Above epsilon 500 the slack is not proven, so tight zCDP is used. With either method,
-`account` gives at most epsilon for the plan's releases.
+The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, where mu is the
+largest value for which (epsilon, delta) holds after the slack for discrete noise is subtracted from
+both. Above epsilon 500, the slack is not proven, so tight zCDP is used. With either method,
+`account` returns at most epsilon for the plan's releases.
 
-The rules below were found on planted and real cohorts (docs/explanation/start.md).
+The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget for the start, which determines the optimum that is reached."""
+"""Share of the model's budget spent on the start, which determines the optimum that is reached."""
 _ROUND = 4.0
-"""Signal, of one refinement with the whole budget, per planned round of refinement."""
+"""Signal, in one refinement with the whole budget, for which one refinement round is planned."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
-"""Largest number of rounds of refinement, and the rank above which this number falls in proportion,
-because each round takes longer."""
+"""Largest number of refinement rounds, and the rank above which the planned number falls as 1 /
+rank, because each round takes longer."""
 _BOUND, _WIDEST = 0.1, 1.0
-"""Smallest and largest norm to which parts of a refinement are clipped. Clipping causes bias,
-because a patient whom the model explains well gets less weight. At 1 hardly any part is clipped."""
+"""Smallest and largest norm to which a refinement's parts are clipped. Clipping causes bias:
+patients whose data the model explains well get less weight. A bound of 1 clips few parts."""
 _WIDER = 0.1
-"""Bound per unit of signal per phenotype and code. With more codes, parts have smaller norms."""
+"""Ratio of the bound to signal * rank / codes. With more codes, parts have smaller norms."""
 _CLEAR = 1000.0
-"""Signal of the whole budget above which refinements are not averaged over rounds."""
+"""Signal with the whole budget above which refinements are not averaged over rounds."""
 _MEMORY = 0.5
-"""Share of the earlier rounds in the average of refinements."""
+"""Weight of the earlier rounds when refinements are averaged."""
 _MOST_NOISE = 1e4
-"""Largest sigma, in sensitivities, which bounds the number of releases that a budget allows. Even a
-release with almost no cost makes the site read its patients, and the server sees the time."""
+"""Largest sigma, in sensitivities, which limits how many releases a budget allows. Even a nearly
+free release makes the site read its patients' data, and the server sees how long this takes."""
 MOST_VALUES = 2 * 10**8
-"""Largest number of values of one release. SQLite allows a billion bytes in the ledger's field."""
+"""Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""
 _ROUNDING = 1 - 1e-12
-"""Factor on the budget, so that rounding in sums and square roots cannot exceed the budget."""
+"""Factor that reduces the budget so that rounding errors in sums and roots never exceed it."""
 
 
 @dataclass(frozen=True)
 class PatientPlan:
-    """The releases of a run, one per Flower round, followed by a last round without a release.
+    """The releases in a run, one per Flower round, followed by a last round without a release.
 
-    `start_share` is the start's share of the budget without the counts of codes. Every mode is
-    refined `refine_rounds` times, from parts clipped to norm `bound`. `memory` is the share of
-    earlier rounds in the server's average of refinements, which is post-processing.
+    `start_share` is the start's share of the budget left after the code counts. Every mode is
+    refined `refine_rounds` times, from parts clipped to norm `bound`. `memory` is the weight of
+    earlier rounds when the server averages refinements, which is post-processing.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -90,7 +90,7 @@ class PatientPlan:
     sharing: Sharing | None = None
 
     def settle(self, settings: PrivacySettings) -> PrivacySettings:
-        """Return the settings with all planned values, as a server must send them."""
+        """Return the settings with all planned values filled in, as the server must send them."""
         planned: dict[str, Any] = {
             name: getattr(self, name) for name in ("start_share", "refine_rounds", "bound")
         }
@@ -120,12 +120,12 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a run of patient mode. `sizes` counts codes before selection. `sites` is 0 if unknown.
+    """Plan a run in patient mode. `sizes` counts codes before selection, and `sites` may be 0.
 
-    The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced by planned
-    values, which also depend on `sites` and ``settings.patients``. A server sends settings with all
-    three planned values. The schedule then depends only on epsilon, delta, sizes and rank, so a
-    site computes the same schedule.
+    The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
+    planned values, which also depend on `sites` (0 if unknown) and ``settings.patients``. The
+    server sends all three planned values. The schedule then depends only on epsilon, delta, sizes
+    and rank, so a site computes the same schedule.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -168,7 +168,7 @@ def plan_patient(
 
 
 def _is_weak(facts: Facts, split: _Split) -> bool:
-    """Return whether the start's signal is too weak to divide the start among slots."""
+    """Return whether the start's signal is too weak for the start to be divided among slots."""
     signal = facts.start_scale * math.sqrt(2 * split.start)
     return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
@@ -200,10 +200,10 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
 
 
 def total_rho(epsilon: float, delta: float) -> float:
-    """Return the largest total cost in zCDP for which `account` gives at most `epsilon`.
+    """Return the largest total zCDP cost for which `account` returns at most `epsilon`.
 
-    First `DISCRETE_SLACK`, the largest deficit of discrete noise against Gaussian noise, is
-    subtracted from epsilon, and relatively from delta.
+    First, `DISCRETE_SLACK`, the largest deficit of discrete noise compared with Gaussian noise, is
+    subtracted from epsilon, and delta is reduced by the same fraction of itself.
     """
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(f"epsilon: must exceed {2 * DISCRETE_SLACK:g}; got {epsilon!r}")
@@ -215,15 +215,15 @@ def total_rho(epsilon: float, delta: float) -> float:
     def excess(rho: float) -> float:
         return epsilon_zcdp_tight(rho, delta) - epsilon
 
-    # Proposition 2.8 is never tighter, and exact Gaussian DP is never looser.
+    # Compared with tight zCDP, Proposition 2.8 is never tighter and exact Gaussian DP never looser.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
     return _ROUNDING * sign_change(excess, low, high)
 
 
 class _Split(NamedTuple):
-    """Division of a budget: the costs in zCDP of code counts (or 0), start and refinements.
+    """A budget's division: the zCDP costs of the code counts (or 0), the start and each refinement.
 
-    `share` is the start's share without the counts; in each of the `rounds` every mode is refined.
+    `share` is the start's share after the code counts. Each of the `rounds` refines every mode.
     """
 
     codes: float
@@ -240,7 +240,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget, with planned values for unset settings."""
+    """Divide a budget, using planned values for settings that are not set."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds
@@ -260,9 +260,9 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
 
 
 def _planned_rounds(facts: Facts, rho: float) -> int:
-    """Return the planned number of rounds of refinement, which grows with the signal.
+    """Return the planned number of refinement rounds, which grows with the signal.
 
-    The best factors of real data are far from the start.
+    In real data, the best factors are far from the start.
     """
     rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
     return max(1, min(_MOST_ROUNDS, math.floor(rounds)))

@@ -1,10 +1,10 @@
-"""The releases of patient mode: the kinds, their place in a plan, and the noise.
+"""The releases in patient mode: their kinds, their place in a plan, and their noise.
 
-A new kind needs an object in `KINDS`, a place in the schedule of `plan`, and a use at the server
-(`server.patient`). All other code finds the kind by name.
+A new kind needs an entry in `KINDS`, a place in the schedule in `plan`, and code that uses it on
+the server (`server.patient`). All other code looks up a kind by its name.
 
-`release` adds all of the noise to a sum, and `share` adds a part. The `BoundedSum` supplies
-sensitivity and noise, which are never passed as numbers (``docs/explanation/proof.md``).
+`release` adds all of the noise to a sum, and `share` adds one site's part. A `BoundedSum` supplies
+sensitivity and noise level, never passed as numbers (``docs/explanation/proof.md``).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """One release of a plan.
+    """One release in a plan.
 
-    `mode` is the feature mode that a refinement updates, from 0. `sensitivity` is the largest norm
-    of one patient's part, `sigma` the standard deviation of the noise on each value in real units,
-    and `rho` the cost in zCDP (``sqrt(2 rho)`` in Gaussian DP). With secure sums, `count` is the
-    number of values of each slot, and `sharing` says how sites share the noise.
+    `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` is the
+    largest norm of one patient's part, `sigma` is the standard deviation of each value's noise in
+    real units, and `rho` is the zCDP cost (``sqrt(2 rho)`` in Gaussian DP). With secure sums,
+    `count` is the number of values in each slot, and `sharing` says how sites share the noise.
     """
 
     kind: str
@@ -58,18 +58,18 @@ class PlannedRelease:
 
     @property
     def seen_sigma(self) -> float:
-        """Standard deviation of the noise on a site's values, or on a slot's total."""
+        """Standard deviation of the noise on a site's values or, in secure sums, a slot's total."""
         return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
 
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the question for one attempt at a secure sum, from the request's digest."""
+        """Return the question for one attempt at a secure sum, given the request's digest."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
     def name(self, modes: Sequence[str]) -> str:
-        """Return the name of the release's event. `modes` names the feature modes."""
+        """Return the name of the release's event, given the names of the feature modes."""
         kind = self.kind if self.mode is None else f"{self.kind} {modes[self.mode]}"
         return f"round {self.round}, {kind}"
 
@@ -85,17 +85,17 @@ class PlannedRelease:
 
 
 Ridge = Callable[[], NDArray[np.float64]]
-"""Function that makes the ridge of a refinement from earlier releases."""
+"""A function that computes a refinement's ridge from earlier releases."""
 
 
 @dataclass(frozen=True, eq=False)
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes the number of values from each mode's number of codes before selection, the
-    number of kept codes, the mode, and the rank. If `clipped`, a patient's part is clipped to the
-    run's `bound`. Otherwise its norm is at most 1. `carries` names the request's fields for this
-    kind, apart from the settings. A run may lack some of these fields.
+    `size` computes the number of values from each mode's numbers of codes before and after
+    selection, the mode, and the rank. If `clipped`, a patient's part is clipped to the run's
+    `bound`; otherwise, the part's norm is at most 1. `carries` names the fields, other than the
+    settings, that a request for this kind carries. A run may lack some of these fields.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -104,7 +104,7 @@ class ReleaseKind:
     carries: tuple[str, ...]
 
     def sensitivity(self, bound: float) -> float:
-        """Largest norm of one patient's part."""
+        """Return the largest norm of one patient's part."""
         return bound if self.clipped else 1.0
 
 
@@ -146,21 +146,21 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return `ReleaseKind.carries`, or the model's fields for a last round without a release."""
+    """Return the kind's `carries`, or the model's fields for a last round without a release."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 
 _FINE_BITS = 8
-"""Released values are multiples of 1/256 of the noise's standard deviation. This rounding increases
-the noise's variance by a millionth."""
+"""Released values are rounded to multiples of 1/256 of the noise's standard deviation. The rounding
+increases the noise's variance by a millionth."""
 
 
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
-    """Add discrete Gaussian noise to the sum.
+    """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    Unit: one patient. Neighbours: add or remove. Sensitivity: that of `bounded`. All steps after
-    the noise are post-processing: the integers are rounded to steps (`step_of`) and become float32
-    in real units.
+    Unit: one patient. Neighbours: add or remove one. Sensitivity: that of `bounded`. Every step
+    after the noise is added is post-processing: the integers are rounded to steps (`step_of`) and
+    converted to float32 in real units.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
@@ -170,7 +170,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step in real units, or 0 if unknown. All values are multiples of the step."""
+    """Return the step, in real units, of which all values are multiples, or 0 if unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -180,11 +180,11 @@ def _step(event: ReleaseEvent) -> np.float64:
 
 
 def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, name: str) -> Share:
-    """Add this site's part of the noise that the sites share.
+    """Add this site's part of the noise that all sites share.
 
-    The sum is in the site's slot, and noise is in all slots. The integers are not rounded, because
-    a sum of rounded values would not be a function of the sum. The integers must be masked before
-    they leave the site. `bounded` must be made for this site's own noise.
+    The sum goes into the site's slot, and noise goes into all slots. The integers are not rounded,
+    because a sum of rounded values would not be a function of the exact sum. The integers must be
+    masked before they leave the site. `bounded` must have been made for this site's own noise.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

@@ -1,8 +1,8 @@
-"""Plan how sites share one noise in secure sums.
+"""Plan how sites share the noise in secure sums.
 
-Each sum has noise from at least `honest` sites, and the server does not know this noise. A site's
-statistic is in one of the `slots`, the site's noise is in all slots, and the server learns the
-total of each slot. Proof: ``docs/explanation/secure-sums.md``.
+Each sum contains noise from at least `honest` sites, which the server does not know. A site puts
+its statistic in one of the `slots` and noise in all slots, and the server learns the total of each
+slot. Proof: ``docs/explanation/secure-sums.md``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dpfact_flower.settings import PrivacySettings
 LEAST_SITES = 3
 _TENTH = 10
 _SLOTS = 2
-"""Number of slots. With a single slot for all sites, phenotypes of a single site are lost."""
+"""Number of slots. With one slot for all sites, phenotypes that occur at one site are lost."""
 
 
 class Sharing(NamedTuple):
-    """Numbers of all sites, of colluding and lost sites, and of slots in secure sums."""
+    """Numbers of sites, colluding sites, lost sites and slots in secure sums."""
 
     sites: int
     colluding: int
@@ -35,15 +35,15 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the deviation of a site's noise at which honest sites add up to `sigma`."""
+        """Return the deviation of one site's noise for which honest sites add up to `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
-        """Return the deviation of the noise on a slot's total, which has the noise of all sites."""
+        """Return the deviation of the noise on a slot's total, to which all sites add noise."""
         return self.own_sigma(sigma) * math.sqrt(self.sites)
 
     def slot(self, place: int) -> int:
-        """Return the slot of the site at a place in the sorted list of names."""
+        """Return the slot for the site at a given place in the sorted list of names."""
         return place % self.slots
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:

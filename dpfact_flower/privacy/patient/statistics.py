@@ -1,18 +1,17 @@
 """Compute the statistics of patient mode: sums of bounded parts over a site's patients.
 
-Unit of privacy: one patient, that is, all cells of one slice of mode 0. Neighbouring data sets: one
-patient is present in only one of the two. Each kind of release has one statistic: `code_counts`,
-`cooccurrence`, `refinement`.
+The unit of privacy is one patient, that is, all cells in one slice of mode 0. One patient is
+present in only one of two neighbouring data sets. Each kind of release has its own statistic:
+`code_counts`, `cooccurrence` or `refinement`.
 
-The sensitivity holds for the following reasons. A patient's part is a function only of the
-patient's own cells and of public values (settings and earlier releases). The part's L2 norm is at
-most the sensitivity. The part is truncated toward zero to a grid of integers, which cannot increase
-its norm. Parts are added as integers and therefore exactly, so one patient more or less changes the
-total by that patient's part. A factor of 1 - 1e-9 before the truncation exceeds all rounding errors
-in a norm.
+The sensitivity bound holds for the following reasons. A patient's part depends only on the
+patient's own cells and on public values (settings and earlier releases). The part's L2 norm is at
+most the sensitivity. Truncating the part toward zero to an integer grid cannot increase its norm.
+Parts are added exactly, as integers, so adding or removing a patient changes the total by that
+patient's part. Before truncation, a factor of 1 - 1e-9 outweighs all rounding errors in a norm.
 
-`patient.release` takes sensitivity and noise from the `BoundedSum`, so no other calibration of the
-noise is possible.
+`patient.release` takes the sensitivity and the noise level from the `BoundedSum`, so the noise
+cannot be calibrated in any other way.
 """
 
 from __future__ import annotations
@@ -36,34 +35,34 @@ from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _SAFETY = 1 - 1e-9
 _SWEEPS = 30
-"""Largest number of sweeps of coordinate descent over one patient's factor."""
+"""Largest number of coordinate-descent sweeps over one patient's factor."""
 _SETTLED = 1e-6
-"""Largest change by a sweep after which a patient's factor, of scale 1, has converged."""
+"""Largest change in a sweep at which a patient's factor, of scale 1, counts as converged."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
-"""Limits below which numbers count as 0: entries of factors, changes of a patient's factor, and
+"""Limits below which numbers count as 0, for entries of factors, changes in a patient's factor, and
 entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
 on subnormal numbers take a hundred times as long. A server could then choose factors for which the
-time of a round reveals a single patient."""
+duration of a round reveals a single patient."""
 _MOST_RIDGE = 1e100
-"""Limit above which a ridge counts as infinite. Quotients by a larger ridge would be subnormal,
-too."""
+"""Limit above which a ridge counts as infinite. Dividing by a larger ridge would give subnormal
+numbers, too."""
 MOST_REFINED = 16_000_000
-"""Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size
-`_SAFETY` exceeds the rounding of a norm."""
+"""Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
+`_SAFETY` outweighs the rounding error in a norm."""
 MAX_PATIENTS = 2**27
-"""Largest number of patients at a site for which sums cannot overflow. The limit is constant, so
-that no refusal depends on patients."""
+"""Largest number of patients at a site for which sums cannot overflow. The limit is constant so
+that no refusal depends on patients' data."""
 _MOST_UNITS = 2.0**62
-_MOST_SHARED = 4_000_000  # largest size of a sum that every thread copies
+_MOST_SHARED = 4_000_000  # largest size of a sum of which every thread has a copy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundedSum:
-    """Exact sum over a site's patients, to which noise can be added.
+    """An exact sum over a site's patients, to which noise can be added.
 
     `total`, of shape (count,), is in units of `grid`. It has no noise, so it must not leave the
-    site. `sensitivity` is the largest L2 norm of one patient's part, and so of the change by adding
-    or removing a patient. `sigma` is the standard deviation of the noise that the sum was made for.
+    site. `sensitivity` is the largest L2 norm of one patient's part, and so of the change when a
+    patient is added or removed. The sum was made for noise with standard deviation `sigma`.
     """
 
     total: NDArray[np.int64]
@@ -72,7 +71,7 @@ class BoundedSum:
 
     @property
     def grid(self) -> float:
-        """Value of one unit of `total`."""
+        """The value of one unit in `total`."""
         return self.sigma / SIGMA
 
     def __repr__(self) -> str:
@@ -83,9 +82,9 @@ class BoundedSum:
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Count the patients with each code, with each patient's part scaled to norm 1.
 
-    A patient's part has a 1 at each of their codes before scaling. There is one value per code,
-    mode after mode. Unit: one patient. Neighbours: add or remove. Sensitivity: 1. The grid is made
-    for noise of `sigma`.
+    Before scaling, a patient's part has a 1 for each of the patient's codes. The sum has one value
+    per code, mode by mode. Unit: one patient. Neighbours: add or remove one. Sensitivity: 1. The
+    grid is chosen for noise with standard deviation `sigma`.
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
@@ -96,12 +95,12 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Sum the co-occurrences of all pairs of codes over patients.
 
-    For two codes of one mode, a patient's part has the sum of products of their counts over all
-    combinations of the other modes' codes. For codes of two modes, a patient's part has the sum of
-    the counts of cells with both codes. Each block (of two modes, or of one mode) is scaled to norm
-    1, blocks of two modes are doubled, and the whole part is scaled to norm 1. The sum is the
-    strict `triangle`, without pairs of a code with itself. Unit: one patient. Neighbours: add or
-    remove. Sensitivity: 1.
+    For two codes of the same mode, a patient's part has the product of their counts, summed over
+    all combinations of the other modes' codes. For codes of different modes, a patient's part has
+    the total count in cells with both codes. Each block (for two modes, or for one mode) is scaled
+    to norm 1, blocks for two modes are doubled, and the whole part is scaled to norm 1. The sum is
+    the strict `triangle`, which omits pairs of a code with itself. Unit: one patient. Neighbours:
+    add or remove one. Sensitivity: 1.
     """
     offsets = _offsets(tensor)
     size = strict_size(int(offsets[-1]))
@@ -119,17 +118,17 @@ def refinement(
     bound: float,
     sigma: float,
 ) -> BoundedSum:
-    """Compute sufficient statistics of a least-squares update of one mode's factor.
+    """Compute sufficient statistics for a least-squares update of one mode's factor.
 
     Patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
-    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, with f_r the outer product
-    of the factors' columns. The patient's part is (M_i, a_i a_i^T). M_i is the matricised tensor
-    times Khatri-Rao product of X_i for `mode`, with columns weighted by a_i. One weight scales M_i
-    and a_i a_i^T to a joint norm of at most `bound`, so the update remains a weighted least-squares
-    problem. The sum has the rows of M, then the `triangle` of the Gram matrix with its diagonal.
-    Unit: one patient. Neighbours: add or remove. Sensitivity: `bound`.
+    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, where f_r is the outer
+    product of the factors' columns r. The patient's part is (M_i, a_i a_i^T). M_i is the
+    matricised-tensor-times-Khatri-Rao product of X_i for `mode`, with columns weighted by a_i. One
+    weight scales M_i and a_i a_i^T to a joint norm of at most `bound`, so the update remains a
+    weighted least-squares problem. The sum has the rows of M, then the `triangle` of the Gram
+    matrix with its diagonal. Unit: one patient. Neighbours: add or remove. Sensitivity: `bound`.
 
-    `factors` and `ridge`, of shape (R,), are released or public. An infinite ridge removes a
+    `factors` and `ridge` (of shape (R,)) are released or public. An infinite ridge removes a
     phenotype.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
@@ -141,7 +140,7 @@ def refinement(
         raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
     gram = np.ones((rank, rank))
     for columns in whole:
-        # BLAS is not used here, because sums must not depend on threads or processors.
+        # BLAS is not used here, because sums must not depend on the threads or the processor.
         gram *= np.einsum("ir,is->rs", columns, columns)
     gram = _without_least(gram, _LEAST_PRODUCT)
     scale = _units(positive("bound", bound), sigma)
@@ -160,7 +159,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return the number of grid units in 1.0, times `_SAFETY`. Refuse a possible int64 overflow."""
+    """Return the number of grid units in 1.0, times `_SAFETY`. Refuse if int64 could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -168,7 +167,7 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Return the number of threads for a sum of this size, independently of the patients."""
+    """Return the number of threads for a sum of this size, independently of patients' data."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
@@ -178,7 +177,7 @@ def _summed(
     """Sum the patients' parts in several threads, each with its own patients and total.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds the parts of the patients of `starts`, a
+    result. ``add_up(starts, *arguments, total)`` adds the parts of the patients in `starts`, a
     slice of `_patients`, to a total.
     """
     starts = _patients(tensor)
@@ -195,7 +194,7 @@ def _summed(
 
 
 def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
-    """Return each patient's first non-zero, then the number of non-zeros; shape (patients + 1,)."""
+    """Return the index of each patient's first non-zero, then the number of non-zeros."""
     if tensor.n_patients > MAX_PATIENTS:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
     rows = np.arange(tensor.n_patients + 1)
@@ -203,7 +202,7 @@ def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
 
 
 def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
-    """Return the first code of each feature mode among all codes, then the number of codes."""
+    """Return the index of each feature mode's first code, then the total number of codes."""
     return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
 
 
@@ -290,7 +289,7 @@ def _products(
 
 @compiled()
 def _joint_norm(product: Array, used: int, a: Array) -> float:
-    """Multiply the columns of `product` by non-zero entries of `a`. Return the part's norm."""
+    """Multiply the columns of `product` by the non-zero entries of `a`. Return the part's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
         if a[r] == 0.0:  # as for most entries; `_add_part` also skips zeros
@@ -306,7 +305,7 @@ def _joint_norm(product: Array, used: int, a: Array) -> float:
 def _add_part(
     product: Array, rows: Array, used: int, a: Array, weight: float, size: int, total: Array
 ) -> None:
-    """Add one patient's part, truncated toward zero."""
+    """Add one patient's part to `total`, truncated toward zero."""
     rank = len(a)
     for place in range(used):
         for r in range(rank):

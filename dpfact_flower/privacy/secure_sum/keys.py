@@ -1,8 +1,8 @@
-"""Define the participants of secure sums, signed with pinned keys, and the server's question.
+"""Define the members of secure sums, whose keys are signed, and the server's question.
 
-The other hospitals get the public half of a hospital's long-term key (Ed25519, RFC 8032) without
-the server. A site signs its fresh key for a job (X25519, RFC 7748) together with the job's terms,
-so a server without the long-term key cannot impersonate the site.
+Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) without the server. A
+site signs its fresh key for a job (X25519, RFC 7748) together with the job's terms, so the server,
+which lacks the long-term key, cannot impersonate the site.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, shown
 
 MOST_WIDTH = 6
-"""Largest number of bytes of a masked word that are sent."""
+"""Largest number of bytes that are sent for a masked word."""
 _VERSION = "dpfact secure sum 1"
 _KIND = "ed25519:"
 _KEY, _SIGNATURE = 32, 64  # bytes
@@ -32,14 +32,14 @@ _MOST_ROUNDS = 2**32
 
 
 def new_signing_key() -> bytes:
-    """Make a long-term key, as the content of a PEM file."""
+    """Make a long-term key, and return the content of its PEM file."""
     return Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
 
 
 def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
-    """Read the key of a PEM file."""
+    """Read a key from the content of a PEM file."""
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -50,12 +50,12 @@ def read_signing_key(pem: bytes) -> Ed25519PrivateKey:
 
 
 def public_text(key: Ed25519PrivateKey) -> str:
-    """Return the public half of a key on one line, for other hospitals to pin."""
+    """Return the public half of a key as one line of text, for other hospitals to pin."""
     return _KIND + base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 def read_public_key(text: str) -> bytes:
-    """Return the 32 bytes of a `public_text`."""
+    """Return the 32 bytes of the key in a `public_text`."""
     kind, colon, encoded = text.strip().partition(":")
     try:
         key = base64.b64decode(encoded, validate=True)
@@ -67,7 +67,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return half of a public key's SHA-256 in groups of four, to compare by telephone."""
+    """Return half of a public key's SHA-256 in groups of four digits, to compare by telephone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -76,7 +76,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of the version and a list of parts. Hashes of different lists differ."""
+    """Return the SHA-256 of the version and the parts. Different lists get different hashes."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -87,11 +87,11 @@ def hashed(*parts: str | bytes | int) -> bytes:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of all sums of a job, which are public and the same for every site.
+    """The terms for all secure sums in a job, which are public and the same for every site.
 
-    `settings` is the digest of all other settings that the sites must agree on, and `sites` has the
-    sorted names of all H sites. At most T `colluding` sites collude with the server, and at most D
-    `dropouts` are lost in a sum.
+    `settings` is the digest of all other settings on which the sites must agree, and `sites` lists
+    the names of all H sites in order. At most T sites (`colluding`) collude with the server, and at
+    most D sites (`dropouts`) are lost from a sum.
     """
 
     job: str
@@ -114,14 +114,14 @@ class Terms:
 
     @property
     def honest(self) -> int:
-        """Smallest number of honest shares of noise in a sum, m = H - T - D."""
+        """Smallest number of honest sites whose noise is in a sum, m = H - T - D."""
         return len(self.sites) - self.colluding - self.dropouts
 
     @property
     def threshold(self) -> int:
-        """Number of sites that open a sum: all colluding sites and more than half of the rest.
+        """Number of sites needed to open a sum: all colluding sites and over half of the rest.
 
-        With this number, two attempts at a sum can never both be opened.
+        Because of this threshold, the server can never unmask two attempts at the same sum.
         """
         return (len(self.sites) + self.colluding) // 2 + 1
 
@@ -147,14 +147,14 @@ class Member:
 
 
 def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519PrivateKey) -> Member:
-    """Return a site's own entry in the list of members."""
+    """Return a site's own entry for the list of members."""
     return Member(site, key, signing_key.sign(_statement(terms, site, key)))
 
 
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list with an unknown site, a key that its owner did not sign, or too few sites."""
+    """Refuse a list that has an unknown site, a key not signed by its owner, or too few sites."""
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(
@@ -180,7 +180,7 @@ def check_members(
 
 
 def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
-    """Return a site's pinned long-term public key."""
+    """Return the long-term public key that is pinned for a site."""
     if site not in peers:
         raise PrivacyRefusedError(f"members: no key of {shown(site)} is pinned at this site")
     return peers[site]
@@ -195,10 +195,10 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """The server's question in one attempt at the sum of a round.
+    """The server's question in one attempt at a round's sum.
 
     Masks cancel only among sites with the same `request` (a digest of the request's other parts). A
-    further `attempt` follows if a site was lost before it sent its vector. `width` is the number of
+    further `attempt` is made if a site was lost before it sent its vector. `width` is the number of
     bytes sent for each masked word (`masks.width_of`). `members` is sorted by name.
     """
 
@@ -220,7 +220,7 @@ class Question:
 
 
 def context_of(terms: Terms, question: Question) -> bytes:
-    """Return the hash of all values that sites must agree on so that their masks cancel."""
+    """Return the hash of all values on which sites must agree for their masks to cancel."""
     members = [part for member in question.members for part in (member.site, member.key)]
     return hashed(
         "sum", terms.digest, question.round, question.request, question.attempt, question.width,

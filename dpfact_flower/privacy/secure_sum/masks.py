@@ -1,11 +1,11 @@
-"""Mask words by keystreams modulo 2**64, and derive, agree on and share the keys of masks.
+"""Mask words with keystreams modulo 2**64, and derive, agree on and share the masks' keys.
 
-Bits `LOW` to `LOW` + 8 width - 1 of a masked word are sent. Dropping bits of a *masked* word is
-post-processing. Rounding a vector before masking is not post-processing, because a sum of rounded
-vectors is not a function of the sum.
+Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping bits of a *masked*
+word is post-processing. Rounding a vector before masking is not post-processing, because a sum of
+rounded vectors is not a function of the exact sum.
 
-ChaCha20 is as in RFC 8439, HKDF as in RFC 5869, and X25519 as in RFC 7748. Seeds of masks are
-shared by Shamir's method (1979) modulo 2**255 - 19, a prime.
+ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. Mask seeds are shared
+by Shamir's method (1979) modulo the prime 2**255 - 19.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
 
 Words = NDArray[np.uint64]
 LOW = 16
-"""Number of low bits that are never sent. The dropped part is below 1/256 of a share's standard
-deviation, 2**24."""
+"""Number of low bits that are never sent. The dropped part is below 1/256 of the standard
+deviation, 2**24, of a site's noise."""
 _NOISE_BITS = 24
 PRIME = 2**255 - 19
 SEED_BYTES = 32
-"""Number of bytes of a seed and of a share. The lowest byte is first."""
+"""Number of bytes in a seed or in a share. The lowest byte comes first."""
 _BLOCK = 1 << 14  # words per block, to which all keystreams are added; fits into a cache
 
 
 def width_of(patients: int | None, ratio: float) -> int:
-    """Return the number of bytes of a word to send so that no sum overflows.
+    """Return the number of bytes to send for each word so that no sum overflows.
 
-    The sum has at most `patients` parts, each of at most `ratio` standard deviations of a share of
-    noise, plus 64 standard deviations of noise. The width allows 16 times this sum, of either sign.
+    The sum has at most `patients` parts, each at most `ratio` standard deviations of a site's
+    noise, plus 64 standard deviations of noise. The width allows for 16 times this sum.
     """
     if patients is None:
         return MOST_WIDTH
@@ -49,7 +49,7 @@ def width_of(patients: int | None, ratio: float) -> int:
 
 
 def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
-    """Return the shared secret of a private X25519 key and another site's public key."""
+    """Return the secret that a private X25519 key shares with another site's public key."""
     try:
         return private_key.exchange(X25519PublicKey.from_public_bytes(public_key))
     except ValueError:
@@ -57,7 +57,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 
 
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
-    """Derive a key for one purpose in one context, by HKDF-SHA256.
+    """Derive a key for one purpose in one context with HKDF-SHA256.
 
     The purpose names the sites, so keys differ even if a site claims another site's public key.
     """
@@ -65,9 +65,9 @@ def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
 
 
 def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add keystreams to words and subtract keystreams from words, in place.
+    """Add one list of keystreams to the words and subtract another, in place.
 
-    Each key makes one keystream only, so the nonce is constant.
+    Each key generates only one keystream, so the nonce can be constant.
     """
     plus, minus = [[_keystream(key) for key in keys] for keys in (added, subtracted)]
     zeros = memoryview(bytes(8 * _BLOCK))
@@ -84,22 +84,22 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the sent bits of each word as bytes."""
+    """Return the bits of each word that are sent, as bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Add packed vectors exactly in the sent bits, plus the mean of the dropped bits.
+    """Add packed vectors exactly in the bits that were sent, plus the mean of the dropped bits.
 
-    Each word of a vector lost `LOW` bits, which are uniform because the words were masked.
+    Each word of a vector lost `LOW` bits, which were uniform because the word was masked.
     """
     size = len(vectors[0])
     if size % width or any(len(vector) != size for vector in vectors):
         raise MessageError(f"secure sum: need vectors of one length, {width} bytes a value")
     total = np.zeros(size // width, np.uint64)
     for vector in vectors:
-        # The words overlap: bits of the next word lie above the sent bits.
+        # The words overlap: above each word's sent bits lie bits of the next word.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
     return (total << np.uint64(LOW)) + np.uint64(len(vectors) << (LOW - 1))
 
@@ -118,15 +118,15 @@ def _keystream(key: bytes) -> CipherContext:
 
 
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
-    """Draw a seed below the prime, uniform up to 2**-256 if the bytes are uniform."""
+    """Draw a seed below the prime, uniform to within 2**-256 if the bytes are uniform."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
     return number.to_bytes(SEED_BYTES, "little")
 
 
 def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
-    """Return values at 1, 2, ..., `places` of a random polynomial, whose value at 0 is the seed.
+    """Return the values at 1, 2, ..., `places` of a random polynomial whose value at 0 is the seed.
 
-    Any `threshold` shares give the seed. Fewer shares reveal nothing about it.
+    Any `threshold` shares determine the seed, and fewer shares reveal nothing about the seed.
     """
     rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     polynomial = [int.from_bytes(seed, "little"), *rest]
@@ -135,9 +135,9 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 
 
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
-    """Return the seed from at least `threshold` shares by place, by Lagrange interpolation at 0.
+    """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    Shares are not authenticated: a false share gives a different number.
+    The shares are keyed by place and not authenticated: a false share yields a wrong seed.
     """
     seed = 0
     for place, share in shares.items():
@@ -152,7 +152,7 @@ def seed_from(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _value(polynomial: Sequence[int], place: int) -> int:
-    """Return a polynomial's value; the constant coefficient is first."""
+    """Return the polynomial's value at `place`, where the constant coefficient is listed first."""
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * place + coefficient) % PRIME

@@ -1,4 +1,4 @@
-"""The server's half of secure sums, from masked vectors and openings to the sum."""
+"""The server's half of a secure sum, which turns masked vectors and openings into the sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
 
 
 def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
-    """Return the shares that other sites sealed for a site, for the request to open."""
+    """Return the shares that other sites sealed for a site, to include in the request to open."""
     return {
         other: answered.sealed[site] for other, answered in answers.items()
         if site in answered.sealed
@@ -22,7 +22,7 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Return the members that block the sum: their seeds are neither given nor recoverable."""
+    """Return the members whose seeds, neither sent nor recoverable, still block the sum."""
     if not terms.dropouts:
         return []
     return [
@@ -35,11 +35,11 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 def summed(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
-    """Return the sum of the vectors of all members, with the mean in place of the low bits.
+    """Return the sum of all members' vectors, with the mean in place of the dropped low bits.
 
-    The error has the variance of one uniform number below 2**16 per member, which is a millionth of
-    the noise's variance. A QuorumError means that a vector is missing (begin a further attempt), or
-    that openings are missing (request them again). Without dropouts, nothing is opened.
+    Per member, the error has the variance of a uniform number below 2**16, which is a millionth of
+    the noise's variance. A QuorumError means that a vector is missing (start a further attempt) or
+    that openings are missing (request them again). If no site may be lost, nothing is opened.
     """
     missing = [site for site in question.sites if site not in answers]
     if missing:
@@ -56,7 +56,7 @@ def summed(
 
 
 def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> dict[str, bytes]:
-    """Return each member's seed, sent by the member or recovered from other members' shares."""
+    """Return each member's seed, either sent by the member or recovered from others' shares."""
     closed = unopened(terms, question, openings)
     if closed:
         raise QuorumError(
@@ -74,7 +74,7 @@ def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) ->
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:
-    """Return the opened shares of a site's seed, by place."""
+    """Return the opened shares of a site's seed, keyed by place."""
     return {
         place: openings[other].shares[site]
         for place, other in enumerate(question.sites, start=1)

@@ -1,16 +1,16 @@
-"""The site's half of a secure sum, as pure functions: stored values in, new values out.
+"""The site's half of a secure sum, as pure functions from stored values to new values.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
-is sent. The functions here enforce the rules:
+is sent. The functions here enforce three rules:
 
 - a vector is drawn once per round;
-- the same question gets the same bytes, and a different question, member or key is refused;
-- a round has one opening, for its last attempt, and no other attempt is answered afterwards.
+- a repeated question gets the same bytes, and a changed question, member or key is refused;
+- a round is opened once, for its last attempt, and no other attempt is answered afterwards.
 
-Otherwise a server with two sums of a round, one with and one without a site, would know the site's
-vector with only one share of noise. For the same reason a site adds its own mask and shares the
-mask's seed among the other sites (Bonawitz et al. 2017). If no site may be lost, a round has a
-single attempt, without openings and without the sites' own masks.
+Otherwise, a server that learned two sums in a round, one with and one without a site, would know
+the site's vector with only one share of noise. For the same reason, a site adds its own mask and
+shares the mask's seed among the other sites (Bonawitz et al. 2017). If no site may be lost, a round
+has a single attempt, without openings and without the sites' own masks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """A site's own seed, and its shares of the other sites' seeds, to open an attempt."""
+    """A site's own seed and its shares of the other sites' seeds, which open an attempt."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -68,12 +68,12 @@ class Opening:
 
 @dataclass(frozen=True, eq=False)
 class RoundState:
-    """A site's state of a round: the last answered question, and the values used in the answer.
+    """A site's state in a round: the last question answered, and the values used in the answer.
 
-    `seed`, which makes the site's own mask, is empty if no site may be lost. `sealed` has a share
-    of the seed for each member, readable by that member only. An `opening` ends the round. `noisy`
-    is the site's vector with its own share of the noise, which must not leave the site. It is kept
-    apart from the other fields, as an array.
+    `seed`, which generates the site's own mask, is empty if no site may be lost. `sealed` holds a
+    share of the seed for each member, readable by that member only. An `opening` ends the round.
+    The array `noisy` is the site's vector with its own share of the noise. The array must not leave
+    the site and is stored apart from the other fields.
     """
 
     __pydantic_config__ = _KEPT
@@ -85,14 +85,14 @@ class RoundState:
 
 
 def to_json(kept: JobSecrets | RoundState) -> Any:
-    """Return a stored object as plain values for JSON, without a round's vector."""
+    """Return an object to store as plain JSON values, without a round's vector."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(type(kept)).dump_python(kept, mode="json", exclude={"noisy"})
 
 
 def from_json(kind: type[_Kept], content: object) -> _Kept:
-    """Read a stored object from the result of `to_json`."""
+    """Rebuild a stored object from the result of `to_json`."""
     try:
         return parse_as(kind, content)
     except DataError:
@@ -112,9 +112,9 @@ def join(
     state: RoundState | None = None,
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Return a fresh key for a job, or the stored key for the same terms. Only `member` is sent.
+    """Return a fresh key for a job, or the stored key if the terms are unchanged.
 
-    Different terms get a fresh key if no round was answered.
+    Only the result's `member` is sent. Changed terms get a fresh key if no round was answered.
     """
     if kept is not None and kept.terms == terms:
         return kept
@@ -145,10 +145,10 @@ class Masked:
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
 ) -> Step:
-    """Return the step that a question requires, without reading patients.
+    """Return the step that a question requires, without reading patients' data.
 
-    A new "round" needs a new vector, a further "attempt" uses the vector of the previous attempt,
-    and a "repeat" uses the stored answer.
+    A new "round" needs a new vector, a further "attempt" reuses the vector from the previous
+    attempt, and a "repeat" reuses the stored answer.
     """
     keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
@@ -163,7 +163,7 @@ def check_question(
         raise PrivacyRefusedError(f"secure sum: round {question.round} is over")
     if (question.request, question.width) != (last.request, last.width):
         raise PrivacyRefusedError("secure sum: this round was answered to another request")
-    if job.member not in last.members:  # other names would allow two openings
+    if job.member not in last.members:  # another key would allow two openings
         raise PrivacyRefusedError("secure sum: this round was answered with another key")
     if state.opening is not None:
         raise PrivacyRefusedError("secure sum: this round was opened; it has no further attempt")
@@ -182,10 +182,10 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the state after a question. The state must be on disk before `masked` is sent.
+    """Return the state after a question, which must be on disk before `masked` is sent.
 
-    `draw` makes the site's vector with its share of noise, once per round. Seeded `random_bytes`
-    are for simulation only.
+    `draw` makes the site's vector with its share of the noise, once per round. A seeded
+    `random_bytes` is for simulation only.
     """
     step = check_question(job, state, question, peers)
     if step == "repeat" and state is not None:
@@ -205,7 +205,7 @@ def answer(
 
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
-    """Return the answer to a state's question. Repeated calls return the same bytes."""
+    """Return the answer to the question in a state. Repeated calls return the same bytes."""
     context, site = context_of(job.terms, state.question), job.member.site
     added = [own_key(state.seed, context, site)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
@@ -219,7 +219,7 @@ def masked(job: JobSecrets, state: RoundState) -> Masked:
 
 
 def own_key(seed: bytes, context: bytes, site: str) -> bytes:
-    """Return the key of a site's own mask."""
+    """Return the key for a site's own mask."""
     return masks.derived(seed, context, "own", site)
 
 
@@ -231,8 +231,8 @@ def opened(
 ) -> RoundState:
     """Return the state after its opening, which must be on disk before `opening` is sent.
 
-    `sealed` has the shares that other sites sealed for this site, by site name. Damaged shares are
-    left out. A repeated request gets the same opening.
+    `sealed` holds the shares that other sites sealed for this site, keyed by site name. Damaged
+    shares are ignored. A repeated request gets the same opening.
     """
     if state is None or not job.terms.dropouts or context != context_of(job.terms, state.question):
         raise PrivacyRefusedError("opening: only the last attempt of this round can be opened")
@@ -250,12 +250,12 @@ def opened(
 
 
 def _agreed(job: JobSecrets, question: Question) -> dict[str, bytes]:
-    """Return the secret shared with every other member, by name."""
+    """Return the secret that the site shares with each other member, keyed by name."""
     key = X25519PrivateKey.from_private_bytes(job.key)
     others = [member for member in question.members if member != job.member]
     return {member.site: masks.agreed(key, member.key) for member in others}
 
 
 def _sealing(secret: bytes, context: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
-    """Return the cipher for one share between two sites (RFC 8439)."""
+    """Return the cipher that seals one share from one site to another (RFC 8439)."""
     return ChaCha20Poly1305(masks.derived(secret, context, "share", sender, receiver))
