@@ -1,4 +1,4 @@
-"""Options that several subcommands of `dpfact` share, and functions that read them.
+"""Options that several subcommands of `dpfact` share, and functions that read these options.
 
 The commands' own texts explain their arguments, because Flower requires Typer below 0.21, which
 loses an argument's help with click 8.5.
@@ -85,7 +85,7 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """Return the settings of ``--set``. Refuse settings that are `options` of the command."""
+    """Return the settings given by ``--set``. Refuse settings that are `options` of the command."""
     given = parse_assignments(settings or ())
     if twice := sorted(given.keys() & set(options)):
         raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
@@ -129,7 +129,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether a folder holds `what`, and refuse such a folder without `force`.
+    """Return whether a folder contains `what`, and refuse such a folder unless `force` is set.
 
     `file` is the file that is written last.
     """

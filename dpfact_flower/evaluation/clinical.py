@@ -65,8 +65,8 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    Of `leading` leading codes, `codes` are in the group. `p_value` is hypergeometric, with
-    Bonferroni's correction over groups, and `q_value` Benjamini and Hochberg's over phenotypes.
+    Of the `leading` codes, `codes` are in the group. `p_value` is hypergeometric, with Bonferroni's
+    correction over groups, and `q_value` is that of Benjamini and Hochberg over phenotypes.
     """
 
     phenotype: int
@@ -155,7 +155,7 @@ def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
 
 
 def dealt(model: Dense, rng: np.random.Generator) -> Dense:
-    """Return the model with each code's weights given to the phenotypes at random."""
+    """Return the model after giving each code's weights to the phenotypes at random."""
     return tuple(rng.permuted(factor, axis=1) for factor in model)
 
 
@@ -192,7 +192,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC with which cosines of codes' rows predict a common group; .5 is chance.
+    """Return the AUC with which cosines of codes' rows predict a common group. Chance is 0.5.
 
     Rows of all modes are compared with each other. Columns are expected to have norm 1.
     """
@@ -275,7 +275,7 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
 
 
 def _mean(model: Sequence[NDArray[Any]], patients: int, together: Any) -> float:
-    """Return the mean coherence of the phenotypes with two leading codes or more."""
+    """Return the mean coherence of the phenotypes that have at least two leading codes."""
     leading = np.concatenate([leading_five(factor) & leading_codes(factor) for factor in model])
     found = []
     for codes in map(np.flatnonzero, leading.T):

@@ -1,8 +1,8 @@
 """The rule that assigns phenotypes to patients.
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
-1. Therefore a score does not depend on the number of a patient's codes. With a score of 1 the
-record consists of the phenotype alone. The rule was chosen on tuning halves
+1. Therefore, a score does not depend on the number of a patient's codes. A score of 1 means that
+the record consists of the phenotype alone. The rule was chosen on tuning halves
 (``simulation.studies.who_has``).
 """
 

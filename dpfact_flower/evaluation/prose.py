@@ -1,7 +1,7 @@
 """A run in words: phenotypes' titles, sentences for clinicians, and a headline for a terminal.
 
-A title such as ``Stroke with hypertension`` says no more than the table of codes, so a name given
-by a person is better. The same model gives the same titles.
+A title such as ``Stroke with hypertension`` says no more than the table of codes, so a name that a
+person gives is better. The same model always gets the same titles.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
 
 _LAMBDA = 0.6
-"""Weight of a code's share against its lift, as Sievert and Shirley chose it for pyLDAvis."""
+"""Weight of a code's share relative to its lift, as Sievert and Shirley chose it for pyLDAvis."""
 _NAMED = 2
 """A title names at most this many codes of its first mode, and one code of each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2
@@ -171,7 +171,7 @@ def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[st
 
 
 def rate(association: Association, everybody: Share, unit: str) -> str:
-    """Describe an outcome's rate and interval, if known, beside the rate of all patients."""
+    """Describe an outcome's rate and, if known, its interval, next to the rate of all patients."""
     of_all = f"; of all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
         return f"too few to say{of_all}"

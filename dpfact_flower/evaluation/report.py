@@ -152,7 +152,7 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
 
 
 def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
-    """Return each site's number of asynchronous replies, and their mean and maximum staleness."""
+    """Return each site's number of asynchronous replies, with their mean and maximum staleness."""
     staleness: dict[str, list[int]] = {}
     for record in records:
         for arrival in record.arrivals:
@@ -215,7 +215,7 @@ def cards(
     reviews: Mapping[int, Review],
     unit: str,
 ) -> list[Card]:
-    """Return the cards of a run's phenotypes. `unit` names a row of the data, in the plural."""
+    """Return the cards of a run's phenotypes. `unit` is the plural noun for a row of the data."""
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()

@@ -51,7 +51,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """The part of every key that names its run: the digest of the model."""
+    """The part of every sheet's key that identifies its run: the digest of the model."""
 
     model: str
 
@@ -87,7 +87,7 @@ class Tally:
 
     @property
     def charts(self) -> int:
-        """Number of charts with a verdict."""
+        """Number of the group's charts that have a verdict."""
         return self.yes + self.no + self.unsure
 
     @property
@@ -192,7 +192,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Record a decision in the run's ``names.toml``, with shares of ten charts or more."""
+    """Record a sheet's decision in the run's ``names.toml``, with shares of ten charts or more."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
@@ -206,7 +206,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Return the sheet's rows, one per patient, and whether each is near the threshold."""
+    """Return the sheet's rows, one per patient, and whether each patient is near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())

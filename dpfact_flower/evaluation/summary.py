@@ -22,9 +22,9 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 class Spending:
     """The cost of releases: a `Guarantee`, as `Guarantee.to_dict` writes it.
 
-    `claim` says who vouches for the figures, and is shown with each of them. `epsilon` is for
-    adding or removing a patient's record, `replacing` for replacing it, and `alone` for secure sums
-    if all other sites collude with the server.
+    `claim` says who vouches for the figures, and is shown with each of them. `epsilon` applies to
+    adding or removing a patient's record, `replacing` to replacing a record, and `alone` to secure
+    sums if all other sites collude with the server.
     """
 
     epsilon: float
@@ -50,7 +50,7 @@ class SiteSpending(Spending):
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """The spending of the site that spent the most, and that of every site by name."""
+    """The spending of the site that spent the most, and the spending of every site by name."""
 
     unit_in_words: str
     neighbours_in_words: str

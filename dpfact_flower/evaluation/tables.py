@@ -164,7 +164,7 @@ uncertain if this chance is at most `_EVEN`."""
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     """Return one word for a phenotype's certainty, from its pair in each other run.
 
-    Without pairs, it follows from the `chance` that the phenotype is missing in other patients.
+    Without pairs, the word follows from the `chance` that other patients lack the phenotype.
     """
     if not pairs:
         if chance is None:

@@ -145,7 +145,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
 # --- Accepted forms of a site ---------------------------------------------------------------------
 
 NAME = "sites"
-"""Name of a cohort that is made of parts."""
+"""Name of a cohort that is assembled from separate sites."""
 ONE_MODE = "codes"
 """Name of the only feature mode of a matrix."""
 

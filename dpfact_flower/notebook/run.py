@@ -90,7 +90,7 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """Protection of the patients, in words. An epsilon is always shown with its claim."""
+        """The protection of the patients, in words. An epsilon is always shown with its claim."""
         return dict(headline(self.summary))["privacy"]
 
     @property

@@ -35,11 +35,11 @@ class CoordinatorOptions(TypedDict, total=False):
 
     `vocabulary` is the digest of the code lists. Sites with other lists refuse the run. "" skips
     this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the
-    run continues from this checkpoint, with its job name if `run` has no job name. Otherwise, an
-    unfinished run in the folder is refused, and a finished run is replaced. `durable` checkpoints
-    wait for the disk. Other checkpoints may be lost in a power failure, and are for simulations,
-    in which no site is charged. `rule` makes the `ServerRule` from the feature shape and settings.
-    The default is the rule that `run` names.
+    run continues from the checkpoint in this folder, and takes its job name if `run` has none.
+    Otherwise, an unfinished run in the folder is refused, and a finished run is replaced. `durable`
+    checkpoints wait for the disk. Other checkpoints may be lost in a power failure, and are for
+    simulations, in which no site is charged. `rule` makes the `ServerRule` from the feature shape
+    and the settings. By default, `run` names the rule.
     """
 
     solver: SolverSettings | None
@@ -202,7 +202,7 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return the seconds that sites have for a round. A later answer is not charged.
 
-        Requests state this time. With `grace`, it is thus derived from earlier rounds: the slowest
+        Requests state this time. With `grace`, the time is derived from earlier rounds: the slowest
         time in which the quorum answered, plus `grace` seconds.
         """
         run = self.run
@@ -212,7 +212,7 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse a first round below the quorum, or with too many sites for the rule.
+        """Refuse a first round below the quorum, or one with too many sites for the rule.
 
         Later rounds may begin below the quorum, because lost sites may return.
         """

@@ -22,7 +22,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _TINY = 1e-12
 _ROUNDING = 1e-9
-"""Rounding tolerance for the step times the number of sites."""
+"""Tolerance for rounding errors in the product of the step and the number of sites."""
 _LEAST = 1e-6
 """Entry in a factor column of norm 1 for a code that the start did not use."""
 
@@ -32,9 +32,9 @@ class ElasticRule:
 
     The start is random (from the public seed) or, in mode "none", made from the sites'
     co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
-    co-occurrences of the most frequent codes. Such a start shows each phenotype's usage at each
-    site, which sets the site's weight in the mean. A subclass with its own `update` always starts
-    at random.
+    co-occurrences of the most frequent codes. A start from co-occurrences shows how much each site
+    uses each phenotype, which sets the site's weight in the mean. A subclass with its own `update`
+    always starts at random.
     """
 
     name = "elastic"
@@ -68,7 +68,7 @@ class ElasticRule:
 
     @property
     def factors(self) -> Factors:
-        """Current global factors. Assigning factors replaces the start."""
+        """The current global factors. Assigning to this property replaces the start."""
         return self._factors
 
     @factors.setter

@@ -1,7 +1,7 @@
 """A run's records on the server's disk: `history.jsonl` and `checkpoint.npz`.
 
-Both are written after each round. The history has one line per round, for people and reports. The
-checkpoint lets a run continue.
+Both files are written after each round. The history has one line per round, for people and reports.
+The checkpoint lets an interrupted run continue.
 """
 
 from __future__ import annotations

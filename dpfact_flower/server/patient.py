@@ -84,12 +84,12 @@ class PatientRule:
         return self._learned if self.plan.release_of(round_number) else self.factors
 
     def weights(self, round_number: int) -> Weights:
-        """Return weights of codes for the rounds that learn phenotypes; empty in other rounds."""
+        """Return the codes' weights in rounds that learn phenotypes, or an empty tuple."""
         needed = "weights" in carried_by(self.plan.release_of(round_number))
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each phenotype's usage in each slot, if the start was a secure sum."""
+        """Return each phenotype's usage in each slot, or None if the start was no secure sum."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None

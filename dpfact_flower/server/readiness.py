@@ -1,7 +1,7 @@
 """Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
 
-The SuperLink registers each hospital's key with the hospital's name. A node that answers under
-another name is refused. Otherwise the named hospital's own replies would be charged but could not
+The SuperLink registers each hospital's key under the hospital's name. A node that answers under
+another name is refused. Otherwise, the named hospital's own replies would be charged but could not
 be used. If no name is registered, the first name that the node gives counts.
 """
 
@@ -71,7 +71,7 @@ class Readiness:
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self) -> list[str]:
-        """Return the problems that do not stop the run now but may stop the run later."""
+        """Return the problems that do not stop the run now but could stop it later."""
         warnings, name, own = [], called(self.node, self.site), version("dpfact-flower")
         if self.version and self.version != own:
             warnings.append(

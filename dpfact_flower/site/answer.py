@@ -65,7 +65,7 @@ class Site:
         self.name = self._hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Raise the errors that `answer` would raise before it reads a patient. Keep nothing."""
+        """Raise any error that `answer` would raise before it reads patients' data."""
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
@@ -174,7 +174,7 @@ class Site:
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """Replace every error by the same error, and remove the patients from memory at the end."""
+        """Replace every error with the same error, and clear patients' data from memory."""
         progress.patients_read = True
         try:
             yield

@@ -1,6 +1,6 @@
-"""Checks of a hospital's machine: only the installed code may answer requests.
+"""Checks of a hospital's machine, on which only the installed code may answer requests.
 
-Each function with the decorator `@check` returns one text for each fault, with its remedy. The
+Each function with the decorator `@check` returns one text for each fault, including its remedy. The
 checks change nothing. Only root can see the files and processes of both users.
 """
 

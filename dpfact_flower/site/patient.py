@@ -1,9 +1,9 @@
-"""Patient mode at a site: each round releases one statistic.
+"""Patient mode at a site, where each round releases one statistic.
 
 A release depends on the patients' cells, public settings and earlier releases. No state without
-noise passes from one round to the next. The last round asks for no release, and the site keeps its
-request. The hospital fits its own model to the global factors later (`refit`). No reply waits for
-this fit, because its duration and success depend on the patients. The model never leaves the site.
+noise passes from one round to the next. The last round asks for no release, and the site stores its
+request. Later, the hospital fits its own model to the global factors (`refit`). No reply waits for
+this fit, because its duration and success depend on patients' data. The model stays at the site.
 """
 
 from __future__ import annotations

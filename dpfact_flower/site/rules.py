@@ -13,7 +13,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 
 class SiteRule(Protocol):
-    """Maker of a rule's part of a round; usually a class with the methods of `RoundWork`."""
+    """A callable that makes a rule's part of a round, usually a class like `RoundWork`."""
 
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool

@@ -205,7 +205,7 @@ class _Files:
             self._write(self._pending, job)
 
     def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
-        """Keep a round's answer and the job's key, which replaces an unused key for other terms."""
+        """Store a round's answer and the job's key. An unused key for other terms is replaced."""
         if self._kept(self.folder / _JOB) != job:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
