@@ -378,7 +378,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
         job: {
             **NOISY, **server_config(cohort, folder), "epsilon": epsilon,
             "seed": seed, "job": job, "out": str(folder / job), "min-sites": 1,
-            "round-timeout": 150.0,
+            "round-timeout": 150.0, "refine-rounds": 2,  # several charged rounds can interleave
         }
         for job, epsilon, seed in (("east", 1.0, 5), ("west", 2.0, 6))
     }  # fmt: skip
