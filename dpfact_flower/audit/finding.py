@@ -1,4 +1,4 @@
-"""Findings of audits, each with one measured number and its allowed range."""
+"""Audit findings, each with one measured number and its allowed range."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 ALPHA = 1e-6
-"""Probability that a statistical check fails by chance."""
+"""Probability that a statistical check of correct code fails by chance."""
 Z_LIMIT = 5.0
-"""Allowed error of an estimate, in standard errors. A larger error has a probability below
-`ALPHA`."""
+"""Largest allowed error of an estimate, in standard errors. The probability of a larger error is
+below `ALPHA`."""
 
 
 @dataclass(frozen=True)
@@ -40,5 +40,5 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Return a finding that counts a forbidden event."""
+    """Return a finding that reports how often a forbidden event occurred."""
     return Finding(name, float(number), (0.0, 0.0), detail)

@@ -1,4 +1,4 @@
-"""Hostile input: patients and transcripts that a bound must withstand."""
+"""Hostile input: patients and transcripts against which a bound must hold."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from dpfact_flower.privacy import Release, replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Cells of a dense patient, enough to expose a bound that grows with the number of cells."""
+"""Number of cells of a dense patient, enough to expose a bound that grows with this number."""
 
 
 class Patient(NamedTuple):
-    """The cells of one patient: positions in the feature modes, and values."""
+    """One patient's cells: their positions in the feature modes, and their values."""
 
     cells: NDArray[np.int64]
     values: NDArray[np.float64]
@@ -30,7 +30,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with these patients. At least one patient is needed."""
+    """Return a site with the given patients, of whom there must be at least one."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(
@@ -40,19 +40,19 @@ def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Pa
 
 
 def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
-    """Return the site with these patients and no others."""
+    """Return the site with the given patients in place of its own."""
     return site_of(site.name, site.vocabularies, patients)
 
 
 def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
-    """Return the site with more patients, inserted at row `at`, by default at the end."""
+    """Return the site with more patients, inserted at row `at` or, by default, at the end."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     at = len(own) if at is None else at
     return alone(site, [*own[:at], *patients, *own[at:]])
 
 
 def patient_of(site: SiteData, row: int) -> Patient:
-    """Return a patient of the site."""
+    """Return the site's patient in the given row."""
     mine = site.tensor.indices[:, 0] == row
     return Patient(
         site.tensor.indices[mine, 1:].astype(np.int64), site.tensor.values[mine].astype(np.float64)
@@ -62,7 +62,7 @@ def patient_of(site: SiteData, row: int) -> Patient:
 def random_patients(
     sizes: Sequence[int], number: int, rng: np.random.Generator
 ) -> tuple[Patient, ...]:
-    """Return random patients with a few cells of small counts."""
+    """Return random patients, each with a few cells that hold small counts."""
     return tuple(_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number))
 
 
@@ -80,14 +80,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell, at the largest code of each mode of one phenotype."""
+    """Return a patient with one cell, at one phenotype's largest code in each mode."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose cells equal a phenotype on the phenotype's largest codes."""
+    """Return a patient whose cells match a phenotype at the phenotype's largest codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -116,7 +116,7 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with the largest and the smallest values of float32."""
+    """Return a patient whose values are among the largest and the smallest in float32."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -131,7 +131,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Functions that return a patient to add. The patients that reach a bound come first."""
+"""Functions that return a patient to add. Patients who reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:
@@ -166,7 +166,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Functions that return global factors that a server might send, by name."""
+"""Functions that make global factors such as a server might send, keyed by name."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -175,13 +175,13 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Functions that return values that a site might have released at its start."""
+"""Functions that make values such as a site might have released for the start."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return the transcript of a trial. Successive trials cover all kinds of factors and starts.
+    """Return a trial's transcript. Successive trials cover all kinds of factors and starts.
 
-    Every second trial has a ridge (the settings' own `relative_l21`, or 1 if not set), because a
+    Every second trial has a ridge (the settings' `relative_l21`, or 1 if it is not set), because a
     server may ask for a ridge under any settings.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
@@ -197,5 +197,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Return values in the form that a site reads from its ledger."""
+    """Return values in the form in which a site reads them from its ledger."""
     return replay([values.astype(np.float32)], [])

@@ -1,15 +1,15 @@
-"""Likelihood: a site's replies reveal no more to the best adversary than the ledger states.
+"""Test that a site's replies reveal no more to the best adversary than the ledger states.
 
 The adversary knows everything except whether a group of patients is present.
 
-A tiny site, with and without the group, answers the same run repeatedly, each time with an empty
-ledger. The log likelihood ratio of the replies is the most powerful test (Neyman & Pearson). Under
-a Gaussian mechanism, the ratio is normal, and its two means differ by mu standard deviations. The
+A tiny site, with and without the group, repeatedly answers the same run, each time with an empty
+ledger. The most powerful test uses the replies' log likelihood ratio (Neyman & Pearson). Under a
+Gaussian mechanism, the ratio is normal, and its means in the two cases are mu deviations apart. The
 estimate of mu and its standard error are compared with the mu of the ledger's events.
 
-The canaries are equal patients, enough to make the error of the estimate small relative to mu. For
-a group of k patients, mu is k times as large (Dong, Roth & Su 2022, Theorem 2.14), and for Gaussian
-noise this is exact. The audit checks that each canary reaches the bound in every release.
+The canaries are identical patients, numerous enough to make the estimate's error small relative to
+mu. For a group of k patients, mu is k times as large (Dong, Roth & Su 2022, Theorem 2.14), which is
+exact for Gaussian noise. The audit checks that each canary reaches the bound in every release.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance between the two means, in standard deviations, if the ledger is right."""
+"""Distance between the two means, in standard deviations, if the ledger is correct."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
 
 class Estimate(NamedTuple):
-    """An adversary's estimate: mu of the group, and its standard error."""
+    """An adversary's estimate of the group's mu, with its standard error."""
 
     mu: float
     error: float
@@ -64,7 +64,7 @@ class _Game:
 def audit_likelihood(
     target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000
 ) -> tuple[Finding, ...]:
-    """Distinguish two neighbouring sites by their replies with the most powerful test.
+    """Apply the most powerful test to distinguish two neighbouring sites by their replies.
 
     The findings are the differences between the estimated mu and the ledger's mu, in standard
     errors, for a run and for each release, and the fraction of the bound that the canaries reach.
@@ -116,7 +116,7 @@ def audit_likelihood(
 
 
 def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
-    """Estimate the distance of two samples, in units of their common standard deviation."""
+    """Estimate the distance between two samples' means in units of their common deviation."""
     spread = math.sqrt((without.var(ddof=1) + with_group.var(ddof=1)) / 2)
     mu = float(with_group.mean() - without.mean()) / spread
     runs = len(without)
@@ -124,9 +124,9 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return a game at a site of a few made-up patients, with the settings' epsilon and bound.
+    """Return a game at a site with a few made-up patients and the settings' epsilon and bound.
 
-    Every release costs the same, so a ledger that omits any release has a large error.
+    Every release costs the same, so omitting any release from the ledger causes a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
@@ -145,7 +145,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK, relative_l21=0.0), privacy)
     mu = math.sqrt(sum((tiny.sensitivity(r) / r.sigma) ** 2 for r in tiny.plan.releases))
     number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
-    # Exactly the codes of phenotype 1 in `_transcript`.
+    # The canaries' codes are exactly those of phenotype 1 in `_transcript`.
     group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
     return _Game(tiny, _transcript(tiny), shell, joined(shell, group), alone(shell, group), number)
 
@@ -161,7 +161,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """Return a site's replies in a whole run, by round, starting with an empty ledger."""
+    """Return a site's replies in a whole run that starts with an empty ledger, keyed by round."""
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
@@ -171,7 +171,7 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return a run's log likelihood ratios, by release, and the least reached sensitivity.
+    """Return each release's log likelihood ratio in a run, and the least reached sensitivity.
 
     Each ratio is conditional on earlier releases, because un-noised sums are computed from the
     site's own earlier replies. The log ratio of the whole run is therefore their sum.
@@ -194,7 +194,7 @@ def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[l
 def _ledger_mu(
     folder: Path, releases: Sequence[PlannedRelease]
 ) -> tuple[NDArray[np.float64], float]:
-    """Return the mu of each release in a site's ledger, and of the whole ledger."""
+    """Return the mu of each release in a site's ledger and the mu of the whole ledger."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}
         total = math.fsum(event.rho for event in ledger.events())

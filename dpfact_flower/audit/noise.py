@@ -1,9 +1,9 @@
-"""Noise audit: noise has the planned standard deviation and a Gaussian shape, and never repeats.
+"""Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
-The noise of a site's round is the release minus the un-noised sum. The scale is tested at several
-bounds, because at bound 1 alone a variance in place of a standard deviation would not be noticed.
+The noise in a site's round is the release minus the un-noised sum. The scale is tested at several
+bounds, because at bound 1 alone, a variance mistaken for a standard deviation would go unnoticed.
 Noise is compared between rounds, jobs and sites, within one release, and with the noise of a site
-that has lost its state, at every offset, so that a restarted random number generator is found.
+that lost its state. Comparing at every offset reveals a restarted random number generator.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dpfact_flower.tensor import Factors, Floats
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
-"""Number of pairs of values below which a correlation is not tested."""
+"""Number of value pairs below which a correlation is not tested."""
 _MOST_VALUES = 20_000
-"""Largest number of a release's values in a correlation, enough to find any reuse."""
+"""Largest number of values per release in a correlation, enough to find any reuse."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Standardised noise of one planned release: shape (jobs, count) for each of `_STREAMS`."""
+    """The standardised noise of one planned release: shape (jobs, count) for each of `_STREAMS`."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -49,10 +49,10 @@ def audit_noise(
     values: int = 40_000,
     seeded: bool = False,
 ) -> tuple[Finding, ...]:
-    """Measure the noise of every release of the plan, over at least `values` values per release.
+    """Measure the noise in every release of the plan, using at least `values` values per release.
 
     `seeded` is true if the settings have a noise seed, which makes the noise predictable. The
-    findings are each release's standard deviation as a fraction of the planned value, and then the
+    findings are each release's standard deviation as a fraction of the planned value, then the
     mean, the shape, and the largest correlation of each kind.
     """
     scales: list[Finding] = []
@@ -74,14 +74,14 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Play one round, with one transcript, in enough jobs for `values` values."""
+    """Play one round, with one transcript, in enough jobs to obtain `values` values."""
     start = target.plan.start
     released = {start.round: as_release(np.full(start.count, 100 * start.sigma))}
     transcript = target.transcript(
         _plain_factors(target, rng),
         random_selection(target, rng),
         {} if planned == start else released,
-        relative_l21=0.0,  # a ridge does not affect the noise, and takes time
+        relative_l21=0.0,  # a ridge takes time and does not affect the noise
     )
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
@@ -95,7 +95,7 @@ def _sample(
 
 
 def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
-    """Return factors that an honest server might send: non-negative columns of norm 1."""
+    """Return factors such as an honest server might send: non-negative columns of norm 1."""
     made = (rng.gamma(0.3, 1.0, (size, target.solver.rank)) + 1e-3 for size in target.sizes)
     return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
 
@@ -104,7 +104,7 @@ def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
 
 
 def _scale(target: AuditTarget, sample: _Sample, where: str) -> Finding:
-    """Test the standard deviation of the noise by a two-sided chi-square test."""
+    """Test the noise's standard deviation with a two-sided chi-square test."""
     values = sample.values()
     n = len(values)
     low, high = (math.sqrt(stats.chi2.ppf(p, n) / n) for p in (ALPHA / 2, 1 - ALPHA / 2))
@@ -165,7 +165,7 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
-    """Return the largest |z| (Fisher's) of the correlations of paired rows, at any offset."""
+    """Return the largest absolute Fisher z of paired rows' correlations, at any offset."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = min(len(one), len(two))
@@ -189,7 +189,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return sums of products of paired rows, and the number of overlaps, at every offset."""
+    """Return, at every offset, the summed products of paired rows and the number of overlaps."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
@@ -198,10 +198,10 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Divide rows by their own standard deviation, because another audit tests the scale."""
+    """Divide the rows by their own standard deviation, because another test checks the scale."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 
 def _limit(tests: int) -> float:
-    """Return a bound for the largest of `tests` normal values, in standard errors (Bonferroni)."""
+    """Return a bound on the largest of `tests` normal values, in standard errors (Bonferroni)."""
     return float(stats.norm.isf(ALPHA / 2 / tests))

@@ -1,4 +1,4 @@
-"""All audits of one site, one after the other."""
+"""Run all audits of one site, one after another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import NEW_LEDGERS
 
 _PATIENTS = 200
-"""Largest number of a site's patients that take part. The code is the same for every patient."""
+"""Largest number of patients in an audit. The code is the same for every patient."""
 
 
 def audit(
@@ -40,9 +40,9 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    At most 200 patients of one site take part, by default of a cohort's first site. A noise seed in
-    the settings is reported but not used. Without the site's `state_dir`, its ledger is not
-    checked. `seed` determines the auditor's choices, but the noise has no seed.
+    The audit uses at most 200 patients of one site, by default a cohort's first site. A noise seed
+    in the settings is reported but not used. Without the site's `state_dir`, the site's ledger is
+    not checked. `seed` determines the auditor's choices, but the noise has no seed.
     """
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)
@@ -65,7 +65,7 @@ def audit(
         folder = state_dir / chosen.name
         work["state"] = lambda: audit_state(folder)
     findings: list[Finding] = []
-    # Each audited run has a new ledger, of which a site's staff would otherwise be warned.
+    # Each audited run creates a ledger, about which the log would otherwise warn a site's staff.
     logger = logging.getLogger(NEW_LEDGERS)
     before, logger.disabled = logger.disabled, True
     try:
@@ -79,7 +79,7 @@ def audit(
 
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
-    """Check the rights of other users in a site's own folder, and the integrity of its ledger."""
+    """Check other users' permissions in a site's folder, and the integrity of the site's ledger."""
     open_to_others = [
         fault
         for path in (folder.parent, folder, *folder.rglob("*"))
@@ -94,11 +94,11 @@ def audit_state(folder: Path) -> tuple[Finding, ...]:
 
 
 def guarded(name: str, check: Callable[[], tuple[Finding, ...]]) -> tuple[Finding, ...]:
-    """Return the findings of an audit, or a single finding about its error."""
+    """Return an audit's findings, or a single finding if the audit raises an error."""
     try:
         return check()
     except DPFactError as error:  # our own messages contain no patient data
         detail = f"{type(error).__name__}: {error}"
-    except Exception as error:  # only the type of other errors
+    except Exception as error:  # of other errors, report only the type
         detail = type(error).__name__
     return (Finding(f"{name}: broke off", math.nan, (0.0, 0.0), detail),)

@@ -1,8 +1,8 @@
-"""Sensitivity: adding one patient changes a release only by the patient's own bounded part.
+"""Test that adding one patient changes a release only by that patient's own bounded part.
 
 Two sites, one of them with an additional patient, receive the same transcript. Their un-noised sums
 are exact integers and may differ by at most the sensitivity. The difference must equal the
-patient's own contribution, which shows that no other patient's part has changed. The patients are
+patient's own contribution, which shows that no other patient's part has changed. Patients are
 chosen to reach the bound. If no patient reaches the bound, the audit has no power and fails.
 """
 
@@ -42,11 +42,11 @@ _CANARIES_A_TRIAL = 2
 def audit_sensitivity(
     target: AuditTarget, rng: np.random.Generator, *, trials: int = 24
 ) -> tuple[Finding, ...]:
-    """Test the sensitivity of every release of the plan with random and hostile input.
+    """Test the sensitivity of every release in the plan with random and hostile input.
 
     Each trial has a small site, a transcript and two patients to add. The findings for each release
     are the largest distance as a fraction of the sensitivity (0.99 to 1) and the number of changes
-    in other patients' parts (0).
+    to other patients' parts (0).
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -82,7 +82,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with some of the target's patients, made-up patients, or an empty patient."""
+    """Return a site with some of the target's patients, made-up patients, or one empty patient."""
     if trial % 8 == 3:
         return alone(target.site, [empty(target.site.tensor.feature_shape)])
     if trial % 4 < 2:
@@ -93,13 +93,13 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Return the un-noised sums of a site's rounds, played in order."""
+    """Return the un-noised sums from a site's rounds, played in order."""
     world = SimulatedSite(target, transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 
 
 def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Fraction:
-    """Return the squared distance divided by the squared sensitivity, exactly."""
+    """Return the exact quotient of the squared distance and the squared sensitivity."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

@@ -1,7 +1,7 @@
-"""The audited site and run, and a simulation of the site with its own code and other data.
+"""The audited site and run, and a simulation of the site with real code and other data.
 
 The auditor chooses the `Transcript`, which may be as hostile as a server can be. A `SimulatedSite`
-runs `PatientRound`, a real site's code, on one data set.
+runs `PatientRound`, the code of a real site, on one data set.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
-"""Standard deviation of the noise in grid units, according to the design. The number is not
-imported, because the audited code must not supply its own reference."""
+"""Standard deviation of the noise in grid units, as designed. The value is not imported, because
+the audited code must not supply its own reference."""
 JOB = "audit"
 
 
 @dataclass(frozen=True)
 class AuditTarget:
-    """A site with all its codes, and the settings and plan of a run; `of` creates an instance."""
+    """A site with all its codes, and a run's settings and plan. Create instances with `of`."""
 
     site: SiteData
     solver: SolverSettings
@@ -55,7 +55,7 @@ class AuditTarget:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of codes in each mode, after the selection if there is a selection."""
+        """Number of codes in each mode, after any selection."""
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
@@ -63,7 +63,7 @@ class AuditTarget:
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
-        """Return the L2 distance by which one patient may move a release, by the design."""
+        """Return the L2 distance by which the design lets one patient move a release."""
         return KINDS[planned.kind].sensitivity(self.privacy.bound)
 
     def transcript(
@@ -74,7 +74,7 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> Transcript:
-        """Return the requests of a server that sends these factors whenever factors are used."""
+        """Return a server's requests, all of which carry these factors where factors are due."""
         solver = self.solver
         if relative_l21 is not None:
             solver = replace(solver, relative_l21=relative_l21)
@@ -93,7 +93,7 @@ class AuditTarget:
         return Transcript(anchors, selection, requests, releases or {})
 
     def _weights(self, selection: Selection) -> Weights:
-        """Return the most unequal weights that a site accepts, if the settings have weights."""
+        """Return the most unequal weights that a site accepts if the settings ask for weights."""
         if self.privacy.weighting == "none":
             return ()
         return tuple(
@@ -116,7 +116,7 @@ class AuditTarget:
 
 @dataclass(frozen=True, eq=False)
 class Transcript:
-    """A server's input to a site in a run, made by `AuditTarget.transcript`.
+    """A server's input to a site during a run, created by `AuditTarget.transcript`.
 
     `releases` replaces the site's own earlier releases.
     """
@@ -128,7 +128,7 @@ class Transcript:
 
 
 class SimulatedSite:
-    """A site with one data set, which answers a run and keeps its own state between rounds."""
+    """A site that holds one data set, answers a run's requests and keeps its own state."""
 
     def __init__(
         self,
@@ -146,19 +146,19 @@ class SimulatedSite:
         self._released = dict(transcript.releases)
 
     def state(self) -> SiteState | None:
-        """Return the state after the last round, which patient mode does not use."""
+        """Return the state after the latest round, which patient mode does not use."""
         return self._state
 
     def release(self, round_number: int) -> Release | None:
-        """Return a round's release, from the transcript or else from the site."""
+        """Return a round's release from the transcript or, failing that, from the site."""
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
-        """Return the exact un-noised sum of a planned release, in grid units."""
+        """Return the exact un-noised sum for a planned release, in grid units."""
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """Run a round as the site does. Return the un-noised sum and the release."""
+        """Run a round as the site does, and return the un-noised sum and the release."""
         work = self._work(planned)
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)
@@ -177,18 +177,18 @@ class SimulatedSite:
 def noise_of(
     planned: PlannedRelease, total: Integers, values: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Return the noise of released values, in units of its planned standard deviation."""
+    """Return the noise in released values, in units of the planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with the tensor of a random sample of patients, and no other data."""
+    """Return a site that holds a random sample of patients' cells and no other data."""
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 
 
 def random_selection(target: AuditTarget, rng: np.random.Generator) -> Selection:
-    """Return codes that a server might select."""
+    """Return random codes that a server might select."""
     if not target.privacy.codes_kept:
         return ()
     return tuple(

@@ -1,1 +1,1 @@
-"""The server's estimates from noisy statistics. All estimation is post-processing of releases."""
+"""The server's estimates from noisy statistics. All estimation is post-processing."""

@@ -1,9 +1,9 @@
-"""Estimate the chance that a phenotype is real, from the releases of a single run.
+"""Estimate the chance that a phenotype is real from the releases of a single run.
 
-Let P be the releases with noise n, and z fresh noise of the same deviation. The noises of halves
-P + z and P - z are independent, so only the patients' data make fits to both halves agree. If fits
-with different random starts find a phenotype again, it is likely to exist in other patients too.
-This is post-processing. docs/explanation/certainty.md explains how far to trust the figures.
+Let P be the releases, and let z be fresh noise with the same deviation as theirs. The noise in the
+half P + z is independent of the noise in the half P - z, so only the patients' data can make fits
+to both halves agree. A phenotype that fits with different random starts find again is likely to
+exist in other patients too. docs/explanation/certainty.md says how far to trust the figures.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from dpfact_flower.tensor import Factors, Floats, SparseTensor
 from dpfact_flower.tensor.cp import column_cosines, match_columns
 
 SPLITS = 6
-"""Number of draws of z."""
+"""Number of times that z is drawn."""
 _SURROGATES = 10_000
 """Number of surrogate patients drawn for each half."""
 _MOST_CELLS = 16.0
-"""Largest number of cells of a typical surrogate. If patients have more, surrogates get fewer codes
-in every mode."""
+"""Largest number of cells of a typical surrogate. If patients have more cells, surrogates get fewer
+codes in every mode."""
 _STEEP, _MIDDLE = 6.5, 2.7
-"""Slope and offset of the logistic curve from `returns` to the chance of being absent in other
+"""Slope and offset of the logistic curve that maps `returns` to the chance of being absent in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _ALIKE, _MANY_CELLS, _EVEN = 0.97, 4.0, 0.5
 """Three limits for phenotypes that may be part of another phenotype: the smallest similarity
-without one mode, the number of a typical patient's cells above which the phenotype is in doubt, and
-the smallest chance of a phenotype in doubt."""
+without one mode, the number of cells per typical patient above which the phenotype is in doubt, and
+the smallest chance for a phenotype in doubt."""
 _ITERATIONS = 20
-"""Iterations of the fit to a half's co-occurrences."""
+"""Number of iterations in the fit to a half's co-occurrences."""
 
 
 class Half(NamedTuple):
-    """One half of a split: the sum over sites, with noise of deviation `noise` on each entry."""
+    """One half of a split: the sum over sites, whose entries have noise of deviation `noise`."""
 
     total: NDArray[np.float32]
     noise: float
@@ -51,9 +51,9 @@ class Half(NamedTuple):
 def typical_counts(
     releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
 ) -> list[float]:
-    """Return a typical patient's number of codes of each mode, or [] if pairs are too noisy.
+    """Return a typical patient's number of codes in each mode, or [] if pairs are too noisy.
 
-    `cross` is as for `code_counts`.
+    The argument `cross` is as for `code_counts`.
     """
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return []
@@ -65,24 +65,24 @@ def typical_counts(
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, sigma: float, rng: np.random.Generator
 ) -> Iterator[Half]:
-    """Yield two halves, with independent noises, for each of `SPLITS` draws.
+    """Yield two halves with independent noise for each of `SPLITS` draws.
 
-    `sigma` is the deviation of the noise on each value of the packed `releases`.
+    Each value of the packed `releases` has noise of deviation `sigma`.
     """
     total = _sum(releases)
     deviation = sigma * math.sqrt(len(releases))
     for _ in range(SPLITS):
         fresh = deviation * rng.standard_normal(total.shape)
         for half in (total + fresh, total - fresh):
-            # A half's packed value has sqrt(2) times the noise of the sum, and an entry 1 / sqrt(2)
-            # times the noise of a packed value.
+            # A half's packed value has sqrt(2) times the sum's noise, and a matrix entry has 1 /
+            # sqrt(2) times a packed value's noise.
             yield Half(unpack([half], codes)[:, 0], deviation)
 
 
 def half_patients(
     half: Half, counts: Sequence[float], sizes: Sequence[int], rank: int, rng: np.random.Generator
 ) -> SparseTensor:
-    """Draw surrogate patients for one half, from a fit with one random start.
+    """Draw surrogate patients for one half from a fit with one random start.
 
     Surrogates have fewer codes than `counts` if `counts` would give too many cells.
     """
@@ -102,10 +102,10 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return each phenotype's mean similarity, 0 to 1, to its partner in the fits to the halves.
+    """Return each phenotype's mean similarity (0 to 1) to its match in the fits to the halves.
 
-    `fits` has a factor for each mode, of shape (fits, codes, R). The similarity of two phenotypes
-    is the product of their cosines over the modes.
+    `fits` holds one array per mode, of shape (fits, codes, R). The similarity of two phenotypes is
+    the product of their cosines over all modes.
     """
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):
@@ -115,7 +115,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def parts(factors: Factors) -> NDArray[np.bool_]:
-    """Return whether each phenotype may be part of another, alike in all modes but one."""
+    """Return whether each phenotype is like another in all modes but one, so may be part of it."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
@@ -128,8 +128,8 @@ def parts(factors: Factors) -> NDArray[np.bool_]:
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return the chance that each phenotype is absent from a noiseless fit to other patients.
 
-    `fits` are as for `returns`, and `cells` is the number of a typical patient's cells. If patients
-    have many cells, the chance for phenotypes in `parts` is at least one half.
+    `fits` is as for `returns`, and `cells` is a typical patient's number of cells. If patients have
+    many cells, the chance for phenotypes in `parts` is at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))

@@ -1,4 +1,4 @@
-"""Choose the codes that a run keeps, and their weights, from the sites' counts of codes."""
+"""Choose the codes that a run keeps, and the codes' weights, from the sites' code counts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 
 _MOST_PAIRED = 4000
-"""Largest total number of codes that are all paired without noise. A site then has 8 million
+"""Largest total number of codes that are all paired if there is no noise. A site then has 8 million
 values."""
 _FREQUENT = 1000
-"""Number of codes that are paired from longer lists. On 13,515 codes of a synthetic cohort, 4,000
-paired codes were no better and took the server 65 s instead of 4."""
+"""Number of codes that are paired if lists are longer. For a synthetic cohort with 13,515 codes,
+pairing 4,000 codes was no better and took the server 65 s instead of 4."""
 _SEEN = 3.0
-"""Smallest count, in standard deviations of its noise. Smaller counts are raised to this value."""
+"""Smallest count, in standard deviations of its noise. A lower count is raised to this value."""
 
 
 def kept_codes(
@@ -26,7 +26,7 @@ def kept_codes(
 ) -> tuple[NDArray[np.int32], ...]:
     """Return the positions of each mode's most frequent codes, from the sites' noisy counts.
 
-    Positions ascend, and the earlier of two equally frequent codes is kept.
+    Positions ascend. If two codes are equally frequent, the earlier code is kept.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -37,9 +37,9 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes of each mode to pair in a start without noise. Empty means all codes.
+    """Return how many codes of each mode to pair in a start without noise, or () for all codes.
 
-    With long lists, modes share `_FREQUENT` codes equally. Short modes keep all codes.
+    If lists are long, modes share `_FREQUENT` codes equally. Short modes keep all their codes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -54,11 +54,11 @@ def code_weights(
     releases: Sequence[NDArray[np.float32]], sizes: Sequence[int], selection: Selection,
     sigma: float,
 ) -> Weights:  # fmt: skip
-    """Return weights in [`LEAST_WEIGHT`, 1] of the codes in `selection`.
+    """Return weights in [`LEAST_WEIGHT`, 1] for the codes in `selection`.
 
     A code that c patients have gets the weight 1 / sqrt(c), relative to the rarest code, so a
-    cell's squared error counts with the product of its codes' inverse frequencies, as in
-    correspondence analysis. Each site's counts have noise of deviation `sigma`.
+    cell's squared error is weighted by the product of its codes' inverse frequencies, as in
+    correspondence analysis. The noise in each site's counts has deviation `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
-F >= 0 has the feature factors of all modes stacked, and d_t >= 0 is site t's usage of each column
-of F. Diagonals are not released and have no effect. An iteration is exact coordinate descent: one
-row of F after another, then the usages of every site. ``P_t F``, which takes most of the time, is
-computed once, and updated after each block of rows.
+F >= 0 stacks the feature factors of all modes, and d_t >= 0 is site t's usage of each column of F.
+Diagonals are not released and have no effect. Each iteration is exact coordinate descent: one row
+of F after another, then the usages of every site. The product ``P_t F``, which takes most of the
+time, is computed once and then updated after each block of rows.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from dpfact_flower.tensor import Floats
 from dpfact_flower.tensor.triangle import unpack_strict
 
 Sites = NDArray[np.floating[Any]]
-"""Array of shape (codes, T, codes) in which ``sites[j, t, k]`` is P_t[j, k]. The rows of a code are
-contiguous, so that a block of codes of all sites is one matrix. float32 is precise enough."""
+"""An array of shape (codes, T, codes) in which ``sites[j, t, k]`` is P_t[j, k]. Each code's rows
+are contiguous, so a block of codes for all sites is one matrix. float32 is precise enough."""
 
 _BLOCK = 32
-"""Rows between two updates of ``P_t F``. The values 64 and 128 are as fast."""
+"""Number of rows between two updates of ``P_t F``. The values 64 and 128 are as fast."""
 _ROW_SWEEPS, _USAGE_SWEEPS = 2, 3
-"""Sweeps of coordinate descent within one row of F, and within the usages."""
+"""Numbers of coordinate-descent sweeps within one row of F, and within the usages."""
 TINY = 1e-12
-"""Smallest divisor, to avoid division by zero."""
+"""The smallest divisor, which avoids division by zero."""
 
 
 class Model(NamedTuple):
-    """Stacked factors of all modes, shape (codes, R), and the sites' usages, shape (T, R)."""
+    """The stacked factors of all modes, shape (codes, R), and the sites' usages, shape (T, R)."""
 
     F: Floats
     d: Floats
 
 
 def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArray[np.float32]:
-    """Arrange the sites' matrices, released as strict triangles, as `Sites` with zero diagonals."""
+    """Unpack the sites' released strict triangles into `Sites` with zero diagonals."""
     sites = np.zeros((codes, len(releases), codes), np.float32)
     for t, release in enumerate(releases):
         unpack_strict(np.asarray(release, np.float64), sites[:, t])
@@ -47,7 +47,7 @@ def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArr
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """Return ``P_t F`` of every site, shape (T, codes, R)."""
+    """Return ``P_t F`` for every site, shape (T, codes, R)."""
     codes, count, _ = sites.shape
     flat = sites.reshape(codes, -1).T  # the matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
@@ -60,17 +60,17 @@ def pairs_gram(F: Floats) -> Floats:
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """Return the decrease of the squared error off the diagonals, compared with no factors."""
+    """Return how much the model reduces the squared error off the diagonals."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
 def fit(
     sites: Sites, start: Model, *, threshold: float, iterations: int, settled: float = 0.0
 ) -> Model:
-    """Improve F and d alternately, in at most `iterations` steps.
+    """Improve F and d alternately in at most `iterations` steps.
 
     A code stays in a factor if its contribution exceeds noise of deviation `threshold` on an entry.
-    The fit ends when a step changes the explained part by less than the share `settled`.
+    The fit ends when a step changes the explained part by less than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -90,7 +90,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit each site's non-negative usages, in place, to results of `inner` and `pairs_gram`."""
+    """Fit each site's non-negative usages in place to results of `inner` and `pairs_gram`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -106,7 +106,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Minimise over one row of F after another, and update `products`."""
+    """Minimise the error over one row of F after another, and update `products`."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -137,7 +137,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute ``sum_t d_t * (P_t F)`` in one row of a block, after the steps in earlier rows."""
+    """Compute ``sum_t d_t * (P_t F)`` for one row of a block, after the steps in earlier rows."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):
@@ -153,9 +153,9 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise over the rows of F from `first`, one for each row of `change`, the array of steps.
+    """Minimise over the rows of F from `first` on, and write each row's step to `change`.
 
-    `products` are the values before the block. `gram` is updated.
+    `products` holds the values from before the block, and `gram` is updated.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
@@ -164,7 +164,7 @@ def _update_block(
         old[:] = row
         _targets(rows, first, d, products, change, place, slope)
         for r in range(rank):
-            for s in range(rank):  # without the row itself, because diagonals do not count
+            for s in range(rank):  # omit the row itself, because diagonals do not count
                 system[r, s] = weights[r, s] * (gram[r, s] - row[r] * row[s])
                 slope[s] -= system[r, s] * row[r]
             slope[r] -= threshold * math.sqrt(max(system[r, r], 0.0))

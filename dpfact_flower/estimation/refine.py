@@ -1,15 +1,15 @@
 """Refine one mode's global factor from the sites' noisy least-squares statistics.
 
 Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
-``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K the Khatri-Rao
-product of the other modes' factors. Without noise the best factor F of the mode minimises
-``tr(F (G_t * H) F') / 2 - <M_t, F>``, with H the product of the other factors' Gram matrices. All
-functions here are post-processing.
+``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K is the Khatri-Rao
+product of the other modes' factors. Without noise, the mode's best factor F minimises
+``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the product of the other factors' Gram matrices.
+All functions here are post-processing.
 
-In the pooled sum, noise grows with sqrt(T) and the signal with T. So that the other sites' noise
-does not hide a phenotype of a single site, each site is weighted by its estimated usage. The rest
-is the paper's elastic form: passes over columns that minimise the pooled quadratic, a pull toward
-the previous global factor, and a soft threshold in units of the noise.
+In the pooled sum of T sites, the noise grows with sqrt(T) and the signal with T. Each site is
+weighted by its estimated usage so that other sites' noise does not hide a phenotype that occurs at
+a single site. The rest is the paper's elastic form: passes over columns that minimise the pooled
+quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole_size
 
 _LEAST_WEIGHT = 0.02
-"""Weight of a site that seems not to use a phenotype, relative to the largest weight."""
+"""Relative weight of a site that does not seem to use a phenotype."""
 _FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
-With this pull, a noisy statistic moves a weak phenotype only a little, and several rounds average
+The pull lets a noisy statistic move a weak phenotype only a little, so that several rounds average
 out the noise."""
-_LEAST = 1e-9  # least energy or norm of a column, as a divisor
+_LEAST = 1e-9  # least energy or norm of a column in a divisor
 
 
 @dataclass(frozen=True, eq=False)
 class Quadratic:
-    """The convex function of F >= 0 that the passes minimise, with the curvature Q.
+    """The convex function of F >= 0 that the passes minimise, whose curvature is Q.
 
     ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``.
     """
@@ -53,21 +53,21 @@ class Quadratic:
 
 
 def packed_size(size: int, rank: int) -> int:
-    """Return the number of values in one release: M and the upper triangle of G."""
+    """Return the number of values in one release, which holds M and the upper triangle of G."""
     return size * rank + whole_size(rank)
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Pack the statistic (M, G) of one site for release, as rows of M and `triangle` of G.
+    """Pack one site's statistic (M, G) for release, as the rows of M and the `triangle` of G.
 
-    The norm of the result is the norm of (M, G).
+    The result has the same norm as (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Return M and the full G from a site's release."""
+    """Extract M and the full G from a site's release."""
     vector, expected = np.asarray(release, np.float64), packed_size(size, rank)
     if vector.shape != (expected,) or not np.isfinite(vector).all():
         raise DataError(
@@ -86,12 +86,12 @@ def refine_factor(
     tau: int = 3,
     pull: float = 0.1,
 ) -> Factors:
-    """Update one mode's global factor from one release of each site. Columns have norm 1.
+    """Update one mode's global factor, whose columns have norm 1, from one release per site.
 
-    Each value of a release, computed with `factors`, has noise of deviation `sigma`. `shrink` is
-    the soft threshold in standard deviations of the pooled noise, `tau` the number of elastic
-    passes, and `pull` the weight of the previous factor relative to a column's own curvature. A
-    column that would become empty stays unchanged.
+    The releases were computed with `factors`, and their values have noise of deviation `sigma`.
+    `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` is the number
+    of elastic passes, and `pull` is the weight of the previous factor relative to a column's own
+    curvature. A column that would become empty stays unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
     p, found = problem, problem.previous.copy()
@@ -106,9 +106,9 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Pool the sites' noisy problems into one convex problem; arguments as for `refine_factor`.
+    """Pool the sites' noisy problems into one convex problem, with `refine_factor`'s arguments.
 
-    With F^ the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
+    If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
     ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``: equal weights give plain ``sum_t M_t``.
     """
@@ -138,13 +138,13 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Estimate the sites' usage of each phenotype by empirical Bayes from their G's diagonals.
 
     The prior mean is a site's share times a phenotype's total. The prior variance is the part of
-    the deviations from the mean that noise of deviation `sigma` does not explain.
+    the squared deviations from this mean that noise of deviation `sigma` does not explain.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
     total = np.maximum((noisy * share[:, None]).sum(axis=0) / np.square(share).sum(), 0)
     likely = np.outer(share, total)
-    # Deviations are assumed to grow with the site and to be equal for all phenotypes.
+    # Deviations are assumed to grow with a site's share and to be equal for all phenotypes.
     spread = np.outer(np.square(share), np.full(len(total), np.square(total).mean()))
     unexplained = np.square(noisy - likely).sum() - noisy.size * sigma**2
     variance = spread * max(unexplained, 0.0) / max(spread.sum(), np.finfo(float).tiny)
@@ -153,12 +153,12 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return weights of sites' residuals for each phenotype, shape (T, R). The largest weight is 1.
+    """Return the weights of sites' residuals for each phenotype, shape (T, R), at most 1.
 
-    A residual and its variance between patients grow with the usage, so ``usage / (usage + noise)``
+    A residual and its variance between patients grow with usage, so ``usage / (usage + noise)``
     gives the best signal-to-noise ratio: equal weights under little noise, and a matched filter
-    under much noise. `noise` is the variance on a column of a site's statistic, in squared
-    patients, since each patient's residual has norm 1 at most.
+    under much noise. `noise` is the variance of the noise on a column of a site's statistic, in
+    squared patients, because each patient's residual has norm 1 at most.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -178,7 +178,7 @@ def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Fl
 
 
 def _product(left: Floats, right: Floats) -> Floats:
-    """Multiply two matrices without BLAS, so that sums do not depend on the number of threads."""
+    """Multiply two matrices without BLAS, whose sums would depend on the number of threads."""
     return np.asarray(np.einsum("ir,rs->is", left, right))
 
 
@@ -186,7 +186,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Minimise exactly over one column after another, `tau` times, in place."""
+    """Minimise the function exactly over one column after another, in place, `tau` times."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):
@@ -203,7 +203,7 @@ def _passes(
 
 
 class Average(NamedTuple):
-    """Average of one mode's releases over rounds, and the deviation of the noise on its values."""
+    """The average of one mode's releases over rounds, with the deviation of its values' noise."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
@@ -211,10 +211,10 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """Averages of each mode's releases. The last average has weight `share` in the next average.
+    """The average of each mode's releases. The last average has weight `share` in the next one.
 
-    Rounds have independent noise. If noise limits refinement, factors move little, and the average
-    has the same signal and less noise.
+    Different rounds have independent noise. If noise limits refinement, factors move little, and
+    the average has the same signal as one round but less noise.
     """
 
     def __init__(self, share: float) -> None:
@@ -224,10 +224,10 @@ class RunningAverage:
     def averaged(
         self, mode: int, sites: Sequence[str], releases: Sequence[Array], sigma: float
     ) -> Average:
-        """Average a mode's newest releases with the kept average, and keep the result.
+        """Average a mode's newest releases with the stored average, and store the result.
 
-        If the set of answering sites has changed, the kept average is dropped, because the averages
-        of all sites must have the same noise.
+        If different sites answer, the stored average is dropped, because all sites' averages must
+        have the same noise.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:
@@ -243,7 +243,7 @@ class RunningAverage:
         return newest
 
     def arrays(self) -> dict[str, Array]:
-        """Return the averages as arrays for a checkpoint; see `restore`."""
+        """Return the averages as arrays for a checkpoint, which `restore` can load."""
         found: dict[str, Array] = {}
         for mode, average in self._averages.items():
             found[f"average_{mode}"] = average.values
@@ -252,7 +252,7 @@ class RunningAverage:
         return found
 
     def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
-        """Load the averages of `modes` modes from `arrays`. Other arrays are ignored."""
+        """Load the averages of `modes` modes from `arrays`, ignoring all other arrays."""
         self._averages = {
             mode: Average(
                 tuple(arrays[f"{name}_sites"].tolist()),

@@ -1,10 +1,10 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
-The matrices of all sites are fitted at once (`pair_fit`). The problem is not convex, so there are
-*random* candidates, fitted to the sum over sites and then to every site, and *grown* candidates, to
-which factors are added where the residual is largest. All are compared on data with unseen noise:
-for fresh noise z of the releases' deviation, P + z / 2 and P - 2 z have independent noise. If a
-random candidate is best, one more starts from the average of all. This is post-processing
+The matrices of all sites are fitted at once (`pair_fit`). The problem is not convex, so the server
+tries *random* candidates, fitted to the sum over sites and then to every site, and *grown* ones, to
+which factors are added where the residual is largest. Candidates are compared on data with unseen
+noise: if z is fresh noise with the releases' deviation, P + z / 2 and P - 2 z have independent
+noise. If a random candidate is best, one more starts from the average of all
 (docs/explanation/start.md).
 """
 
@@ -41,24 +41,24 @@ from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _APART = 20
-"""Largest number of sites that are fitted separately. More sites are summed in this number of
-groups, which bounds time and memory (docs/explanation/start.md)."""
+"""Largest number of sites that are fitted separately. A larger number of sites is summed into this
+many groups, which bounds time and memory (docs/explanation/start.md)."""
 _RESTARTS, _GROWTHS = 6, 1
-"""Number of random candidates, and number of grown candidates."""
+"""Numbers of random candidates and of grown candidates."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
-"""Numbers of iterations: of a random start on the sum over sites; of a candidate on all sites; at
-most of a fit to the candidates' average; and at most of the last fit to the releases."""
+"""Numbers of iterations for a random start on the sum over sites and for a candidate on all sites,
+and largest numbers for a fit to the candidates' average and for the last fit to the releases."""
 _SETTLED = 1e-4
 """The last fit ends when an iteration changes the explained part by less than this share."""
 _THRESHOLD = 1.0
-"""Soft threshold of a fit to all sites, in standard deviations of an entry's noise. A threshold of
-2 loses faint phenotypes of real data, and refinement cannot restore them."""
+"""Soft threshold in a fit to all sites, in standard deviations of an entry's noise. A threshold of
+2 loses faint phenotypes in real data, and refinement cannot restore lost phenotypes."""
 _SPLIT = 0.5
-"""Deviation of the fresh noise in the data that candidates are fitted to, relative to the noise of
-the releases. With one half, the total noise is 1.12 times as large. The test data have fresh noise
-of the inverse deviation."""
+"""Deviation of the fresh noise in the data to which candidates are fitted, relative to the
+releases' noise. A value of one half makes the total noise 1.12 times as large. Fresh noise in the
+test data has the inverse deviation."""
 _LEAST = 1e-6
-"""Value added to every entry, so that no column is empty."""
+"""Value that is added to every entry so that no column is empty."""
 _USAGE_SWEEPS = 50
 
 _Candidate = Callable[[np.random.Generator], Model | None]
@@ -68,8 +68,8 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 class Start:
     """The first factors, estimated from co-occurrences: non-negative, with columns of norm 1.
 
-    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. With more
-    than `_APART` sites, usages refer to the sums of groups.
+    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. If there are
+    more than `_APART` sites, usages refer to groups' sums.
     """
 
     factors: Factors
@@ -86,7 +86,7 @@ def start_factors(
     *,
     restarts: int = _RESTARTS,
 ) -> Start:
-    """Fit the packed co-occurrences of all sites, with noise of deviation `sigma` on each value."""
+    """Fit all sites' packed co-occurrences, whose values have noise of deviation `sigma`."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
@@ -104,12 +104,12 @@ def start_factors(
 
 
 def directions(sites: Sites, sigma: float) -> int:
-    """Return the number of directions of the sites' summed co-occurrences above the noise.
+    """Return how many directions in the sites' summed co-occurrences stand above the noise.
 
-    For n codes and noise of deviation s on an entry, noise alone has eigenvalues up to about 2 s
-    sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). With far fewer directions
-    than phenotypes, most phenotypes are noise, but sparse factors can be found below the edge.
-    `sigma` is the deviation of the noise on each released value.
+    For n codes and noise of deviation s on each entry, noise alone has eigenvalues up to about 2 s
+    sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). If directions are far
+    fewer than phenotypes, most phenotypes are noise, but sparse factors can be found below the
+    edge. The noise on each released value has deviation `sigma`.
     """
     codes, count, _ = sites.shape
     noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) times an entry
@@ -119,9 +119,9 @@ def directions(sites: Sites, sigma: float) -> int:
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Estimate a site's usage of each phenotype, and its deviation under noise, from a release.
+    """Estimate a site's usage of each phenotype, and the usage's deviation, from a release.
 
-    The usage is fitted by non-negative least squares to the columns' directions.
+    Non-negative least squares fits the usage to the columns' directions.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
@@ -134,9 +134,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum releases over at most `_APART` groups of sites, and return the roots of group sizes.
+    """Sum releases over at most `_APART` groups of sites, and return the roots of the group sizes.
 
-    Each sum is divided by the root of its group's size, so it has the noise of one release.
+    Each sum is divided by the root of its group's size, so a sum has the noise of one release.
     """
     if not releases:
         raise DataError("start: there are no releases")
@@ -154,7 +154,7 @@ def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator,
     restarts: int,
 ) -> Model:  # fmt: skip
-    """Return the candidate that best predicts unseen data. Without noise, this is the best fit."""
+    """Return the candidate that best predicts unseen data or, without noise, the best fit."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
@@ -205,7 +205,7 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release with its fresh noise, which the same `rng` draws again, to save memory."""
+    """Yield each release with fresh noise, which an equal `rng` can draw again to save memory."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -218,7 +218,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """Fit the average of the candidates, starting from `first`. The average overwrites `mean`."""
+    """Fit the candidates' average, starting from `first`. The average overwrites `mean`."""
     mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
@@ -237,29 +237,27 @@ def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) 
 
 
 def _restore_empty(fitted: Model, before: Model) -> Model:
-    """Restore the previous values of factors that the threshold made empty."""
+    """Restore the previous values of factors that the threshold has emptied."""
     gone = fitted.F.sum(axis=0) == 0
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
 
 # --- Growth ---------------------------------------------------------------------------------------
 
-# A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` over the residuals R_t,
+# A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` for the residuals R_t,
 # under a soft threshold. Exact updates of f and d alternate, from several directions at once.
 
 _STEP, _SWEEPS = 2, 4
-"""Largest number of factors added in a step, and iterations on all factors after a step."""
+"""Largest number of factors added in a step, and number of iterations on all factors after it."""
 _GROWTH_THRESHOLD, _LOWER = 2.0, 0.7
-"""Soft threshold in standard deviations of an entry's noise, for distinct phenotypes under much
-noise, and the factor that lowers the threshold for faint phenotypes when a step finds no new
-factor."""
+"""Soft threshold in standard deviations of an entry's noise, suited to distinct phenotypes under
+much noise, and the multiplier that lowers the threshold when a step finds no new factor."""
 _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
-"""Shares of the threshold, tried in order until a new factor is not empty."""
+"""Fractions of the threshold, tried in order until a new factor is not empty."""
 _TRIES, _POWER = 4, 15
-"""Number of random directions in addition to one for each site, and largest number of
-iterations."""
+"""Number of random directions in addition to one per site, and largest number of iterations."""
 _POWER_SETTLED = 0.01
-"""A search ends when no direction's gain changes by more than this share of the largest."""
+"""A search ends when no direction's gain changes by more than this fraction of the largest gain."""
 _UNLIKE = 0.5
 """Largest cosine between two factors that one search may add."""
 
@@ -267,8 +265,8 @@ _UNLIKE = 0.5
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
     """Add factors where the residual is largest, or return None if too few exceed the noise.
 
-    When all new factors of a step are below the threshold, the threshold is lowered for all later
-    steps. `noise` is the standard deviation on an entry.
+    If all of a step's new factors are below the threshold, the threshold is lowered for all later
+    steps. `noise` is the standard deviation of an entry's noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -290,10 +288,10 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` explains most of the residual.
+    """Find unit f >= 0 and usages d >= 0 such that ``d_t f f^T`` explains most of the residual.
 
-    The threshold, as for `pair_fit.fit`, is lowered until a factor remains. Return one to `most`
-    dissimilar factors, the best first.
+    The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
+    `most` dissimilar factors, the best first.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -310,9 +308,9 @@ def greedy_init(
 def _power_iterations(
     sites: Sites, model: Model, threshold: float, rng: np.random.Generator
 ) -> tuple[Floats, Floats, Floats]:
-    """Return directions, usages and gains of power iterations from random directions.
+    """Return directions, usages and gains from power iterations that start in random directions.
 
-    Some directions start with equal usages, and one per site starts with usage at that site only.
+    Some directions start with equal usages, and one per site starts with usage only at that site.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -337,7 +335,7 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """Return ``(P_t - F diag(d_t) F^T) X`` of every site, (T, codes, columns), off the diagonal."""
+    """Return ``(P_t - F diag(d_t) F^T) X`` for each site, (T, codes, columns), off the diagonal."""
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F

@@ -1,10 +1,10 @@
-"""Draw surrogate patients at the server from noisy co-occurrences.
+"""Draw surrogate patients on the server from noisy co-occurrences.
 
-The factors that explain co-occurrences differ from the factors that explain patients with few
+The factors that explain co-occurrences differ from those that explain the data of patients with few
 codes. Refinement would need tens of charged rounds to remove the difference, while fitting
-artificial patients is post-processing (docs/explanation/start.md). A surrogate has a typical number
-of codes of each mode. Codes are drawn one after another, each given the earlier codes (naive
-Bayes), with a chance that two codes are unrelated.
+surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical number of codes
+in each mode. Its codes are drawn one after another, each given the earlier codes (naive Bayes),
+with some chance that two codes are unrelated.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 16.0, 40.0
-"""Largest numbers of cells of a typical patient: for the estimate, and for an estimate that is
-higher by `_DEVIATIONS` standard deviations of the noise."""
+"""Largest allowed number of cells of a typical patient, as estimated, and as estimated with masses
+shifted by `_DEVIATIONS` standard deviations of the noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold on the start's residual, in standard deviations of its noise."""
 _UNRELATED = 0.5
-"""Chance that two codes of a patient with very many codes are unrelated."""
+"""Chance that two codes are unrelated in a patient with very many codes."""
 _CHUNK = 2_000
-"""Surrogates drawn at a time. Memory use is this number of values per code."""
+"""Number of surrogates drawn at a time, which is also the number of values in memory per code."""
 _MOST_CELLS, _MOST_CODES = 64, 8
-"""Largest number of cells of one surrogate, and largest number of codes in one mode."""
+"""Largest number of cells in one surrogate, and largest number of its codes in one mode."""
 _SETTLING = 50
 
 
@@ -41,10 +41,10 @@ def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
     rng: np.random.Generator, *, number: int,
 ) -> SparseTensor | None:  # fmt: skip
-    """Draw patients like those of the sites, or return None if patients have too many codes.
+    """Draw patients like those at the sites, or return None if patients have too many codes.
 
-    `start` was made from `releases`, which have noise of deviation `sigma` on each value. `cross`
-    is the weight of a block of two modes relative to a block of one mode.
+    `start` was computed from `releases`, whose values have noise of deviation `sigma`. `cross` is
+    the weight of a block for two modes relative to a block for one mode.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
@@ -66,7 +66,7 @@ def surrogates_of(
 
 
 def likely_pairs(total: Array, model: Array, noise: float) -> Array:
-    """Return a model's co-occurrences plus residuals above the noise; 0 on the diagonal."""
+    """Return a model's co-occurrences plus residuals above the noise, with a zero diagonal."""
     rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -79,13 +79,13 @@ def surrogate_patients(
     pairs: NDArray[np.floating[Any]], counts: Sequence[float], sizes: Sequence[int], number: int,
     rng: np.random.Generator,
 ) -> SparseTensor:  # fmt: skip
-    """Draw patients with co-occurrences `pairs`, which are symmetric with a zero diagonal.
+    """Draw patients whose co-occurrences follow `pairs`, a symmetric matrix with a zero diagonal.
 
-    Patients have cells of 1 for all combinations of codes, or no cells if a mode has no codes.
+    A patient has a cell of 1 for every combination of codes, or no cells if a mode has no codes.
     """
     offsets = np.cumsum([0, *sizes])
-    # The chance that a code is drawn only by its frequency, so no code excludes another. Patients
-    # with many codes have several conditions, but naive Bayes relates all codes.
+    # A code may be drawn only by its frequency, so no code excludes another. Patients with many
+    # codes have several conditions, but naive Bayes relates all codes to each other.
     chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
     frequency, given = _conditionals(pairs, offsets, chance)
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
@@ -103,15 +103,15 @@ def surrogate_patients(
 def code_counts(
     total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
 ) -> list[float]:
-    """Estimate a patient's mean number of codes of each mode from the masses of blocks.
+    """Estimate a patient's mean number of codes in each mode from the blocks' masses.
 
-    A patient with k_n codes of each mode in all combinations has a block of two modes of mass
-    ``cross sqrt(k_m k_n)`` and one of mode n alone of mass ``sqrt(k_n (k_n - 1) / 2)``, up to a
-    common scale. With q the quotient of the second mass and the first,
+    For a patient with k_n codes in mode n, in all combinations, the block for modes m and n has
+    mass ``cross sqrt(k_m k_n)`` and the block for mode n alone has mass
+    ``sqrt(k_n (k_n - 1) / 2)``, up to a common scale. If q is the second mass divided by the first,
     ``k_n = 1 + 2 (cross q)^2 k_m``.
 
-    Each mass is shifted toward more codes by its standard deviation under noise of deviation
-    `raised` on every entry. Counts are from 1 to `_MOST_CODES`.
+    Each mass is shifted toward more codes by its standard deviation if every entry has noise of
+    deviation `raised`. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -130,7 +130,7 @@ def code_counts(
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return codes' frequencies in pairs with other modes, and P(row's code | column's code)."""
+    """Return each code's frequency in pairs with other modes, and P(row's code | column's code)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):
@@ -151,7 +151,7 @@ def _drawn(
     frequency: NDArray[np.float32], given: NDArray[np.float32], offsets: NDArray[Any],
     counts: Sequence[float], most: int, number: int, rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:  # fmt: skip
-    """Draw the codes of each mode, as arrays of shape (number, most), padded with -1."""
+    """Draw the codes in each mode, as arrays of shape (number, most) padded with -1."""
     score = np.tile(frequency, (number, 1))
     codes = [np.full((number, most), -1, np.int64) for _ in counts]
     wanted = [1 + rng.poisson(count - 1, number) for count in counts]
@@ -168,7 +168,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return all combinations of each patient's codes, as rows of patient and one code per mode."""
+    """Return all combinations of each patient's codes, as rows: the patient, a code per mode."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]

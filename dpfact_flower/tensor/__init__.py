@@ -1,7 +1,7 @@
-"""Sparse tensors, their CP models, and measures of both.
+"""Sparse tensors, their CP models, and measures of error and similarity.
 
-Import models from `cp`, which needs numba. Importing numba takes half a second, and the tensor type
-does not need it.
+Import models from `cp`, which needs numba. The tensor type does not need numba, whose import takes
+half a second.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection, Weights

@@ -1,6 +1,6 @@
-"""CP models: their exact error on a sparse tensor, and the similarity of two models.
+"""CP models, with their exact error on a sparse tensor and the similarity of two models.
 
-Sums over all cells are computed in float64 from the values at the non-zeros and Gram matrices.
+Sums over all cells are computed in float64 from Gram matrices and the values at the non-zeros.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dpfact_flower.tensor.stack import model_values
 Matrices = tuple[Floats, ...]
 """Factors in float64, for comparing models and summing errors."""
 
-_BLOCK = 1 << 9  # rows multiplied at a time
-_MANY = 1 << 12  # from this many rows, blocks are multiplied in float32
+_BLOCK = 1 << 9  # number of rows multiplied at a time
+_MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class CPModel:
-    """A CP model with one read-only factor matrix per mode. Mode 0 is the patients."""
+    """A CP model with one read-only factor matrix per mode. Mode 0 represents the patients."""
 
     factors: Matrices
 
@@ -44,11 +44,11 @@ class CPModel:
 
     @classmethod
     def of(cls, *factors: ArrayLike) -> CPModel:
-        """Make a model from factor matrices of any float type, patients first."""
+        """Make a model from factor matrices of any float type, with the patients' factor first."""
         return cls(tuple(np.asarray(factor, np.float64) for factor in factors))
 
     def __repr__(self) -> str:
-        # Only sizes: the first factor describes patients.
+        # Show only sizes, because the first factor describes patients.
         return f"CPModel(shape={self.shape}, rank={self.rank})"
 
     @property
@@ -72,11 +72,11 @@ class CPModel:
         return column_weights(self.factors)
 
     def normalized(self) -> tuple[NDArray[np.float64], CPModel]:
-        """Return the weights and a model with unit columns. A column of zeros stays zero."""
+        """Return the weights and a model with columns of norm 1. A column of zeros stays zero."""
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """Return the same model with unit feature columns and the scale in the patients' factor."""
+        """Return the same model with unit feature columns, scaling the patients' factor instead."""
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
@@ -99,14 +99,14 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """Return a TensorLy `CPTensor` of NumPy arrays: the weights, and columns of norm 1."""
+        """Return a TensorLy `CPTensor` of NumPy arrays, with the weights and columns of norm 1."""
         from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
 
         weights, unit = self.normalized()
         return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
 
     def to_pyttb(self) -> Any:
-        """Return a pyttb `ktensor`: the weights, and columns of norm 1."""
+        """Return a pyttb `ktensor` with the weights and columns of norm 1."""
         from pyttb.ktensor import ktensor  # noqa: PLC0415 - optional
 
         weights, unit = self.normalized()
@@ -123,14 +123,14 @@ class CPModel:
         return dense
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return exact sums of squared errors on a tensor of this shape; see `squared_error`."""
+        """Return exact sums of squared errors on a tensor of this shape (see `squared_error`)."""
         return squared_error(tensor, self.factors)
 
 
 def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
-    """Return exact sums of squared errors of a CP model, in float64.
+    """Return a CP model's exact sums of squared errors in float64.
 
-    The error over the zero cells is ||M||^2 minus the sum of squares of M at the non-zeros, which
+    The error over zero cells is ||M||^2 minus the sum of M's squares at the non-zeros, which
     suffers less from cancellation than ||X||^2 - 2<X,M> + ||M||^2.
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
@@ -147,7 +147,7 @@ def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
 def _at_nonzeros(
     tensor: SparseTensor, factors: Sequence[NDArray[Any]]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the values of the tensor and of the model at the non-zeros, part by part."""
+    """Yield the tensor's and the model's values at the non-zeros, part by part."""
     shape = tuple(map(len, factors))
     if tensor.shape != shape:
         raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {shape}")
@@ -161,7 +161,7 @@ def _at_nonzeros(
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Return factors of one rank as read-only float64. Refuse other input."""
+    """Return factors as read-only float64 arrays. Refuse factors that are not of one rank."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -182,7 +182,7 @@ def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
 
 
 def column_weights(factors: Matrices) -> Floats:
-    """Return the product, over the modes, of the norms of each component's columns."""
+    """Return the product over all modes of the norms of each component's columns."""
     return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
 
 
@@ -195,8 +195,8 @@ def unit_columns(factor: Floats) -> Floats:
 def gram(factor: Array) -> NDArray[np.float64]:
     """Return ``factor.T @ factor``, summed in float64.
 
-    Blocks of a long factor are multiplied in its own precision, with a relative error below 1e-6
-    for float32.
+    Blocks of a long factor are multiplied in the factor's own precision, with a relative error
+    below 1e-6 for float32.
     """
     total = np.zeros((factor.shape[1], factor.shape[1]))
     for start in range(0, len(factor), _BLOCK):
@@ -213,15 +213,15 @@ def hadamard(grams: Sequence[Array]) -> NDArray[np.float64]:
 
 
 Factorised = CPModel | Sequence[ArrayLike]
-"""A model, or factors in the same order."""
+"""A model, or its factors in the same order."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of the components of two models, with min(R) pairs.
+    """A one-to-one matching of two models' components, with as many pairs as the smaller rank.
 
     Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second,
-    ordered by `truth`. `cosines` is the product, over the modes, of the matched columns' cosines.
+    ordered by `truth`. `cosines` is the product over all modes of the matched columns' cosines.
     """
 
     estimate: NDArray[np.intp]
@@ -230,13 +230,13 @@ class Match:
 
 
 def match_columns(estimate: Factorised, truth: Factorised) -> Match:
-    """Match components so that the sum of their cosine products is largest (Hungarian method).
+    """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy scores of pyttb and the Tensor Toolbox give the same sum or a smaller one. A column
-    of zeros has cosine 0 with every column. Signs count, as in the paper, so a model that is
+    of zeros has cosine 0 with every column. As in the paper, signs matter, so a model that is
     compared without one of its modes should be non-negative.
 
-    Both arguments are models, or sequences of factors such as the feature factors alone. The sizes
+    Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
     must agree, but the ranks may differ.
     """
     similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth)))
@@ -250,14 +250,14 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 
 
 def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
-    """Return the factor match score (FMS) of two models: 1 means equal, and 0 means unrelated.
+    """Return the factor match score (FMS) of two models, from 0 (unrelated) to 1 (equal).
 
     The formula is from the paper's section Privacy. After `match_columns`, the score is the mean
     over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
-    cosines. Here xi is the product of a component's column norms. The factor with xi is included
-    for two models and left out for sequences of factors, because a component's scale is arbitrary
-    without the patients' factor. When ranks differ, the sum is divided by the larger rank, so a
-    missing or spurious component counts 0. (pyttb divides by the smaller rank.)
+    cosines. Here xi is the product of a component's column norms. The term in xi is included for
+    two models and left out for sequences of factors, because a component's scale is arbitrary
+    without the patients' factor. If the ranks differ, the sum is divided by the larger rank, so a
+    missing or spurious component counts as 0. (pyttb divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)

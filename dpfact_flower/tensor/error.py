@@ -1,4 +1,4 @@
-"""Errors of a model on a tensor: sums of squared errors, and measures computed from them."""
+"""A model's errors on a tensor: sums of squared errors, and measures computed from the sums."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class RMSE:
     all_cells: float
     """Error over all cells, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
-    """Error over the non-zero cells only, without the model's values elsewhere; None if not
-    measured."""
+    """Error over the non-zero cells only, whatever the model's values elsewhere. The value is None
+    if this error was not measured."""
     authors: float
-    """||X - M|| / sqrt(nnz), as in the authors' published code. This number is not a mean, and
-    serves only to reproduce their results."""
+    """||X - M|| / sqrt(nnz), as in the authors' published code. This number is not a mean and
+    serves only to reproduce the authors' results."""
 
 
 @dataclass(frozen=True)
 class SquaredError:
-    """The sums that determine every error measure. Add the sums of several sites with ``+``.
+    """The sums that determine every error measure. Use ``+`` to add the sums of several sites.
 
-    `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the part of `all_cells` from the
-    non-zero cells, or None if that part was not measured.
+    `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the contribution of the non-zero
+    cells to `all_cells`, or None if it was not measured.
     """
 
     all_cells: float
@@ -41,7 +41,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return the errors of a model on a tensor. The total is at least the non-zeros' error."""
+        """Return a model's errors on a tensor. The total is at least the error at non-zeros."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -67,9 +67,9 @@ class SquaredError:
 
     @property
     def fit(self) -> float:
-        """Fraction of the data explained, ``1 - ||X - M||^2 / ||X||^2``, possibly negative.
+        """Fraction of the data that the model explains, ``1 - ||X - M||^2 / ||X||^2``.
 
-        The Tensor Toolbox and pyttb call ``1 - ||X - M|| / ||X||`` the fit, which is smaller.
+        The fit can be negative. Tensor Toolbox and pyttb use the smaller ``1 - ||X - M|| / ||X||``.
         """
         self._need_nonzeros()
         return 1.0 - self.all_cells / self.data

@@ -1,4 +1,4 @@
-"""A cache for values computed from tensors, because a site has the same tensor in every round."""
+"""Cache values computed from tensors, because a site uses the same tensor in every round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Made = TypeVar("_Made")
 
 
 def remembered(make: Callable[[SparseTensor], _Made]) -> Callable[[SparseTensor], _Made]:
-    """Cache a function's values for the tensors that were used last."""
+    """Cache a function's values for the most recently used tensors."""
     values: OrderedDict[SparseTensor, _Made] = OrderedDict()
     lock = Lock()
 

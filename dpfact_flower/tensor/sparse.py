@@ -1,8 +1,8 @@
-"""Sparse count tensors in coordinate form; mode 0 is the patients.
+"""Sparse count tensors in coordinate form, whose mode 0 represents the patients.
 
 `SparseTensor` is the only tensor type inside the package. `from_coo` validates indices and values
-once, so solvers and mechanisms need not check them again. `as_tensor` converts other libraries'
-tensors without importing the libraries.
+once, so solvers and mechanisms need not check again. `as_tensor` converts other libraries' tensors
+without importing those libraries.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _PART = 1 << 20
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class SparseTensor:
-    """A validated sparse tensor of counts, of two modes or more.
+    """A validated sparse tensor of counts with two or more modes.
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
-    `indices` has one row for each non-zero cell: unique, in lexicographic order, patients first.
-    `values` are positive and finite. Counts above 2**24 lose their last digits.
+    `indices` has one row per non-zero cell, patient first, and its rows are unique and in
+    lexicographic order. `values` are positive and finite. Counts above 2**24 lose their last
+    digits.
     """
 
     indices: NDArray[np.int32]
@@ -41,8 +42,8 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Build a tensor from zero-based coordinates of any type and order.
 
-        Duplicates are summed, and explicit zeros are dropped. An error names the broken rule and
-        the first position where the rule is broken.
+        Duplicates are summed, and explicit zeros are dropped. An error message states the rule that
+        was broken and the first position at which it was broken.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -50,14 +51,14 @@ class SparseTensor:
         return cls(*_sorted_and_summed(index, value), size)
 
     def __repr__(self) -> str:
-        # Only the shape and the number of non-zeros, because logs may hold a repr but no cells.
+        # Show only the shape and the number of non-zeros, because logs may contain a repr.
         return f"SparseTensor(shape={self.shape}, nnz={self.nnz})"
 
     def __len__(self) -> int:
         return self.n_patients
 
     def __getitem__(self, rows: Any) -> SparseTensor:
-        # Patients are indexed like the rows of an array, because scikit-learn splits data this way.
+        # Patients are indexed like an array's rows, because scikit-learn splits data in this way.
         return self.select_patients(patient_rows(rows, self.n_patients))
 
     @property
@@ -72,12 +73,12 @@ class SparseTensor:
 
     @property
     def n_patients(self) -> int:
-        """Size of mode 0."""
+        """Number of patients, the size of mode 0."""
         return self.shape[0]
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of the modes that sites share: all except the patients' mode."""
+        """Sizes of the modes that sites share, which are all modes except the patients'."""
         return self.shape[1:]
 
     @property
@@ -87,7 +88,7 @@ class SparseTensor:
 
     def norm_squared(self) -> float:
         """Return the squared Frobenius norm, summed in float64."""
-        # Without BLAS, because a BLAS sum depends on the number of threads.
+        # BLAS is not used, because a BLAS sum depends on the number of threads.
         return math.fsum(
             float(np.square(self.values[part], dtype=np.float64).sum()) for part in self.parts()
         )
@@ -142,9 +143,9 @@ class SparseTensor:
         )
 
     def weighted(self, weights: Weights) -> SparseTensor:
-        """Multiply each cell by the weights of its codes, all above 0, if there are weights.
+        """Multiply each cell by the weights of its codes, all above 0, if `weights` is not empty.
 
-        Products are clipped to positive float32 numbers, so the non-zero cells stay the same.
+        Products are clipped to positive float32 numbers, so every non-zero cell stays non-zero.
         """
         if not weights:
             return self
@@ -158,7 +159,7 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def scaled_to_unit_patients(self) -> SparseTensor:
-        """Divide each patient's slice by its norm, so that every patient has the same influence."""
+        """Divide each patient's slice by its norm, so that all patients have equal influence."""
         norms, values = np.zeros(self.n_patients), np.empty_like(self.values)
         for part in self.parts():
             squares = np.square(self.values[part], dtype=np.float64)
@@ -169,7 +170,7 @@ class SparseTensor:
         return SparseTensor(self.indices, values, self.shape)
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over shape, indices and values, which identifies this data."""
+        """Return a SHA-256 of the shape, indices and values, which identifies the tensor's data."""
         digest = hashlib.sha256(repr(self.shape).encode())
         for part in self.parts():
             digest.update(np.ascontiguousarray(self.indices[part], "<i4").data)
@@ -179,10 +180,10 @@ class SparseTensor:
 
 
 def as_tensor(value: Any) -> SparseTensor:
-    """Convert another library's tensor of counts, whose first mode is the patients.
+    """Convert another library's tensor of counts, whose first mode must represent the patients.
 
-    The input is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array. The
-    zero cells of an array are dropped.
+    The input is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array. An
+    array's zero cells are dropped.
     """
     if isinstance(value, SparseTensor):
         return value
@@ -209,7 +210,7 @@ def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Return the row numbers of the patients that a NumPy index selects.
 
-    The index is an array of numbers, a mask or a slice, or a tuple of one of these and ``...``.
+    The index is an array of numbers, a mask, or a slice, which may be followed by ``...``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
@@ -230,7 +231,7 @@ def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
-    """Validate a non-empty list of positions in a mode of `size` rows."""
+    """Check that a list of positions in a mode with `size` rows is valid and not empty."""
     rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
@@ -247,7 +248,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Raise a DataError with the count and the first position of wrong entries, not the values."""
+    """Raise a DataError with the number and first position of wrong entries, but no values."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "
@@ -295,7 +296,7 @@ def _checked_values(values: ArrayLike, entries: int) -> NDArray[np.float32]:
         raise DataError(f"values: need shape ({entries},) to match indices, got {array.shape}")
     single = _single(array)
     _refuse(~np.isfinite(single), "values: must be finite (float32)")
-    # The original is compared, because a tiny negative number becomes zero in float32.
+    # The original array is compared, because a tiny negative number becomes zero in float32.
     _refuse(array < 0, "values: must be non-negative")
     return single
 

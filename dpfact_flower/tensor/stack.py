@@ -1,9 +1,9 @@
-"""Factor matrices as one array, the *stack*, and the model's values at given cells.
+"""Stack factor matrices in one array, and compute the model's values at given cells.
 
-The *stack* has the rows of all modes, one mode after the other, padded with zero columns to whole
+The *stack* has the rows of all modes, one mode after another, padded with zero columns to whole
 vector registers. A zero column stays zero under every update in this package.
 
-The fast-math flags keep the meaning of NaN and infinity, because these values reveal divergence.
+The fast-math flags preserve NaN and infinity, because NaN and infinity reveal divergence.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
 from dpfact_flower.tensor.arrays import Array
 
-_MOST = 8  # registers per slice: slices and operands fit into sixteen registers
-_LINE = 64  # bytes of a cache line
+_MOST = 8  # registers per slice: slices and operands fit in sixteen registers
+_LINE = 64  # bytes in a cache line
 
 
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return one zero for each register of a slice, as
-    `dpfact_flower.solver.kernels.instructions` expects, and the padded length of a row.
+    Return one zero for each register in a slice, as `dpfact_flower.solver.kernels.instructions`
+    expects, and the padded length of a row.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
@@ -43,7 +43,7 @@ def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
-    """Stack factors of one type and pad their rows with zero columns; see `slices`."""
+    """Stack factors of one type, and pad their rows with zero columns (see `slices`)."""
     rank = factors[0].shape[1]
     stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])
@@ -51,7 +51,7 @@ def stack_factors(factors: Sequence[Array]) -> Array:
 
 
 def row_offsets(sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Return the first row of each mode in the stack, then the number of rows."""
+    """Return each mode's first row in the stack, followed by the total number of rows."""
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
@@ -62,7 +62,7 @@ def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArra
 
 
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """Return `model_values` for stacked factors; `offsets` is the result of `row_offsets`."""
+    """Return `model_values` for stacked factors, where `offsets` comes from `row_offsets`."""
     values = np.empty(len(indices))
     if indices.shape[1] == 3:
         _values_three(indices, stack, offsets, values)

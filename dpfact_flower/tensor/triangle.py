@@ -1,6 +1,6 @@
-"""Symmetric matrices as vectors that hold the upper triangle, row after row.
+"""Represent symmetric matrices as vectors that hold the upper triangle, row by row.
 
-A value off the diagonal represents two values of the matrix and is multiplied by sqrt(2), so the
+A value off the diagonal stands for two values of the matrix and is multiplied by sqrt(2), so the
 vector and the matrix have the same norm. *Strict* triangles exclude the diagonal.
 """
 
@@ -16,17 +16,17 @@ ROOT2 = math.sqrt(2.0)
 
 
 def whole_size(order: int) -> int:
-    """Return the size of a triangle of a matrix with `order` rows, diagonal included."""
+    """Return the size of the triangle, diagonal included, of a matrix with `order` rows."""
     return order * (order + 1) // 2
 
 
 def strict_size(order: int) -> int:
-    """Return the size of a strict triangle of a matrix with `order` rows."""
+    """Return the size of the strict triangle of a matrix with `order` rows."""
     return order * (order - 1) // 2
 
 
 def strict_row(row: int, order: int) -> int:
-    """Return the offset of a row in a strict triangle: (row, column) is at offset + column."""
+    """Return a row's offset in a strict triangle. Entry (row, column) is at offset + column."""
     return row * order - row * (row + 1) // 2 - row - 1
 
 
@@ -38,7 +38,7 @@ def pack_whole(matrix: Array) -> Floats:
 
 
 def unpack_whole(triangle: Array, order: int) -> Floats:
-    """Return the symmetric matrix of a triangle that includes the diagonal."""
+    """Return the symmetric matrix whose triangle, diagonal included, is given."""
     matrix = np.zeros((order, order))
     matrix[np.triu_indices(order)] = triangle
     matrix = (matrix + matrix.T) / ROOT2
@@ -47,7 +47,7 @@ def unpack_whole(triangle: Array, order: int) -> Floats:
 
 
 def unpack_strict(triangle: Array, matrix: Array) -> None:
-    """Fill a symmetric matrix from a strict triangle. The diagonal stays unchanged."""
+    """Fill a symmetric matrix from a strict triangle, leaving the diagonal unchanged."""
     order = len(matrix)
     for row in range(order):
         place = strict_row(row, order)

@@ -75,8 +75,7 @@ class Facts(NamedTuple):
     def signal(self, rho: float) -> float:
         """Return the signal in one refinement with the whole budget and a bound of 1.
 
-        The noise is that of a column of the largest mode, summed over sites. An unknown signal is
-        0.
+        The noise is in a column of the largest mode, over all sites. An unknown signal is 0.
         """
         if not self.known:
             return 0.0
