@@ -13,8 +13,7 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 Factors = tuple[NDArray[np.float32], ...]
-"""Factor matrices of a CP model, one of shape (I_n, R) per mode, with any patients' factor
-first."""
+"""Factor matrices of a CP model, one of shape (I_n, R) per mode, the patients' factor first."""
 
 Selection = tuple[NDArray[np.int32], ...]
 """Selected codes: ascending positions in the vocabulary, one array per feature mode."""

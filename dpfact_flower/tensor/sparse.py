@@ -30,8 +30,7 @@ class SparseTensor:
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
     `indices` has one row per non-zero cell, patient first, and its rows are unique and in
-    lexicographic order. `values` are positive and finite. Counts above 2**24 lose their last
-    digits.
+    lexicographic order. `values` are positive and finite. Counts above 2**24 lose digits.
     """
 
     indices: NDArray[np.int32]
