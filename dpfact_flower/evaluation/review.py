@@ -252,7 +252,7 @@ def _bare(patient: str) -> str:
 def new_files(folder: Path, out: Path) -> list[Path]:
     """Return ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
 
-    Files in the run's `folder`, which others may read, and existing files are refused.
+    Existing files are refused, and so are files in the run's `folder`.
     """
     check_libraries()
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]

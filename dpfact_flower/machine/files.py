@@ -68,7 +68,7 @@ def for_owner(path: str, flags: int) -> int:
 
 
 class Version(NamedTuple):
-    """Identity of a file and of its current content."""
+    """A key that identifies a file and its current content."""
 
     path: Path
     inode: int

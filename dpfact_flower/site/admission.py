@@ -112,7 +112,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """Check from public facts that a request fits this site, and return its `RoundWork`."""
+    """Return a request's `RoundWork` after checks that use public facts alone."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)

@@ -186,6 +186,7 @@ def test_codes_of_no_two_groups_are_not_measured(codes):
     assert CCS not in names
 
 
+@pytest.mark.slow
 def test_any_report_shows_what_needs_no_patient(tmp_path):
     for name, more in (("simulated", {}), ("deployed", {"summary": DEPLOYED})):
         page = write_report(run_folder(tmp_path / name, **more)).read_text()

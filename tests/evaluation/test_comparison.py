@@ -71,6 +71,7 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     names = ("first", "second", "other-codes", "nothing")
     runs = [run_folder(tmp_path / name, noise=0.1 * (name == "second")) for name in names]
@@ -154,6 +155,7 @@ def test_runs_of_other_modes_are_refused(tmp_path):
         replications(run, [other])
 
 
+@pytest.mark.slow
 def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     run, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other", noise=0.05)
     dpfact("report", run, "--beside", other)

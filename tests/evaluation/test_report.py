@@ -220,6 +220,7 @@ def test_no_epsilon_stands_without_its_claim(runs, kind):
     assert PATIENT_CLAIM in row
 
 
+@pytest.mark.slow
 def test_sites_that_spent_differently_have_a_row_each(run):
     def spend_less(summary):
         summary["per_site"]["south"] |= {"claim": "another claim"}

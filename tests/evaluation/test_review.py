@@ -146,6 +146,7 @@ def test_the_files_are_their_owners_alone_and_say_so(sheet):
         assert "guarantee covers it" in text
 
 
+@pytest.mark.slow
 def test_a_sheet_that_is_read_back_counts_and_notes_its_decision(run, sheet):
     write_report(run)
     fill(sheet, confirm_highest, "Name", "renal failure")

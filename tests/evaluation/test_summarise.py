@@ -39,6 +39,7 @@ def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, mo
         np.testing.assert_array_equal(own[:, 0], cells)
 
 
+@pytest.mark.slow
 def test_sites_are_measured_one_at_a_time(cohort, tmp_path, monkeypatch):
     """Tensors that a run scales are as large as a good part of the data."""
     alive, usual = [], module.scaled

@@ -24,6 +24,7 @@ def grid_of(cohort, cohort_folder, folder):
     return InProcessGrid(client_app, nodes, {"data": str(cohort_folder), "out": str(folder)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"privacy": "none"}, {"patients": 300, "codes": "3x5"}])
 def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_take(
     cohort, cohort_folder, tmp_path, options

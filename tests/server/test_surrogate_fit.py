@@ -58,6 +58,7 @@ def fitted(start, released):
     return fitted_to_surrogates(start, released, SIGMA, np.random.default_rng(2))
 
 
+@pytest.mark.slow
 def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor, start, released):
     found = fitted(start, released)
     assert explained(tensor, found) > 1.02 * explained(tensor, start.factors)
@@ -90,6 +91,7 @@ def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, poor, releas
     assert explained(tensor, fitted(poor, released)) < 0.9 * best
 
 
+@pytest.mark.slow
 def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
     made, real = [], module._fit
 
@@ -121,6 +123,7 @@ def test_surrogates_without_cells_are_left_out():
     assert module._scaled(cells, 5).n_patients == 3
 
 
+@pytest.mark.slow
 def test_phenotypes_are_likely_real_where_they_return_in_halves_of_the_noise(start, released):
     counts = typical_counts(released, SHAPE, CROSS)
     own = fitted(start, released)

@@ -123,6 +123,7 @@ def test_one_command_says_discharges(file, tmp_path):
     assert cohort.sites[0][[0]].row_unit == "discharge"
 
 
+@pytest.mark.slow
 def test_a_runs_promise_is_for_a_discharge(tmp_path):
     made = synthetic(preset("demo", patients=600))
     rows = tuple(replace(site, row_unit="discharge") for site in made.sites)
@@ -137,6 +138,7 @@ def test_a_runs_promise_is_for_a_discharge(tmp_path):
     assert "; replacing a discharge's record: " in dict(headline(run.summary))["privacy"]
 
 
+@pytest.mark.slow
 def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
     path = ehr_data / "nhds2010" / "NHDS10.PU.txt.bz2"
     if not path.is_file():

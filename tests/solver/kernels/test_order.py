@@ -83,6 +83,7 @@ def test_a_model_too_small_for_any_number_counts_as_none():
     np.testing.assert_allclose(counts[counts < 0], -(2**7) / 1000, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modelled", [False, True])
 def test_places_are_random(modelled):
     tensor = SparseTensor.from_coo([[0, 0], [0, 2], [1, 1], [2, 0], [2, 1]], [1] * 5, (3, 3))
