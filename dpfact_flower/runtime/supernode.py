@@ -49,8 +49,9 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
 and an absent SuperNode must not block the executor's next message or its end."""
-_FETCH_SECONDS = 300.0
-"""Longest wait for the missing parts of a message. Flower itself waits for two hours."""
+_FETCH_SECONDS = 120.0
+"""Longest time to fetch a message. Parts of a message never come if its server has ended, and
+Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
