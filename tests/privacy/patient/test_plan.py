@@ -175,6 +175,7 @@ def test_refinements_are_averaged_unless_there_is_signal_in_plenty():
     assert plan(epsilon=1.0).memory == 0.5
     assert plan(epsilon=1e5).memory == 0.0
     assert plan(patients=0).memory == 0.5
+    assert plan(epsilon=832.0, codes="100x150", codes_share=0.5).memory == 0.5  # signal 697
 
 
 def test_what_is_not_known_is_not_planned_for():
