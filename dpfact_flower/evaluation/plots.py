@@ -139,8 +139,10 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     cells = np.ma.masked_array(percent, off)
     mesh = axes.pcolormesh(phenotypes, np.arange(sites), cells, cmap="cividis_r", vmin=0, vmax=100)
     axes.figure.colorbar(mesh, ax=axes, label="% of the site's most used")
-    rows, columns = np.nonzero(off)
-    axes.plot(columns + 1, rows, "x", color=INK, label="switched off", gid="off")
+    if off.any():
+        rows, columns = np.nonzero(off)
+        axes.plot(columns + 1, rows, "x", color=INK, label="switched off", gid="off")
+        _legend(axes)
     axes.invert_yaxis()
     axes.set_yticks(np.arange(sites), [_short(site) for site in used.sites], parse_math=False)
     if names and rank <= _MANY_NAMES:
@@ -149,7 +151,6 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("phenotype")
-    _legend(axes)
 
 
 QUALITIES: dict[str, Callable[[Summary], float | None]] = {

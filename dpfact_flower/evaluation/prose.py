@@ -188,17 +188,13 @@ def leading_sentence(rows: Rows) -> str:
     return f"Leading codes. {'; '.join(parts)}."
 
 
-def chance_sentence(chance: float | None) -> str:
-    """Describe a phenotype's certainty in its own run, if the chance is known."""
-    if chance is None:
-        return ""
-    word = certainty((), chance).capitalize()
-    return f"{word}: of phenotypes like this, {percent(chance)} are missing in other patients."
-
-
-def certainty_sentence(pairs: Sequence[Pair]) -> str:
-    """Describe a phenotype's certainty, from its pair in each other run."""
+def certainty_sentence(pairs: Sequence[Pair], chance: float | None = None) -> str:
+    """Describe a phenotype's certainty. The arguments are those of `certainty`."""
     runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
+    word = certainty(pairs, chance)
+    if chance is not None and not pairs:
+        missing = f"of phenotypes like this, {percent(chance)} are missing in other patients"
+        return f"{word.capitalize()}: {missing}."
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of {counted(runs)} repeats")
     return {
@@ -207,7 +203,7 @@ def certainty_sentence(pairs: Sequence[Pair]) -> str:
         PARTLY: f"Partly: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
-    }[certainty(pairs)]
+    }[word]
 
 
 def review_sentence(review: Review | None) -> str:

@@ -32,6 +32,7 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
 from dpfact_flower.evaluation.tables import (
+    Pair,
     Phenotype,
     PhenotypeTable,
     Replication,
@@ -224,13 +225,14 @@ def cards(
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
-        pairs = [pair for run in replications if (pair := run.partner(number))]
+        pairs = [  # a run without a partner has not found the phenotype
+            run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications
+        ]
         chance = chances.get(number)
         about = prose.paragraph(measured, table, unit) if table and measured else None
         sentences = [
             *(about or [prose.leading_sentence(by_mode)]),
-            prose.chance_sentence(chance),
-            prose.certainty_sentence(pairs) if pairs or chance is None else "",
+            prose.certainty_sentence(pairs, chance),
             prose.review_sentence(reviews.get(number)),
         ]
         named = model.names.get(number)

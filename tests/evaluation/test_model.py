@@ -23,6 +23,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_name,
     write_summary,
 )
+from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.runtime.serve import federate
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.folders import dpfact, lines_of, refusal
@@ -238,6 +239,10 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     shown = cards(found, None, (), {}, "patients")
     assert [card.certainty for card in shown] == ["likely real", "uncertain", "doubtful"]
     assert all("Not checked" not in card.text for card in shown)
+    repeat = Replication("again", "", 3, (Pair(1, 1, 0.9, 0.7, 0.8),))  # its model has one pattern
+    compared = cards(found, None, [repeat], {}, "patients")
+    assert [card.certainty for card in compared] == ["stable", "not found", "not found"]
+    assert not any("of phenotypes like this" in card.text for card in compared)
     dpfact("export", folder, "--phenotypes", tmp_path / "codes.csv")
     for line in lines_of(tmp_path / "codes.csv"):
         assert float(line["false_discovery"]) == known[int(line["phenotype"]) - 1]

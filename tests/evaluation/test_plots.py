@@ -54,6 +54,12 @@ def test_usage_crosses_what_is_off_and_leaves_it_blank(axes):
     assert not any(name.get_parse_math() for name in names)  # "$" is a character here
 
 
+def test_usage_without_crosses_explains_none(axes):
+    off = np.zeros_like(NORMS, bool)
+    plots.usage(axes, SiteUsage(("large", "small", "other"), NORMS, off.tolist()), {})
+    assert axes.get_legend() is None
+
+
 @pytest.mark.parametrize(
     ("measure", "expected"),
     [

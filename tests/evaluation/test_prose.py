@@ -7,7 +7,6 @@ import pytest
 from dpfact_flower.evaluation.model import CodeRow
 from dpfact_flower.evaluation.prose import (
     certainty_sentence,
-    chance_sentence,
     first_line,
     headline,
     made_titles,
@@ -62,13 +61,14 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
         (0.1, "likely real", "Likely real: of phenotypes like this, 10.0 % are missing"),
         (0.101, "uncertain", "Uncertain: of phenotypes like this, 10.1 % are missing"),
         (0.6, "doubtful", "Doubtful: of phenotypes like this, 60.0 % are missing"),
-        (None, "", ""),
+        (None, "", "Not checked"),
     ],
 )
 def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance, word, sentence):
     assert certainty((), chance) == word
-    assert chance_sentence(chance).startswith(sentence)
+    assert certainty_sentence((), chance).startswith(sentence)
     assert certainty(found(AGAIN), chance) == "stable"
+    assert certainty_sentence(found(AGAIN), chance) == "Stable: found again in the repeat."
 
 
 @pytest.mark.parametrize(

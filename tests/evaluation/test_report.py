@@ -346,8 +346,10 @@ def test_phenotypes_switched_off_are_marked(runs, run):
     before = page_of(runs["simulated"])
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
     assert "Switched off" not in before.texts["phenotypes"]
+    assert "the site has switched" not in before.texts["usage"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
+    assert "the site has switched" in page.texts["usage"]
     first, second = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" 3 of 4: 2–4")
