@@ -63,7 +63,10 @@ def export(
         Path | None,
         Option(help="CSV to write: a row for each patient of --data, phenotypes and scores."),
     ] = None,
-    data: SiteFile = None,
+    data: Annotated[
+        Path | None,
+        Option(help="A site's .npz file, of the run or of new patients, or a cohort's folder."),
+    ] = None,
 ) -> None:
     """Write a run's phenotypes, or the phenotypes of a site's patients, as CSV.
 
@@ -72,9 +75,13 @@ def export(
     guarantee covers the file of --patients, and only its owner can read it. A site that took part
     needs only the run's global_model.npz and config.toml.
     """
-    from dpfact_flower.data.site_data import load_site
+    from dpfact_flower.data.site_data import load_site, site_files
     from dpfact_flower.evaluation.clinical import about, clinical_measures
-    from dpfact_flower.evaluation.model import GlobalModel, write_phenotype_table
+    from dpfact_flower.evaluation.model import (
+        GlobalModel,
+        write_memberships,
+        write_phenotype_table,
+    )
     from dpfact_flower.evaluation.prose import titles
 
     if phenotypes is None and patients is None:
@@ -89,14 +96,20 @@ def export(
         write_phenotype_table(phenotypes, rows, titles(model), groups)
         say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
     if patients is not None and data is not None:
-        memberships = model.memberships(load_site(data))
-        memberships.write(patients)
-        some = int(memberships.has.any(axis=1).sum())
+        files = site_files(data) if data.is_dir() else [data]
+        found = {file.stem: model.memberships(load_site(file)) for file in files}
+        first, *_ = found.values()
+        if data.is_dir():
+            write_memberships(patients, found)
+        else:
+            first.write(patients)
+        count = sum(len(each.patients) for each in found.values())
+        some = sum(int(each.has.any(axis=1).sum()) for each in found.values())
+        without = sum(each.without for each in found.values())
         say(
-            f"{patients}: {len(memberships.patients):,} patients; {some:,} have at least one "
-            f"phenotype, {len(memberships.patients) - some:,} have none; {memberships.without:,} "
-            "of these have no cell with the model's codes\n"
-            f"{memberships.missing:,} codes of the model are not in this site's lists.\n"
+            f"{patients}: {count:,} patients; {some:,} have at least one phenotype, "
+            f"{count - some:,} have none; {without:,} of these have no cell with the model's "
+            f"codes\n{first.missing:,} codes of the model are not in the data's lists.\n"
             "This file is about single patients and no guarantee covers it: keep it here."
         )
 

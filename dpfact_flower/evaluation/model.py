@@ -10,7 +10,7 @@ import csv
 import html
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
@@ -38,8 +38,8 @@ from dpfact_flower.tensor.cp import CPModel, unit_columns
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-PATIENT, HAS = "patient", "has"
-"""Headings of tables of memberships: the patients' identifiers, and their phenotypes."""
+SITE, PATIENT, HAS = "site", "patient", "has"
+"""Headings of tables of memberships: the patients' sites, identifiers and phenotypes."""
 _SHOWN_CODES = 3
 _FORMULA = ("=", "+", "-", "@", "\t")
 
@@ -96,9 +96,19 @@ class Memberships:
 
     def write(self, path: Path) -> None:
         """Write each patient's phenotypes and scores as a CSV file that only its owner can read."""
+        write_csv(path, (PATIENT, HAS, *self.names), self.rows())
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Return each patient's identifier, phenotypes and scores."""
         numbers = (";".join(str(r + 1) for r in np.flatnonzero(row)) for row in self.has)
-        rows = zip(self.patients, numbers, *self.scores.T.tolist(), strict=True)
-        write_csv(path, (PATIENT, HAS, *self.names), rows)
+        return zip(self.patients, numbers, *self.scores.T.tolist(), strict=True)
+
+
+def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
+    """Write the patients of several sites as `Memberships.write` does, with a column ``site``."""
+    names = next(iter(by_site.values())).names
+    rows = ((site, *row) for site, found in by_site.items() for row in found.rows())
+    write_csv(path, (SITE, PATIENT, HAS, *names), rows)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -134,7 +144,7 @@ class GlobalModel:
     def headings(self) -> tuple[str, ...]:
         """A unique name for each phenotype. Names that occur more than once include the number."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
-        taken = Counter([PATIENT, HAS, *numbered.values()])
+        taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:

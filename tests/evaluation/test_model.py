@@ -162,6 +162,20 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
         "have no cell with" in said  # fmt: skip
 
 
+def test_a_cohort_is_exported_site_after_site(run, cohort, tmp_path):
+    own = tmp_path / "m.csv"
+    cohort.save(tmp_path / "cohort")
+    said = dpfact("export", run, "--patients", own, "--data", tmp_path / "cohort")
+    assert f"{len(cohort)} patients; " in said
+    rows = lines_of(own)
+    assert [row.pop("site") for row in rows] == [
+        s.name for s in cohort.sites for _ in range(len(s))
+    ]
+    last = cohort.sites[-1]
+    dpfact("export", run, "--patients", own, "--data", tmp_path / "cohort" / f"{last.name}.npz")
+    assert rows[-len(last) :] == lines_of(own)
+
+
 def test_no_two_columns_have_one_name(unnamed, cohort):
     for number, name in enumerate(("süd", "süd", "patient"), start=1):
         write_name(unnamed, number, name, RANK)
