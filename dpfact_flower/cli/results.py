@@ -97,15 +97,15 @@ def export(
         say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
     if patients is not None and data is not None:
         files = site_files(data) if data.is_dir() else [data]
-        found = {file.stem: model.memberships(load_site(file)) for file in files}
-        first, *_ = found.values()
+        by_site = {file.stem: model.memberships(load_site(file)) for file in files}
+        first, *_ = by_site.values()
         if data.is_dir():
-            write_memberships(patients, found)
+            write_memberships(patients, by_site)
         else:
             first.write(patients)
-        count = sum(len(each.patients) for each in found.values())
-        some = sum(int(each.has.any(axis=1).sum()) for each in found.values())
-        without = sum(each.without for each in found.values())
+        count = sum(len(each.patients) for each in by_site.values())
+        some = sum(int(each.has.any(axis=1).sum()) for each in by_site.values())
+        without = sum(each.without for each in by_site.values())
         say(
             f"{patients}: {count:,} patients; {some:,} have at least one phenotype, "
             f"{count - some:,} have none; {without:,} of these have no cell with the model's "

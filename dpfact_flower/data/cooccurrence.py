@@ -249,9 +249,12 @@ def _name_sites(connection: Connection, cohort: str) -> None:
         )
     blank = count_rows(connection, "named", "given = ''")
     count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
-    other = "(SELECT DISTINCT site FROM named WHERE given NOT IN ('', site))"
-    what = "names in which characters were replaced"
-    count(connection, "sites", what, count_rows(connection, other))
+    renamed = connection.execute(
+        """SELECT given, site, count(*) FROM named WHERE given NOT IN ('', site)
+           GROUP BY ALL ORDER BY given"""
+    ).fetchall()
+    for given, site, patients in renamed:
+        count(connection, "sites", f"patients of {shown(given)}, named {site} here", patients)
 
 
 def _count_cells(

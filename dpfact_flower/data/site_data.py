@@ -236,7 +236,8 @@ class Cohort:
             self._check_truth(self.truth)
 
     def __repr__(self) -> str:
-        return f"Cohort({self.name!r}, {len(self.sites)} sites)"
+        lines = (f"  {where}: {count:,} {what}" for where, what, count in self.read_report)
+        return "\n".join([f"Cohort({self.name!r}, {len(self.sites)} sites)", *lines])
 
     @property
     def vocabularies(self) -> tuple[Vocabulary, ...]:

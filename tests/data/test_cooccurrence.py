@@ -157,7 +157,9 @@ def test_site_names_are_made_fit_to_stand(connection):
             [("p", raw, None)],
             [("procedures", "p", "e", 0, "01"), ("diagnoses", "p", "e", 0, "x")],
         )
-        assert build(connection).sites[0].name == expected
+        cohort = build(connection)
+        assert cohort.sites[0].name == expected
+        assert ("sites: 1 patients of 'süd', named sud here" in repr(cohort)) == (raw == "süd")
 
 
 @pytest.mark.parametrize("names", [("süd", "sud"), ("a b", "a-b"), ("North", "north"), ("", "!")])
