@@ -233,7 +233,13 @@ def data_events(
             "are not in the table; patient= is the patients' column. May be repeated.",
         ),
     ] = None,
-    sites: Annotated[Path | None, Option(help="Table: patient, site, for a simulation.")] = None,
+    sites: Annotated[
+        str,
+        Option(
+            metavar="FILE[,COLUMN=NAME]",
+            help="Table: patient, site, for a simulation. Columns of its own as patient=, site=.",
+        ),
+    ] = "",
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",
     code: Annotated[str, Option(help="Column of the code.")] = "code",
     time: Annotated[str, Option(help="Column of the date or time.")] = "time",
@@ -282,11 +288,14 @@ def data_events(
     columns = event_tables.Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
     tables = _read_event_tables(mode, columns, dialect, time_format)
+    file, own = _with_keys(sites, ["patient", "site"])
+    table = event_tables.LabelTable(file, own.get("site", ""), own.get("patient", ""))
     asked = Asked(out, top, codes, rolled_up, min_patients, memory, force)
     _save(
         lambda: event_tables.read(
-            tables, name, columns=columns, window_days=window or None, sites=sites,
-            labels=_read_labels(labels, label), dialect=dialect, **asked.options([*tables]),
+            tables, name, columns=columns, window_days=window or None,
+            sites=table if sites else None, labels=_read_labels(labels, label), dialect=dialect,
+            **asked.options([*tables]),
         ),
         out,
         force=force,

@@ -356,7 +356,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
         hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
-    header = [" ".join(name.split()).lower() for name in names]  # a name may contain a newline
+    header = [" ".join(name.split()) for name in names]  # a name may contain a newline
     if not any(header):
         raise DataError(f"{path}: is empty, or begins with an empty line; the first names columns")
     if any("\ufffd" in name or "\0" in name for name in header):
@@ -369,7 +369,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
             f"{path}: its first line does not name columns, each beginning with a letter; is the "
             "header missing, or the delimiter another one (--delimiter)?"
         )
-    _refuse_twins(path, [name for name in header if name])
+    _refuse_twins(path, [name.lower() for name in header if name])
     return header, delimiter, skip
 
 
@@ -395,17 +395,18 @@ def check_columns(
     hint: str = "",
 ) -> None:
     """Refuse a table that lacks a column. `hint` is advice for the error message."""
-    lists = set(map(list_of, found))
-    missing = [name for name in wanted if name not in found and name not in lists]
+    there = {name.lower() for name in found}
+    there |= set(map(list_of, there))
+    missing = [name for name in wanted if name not in there]
     if not missing:
         return
     if kind != "CSV" or len(missing) < len(wanted):
-        there = f"it has {[*found]}" + f"; try {hint}" * bool(hint)
+        what = f"it has {[*found]}" + f"; try {hint}" * bool(hint)
     else:  # the first line may hold a patient's data, so do not quote it
         other = "nor any other that is looked for; does its first line name the columns?"
-        there = f"try {hint}" if hint else other
+        what = f"try {hint}" if hint else other
     named = ", ".join(name.replace("[]", "_1") for name in missing)
-    raise DataError(f"{place}: lacks the column(s) {named}; {there}")
+    raise DataError(f"{place}: lacks the column(s) {named}; {what}")
 
 
 def list_of(column: str) -> str:
@@ -415,7 +416,7 @@ def list_of(column: str) -> str:
 
 def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
     """Return SQL for the wanted columns. `found` maps existing columns to their SQL."""
-    texts = {name: f"nullif(trim({sql}), '')" for name, sql in found.items()}
+    texts = {name.lower(): f"nullif(trim({sql}), '')" for name, sql in found.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
         lists.setdefault(list_of(name), []).append(sql)
@@ -501,7 +502,7 @@ def _typed(
         column = quoted(name)
         if kind == "TIMESTAMP WITH TIME ZONE":  # otherwise shown in this machine's time zone
             column = f"make_timestamp(epoch_us({column}))"
-        found[lower] = f"{column}::VARCHAR"
+        found[name.strip()] = f"{column}::VARCHAR"
     return source, found
 
 

@@ -91,14 +91,25 @@ def test_tables_with_columns_of_their_own_and_files_by_a_pattern(tables, tmp_pat
     assert site.labels["readmitted"].tolist() == [1]
 
 
+def test_the_table_of_sites_may_have_columns_of_its_own(tables, tmp_path):
+    sites = tmp_path / "homes.csv"
+    sites.write_text((tmp_path / "sites.csv").read_text().replace("patient,site", "Fall,Haus"))
+    with pytest.raises(DPFactError, match=r"; try --sites .*,patient=COLUMN,site=COLUMN"):
+        data_events("--name", "two", "--sites", str(sites), "--window", "90", *tables)
+    named = f"{sites},patient=Fall,site=Haus"
+    data_events("--name", "two", "--sites", named, "--window", "90", *tables)
+    assert {path.stem for path in (tmp_path / "out").glob("*.npz")} == {"a", "b"}
+
+
 def test_columns_with_other_names_are_read_as_the_error_says(tables, tmp_path):
     other = tmp_path / "other names.csv"
     lines = (tmp_path / "d.csv").read_text().splitlines()[1:]
-    other.write_text("\n".join(["subject_id,charttime,icd9_code,dob", *(f"{x},a" for x in lines)]))
+    other.write_text("\n".join(["Subject_ID,charttime,icd9_code,dob", *(f"{x},a" for x in lines)]))
     options = [f"diagnoses={other}" if x.startswith("diagnoses=") else x for x in tables]
     with pytest.raises(DPFactError, match="; try --mode ") as caught:
         data_events("--name", "north", *options)
     worked = shlex.split(str(caught.value).partition("try --mode ")[2])
+    assert "patient=Subject_ID,code=icd9_code" in worked[0]
     at = next(n for n, x in enumerate(options) if x.startswith("diagnoses="))
     data_events("--name", "north", *options[:at], *worked, *options[at + 1 :])
     data_events("--name", "south", *tables[:-1], str(tmp_path / "same"))

@@ -98,7 +98,7 @@ def test_a_column_of_parquet_that_is_no_text_is_refused_if_it_is_needed(
 
 
 def test_a_parquet_file_that_cannot_be_used_is_named(connection, tmp_path, write):
-    with pytest.raises(DataError, match=r"lacks the column\(s\) code; it has \['id'\]"):
+    with pytest.raises(DataError, match=r"lacks the column\(s\) code; it has \['Id'\]"):
         load(connection, parquet(tmp_path, "1 AS Id"), "id", "code")
     with pytest.raises(DataError, match=r"broken\.parquet: not readable as Parquet"):
         load(connection, write("broken.parquet", "id\n1\n"), "id")

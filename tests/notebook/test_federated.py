@@ -83,7 +83,7 @@ def test_frames_are_sites_in_which_one_identifier_may_be_two_people(other):
     np.testing.assert_array_equal(site.tensor.to_dense(), counts)
 
 
-NAMES = {"patient": "subject_id", "code": "icd_code", "time": "charttime"}
+NAMES = {"patient": "subject_id", "code": "ICD_Code", "time": "charttime"}
 
 
 def test_columns_with_other_names_are_read_as_the_error_says():

@@ -15,7 +15,7 @@ import logging
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
@@ -145,8 +145,8 @@ class LabelTable:
     """A table with one row per patient, and the column that holds the label: 0 or 1, no or yes.
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. `missing` is the label, 0 or 1, of patients who are not in the table. If `missing` is
-    empty, the table must contain all patients.
+    tables. For the table of sites, `column` holds the site. `missing` is the label, 0 or 1, of
+    patients who are not in the table. If `missing` is empty, the table must contain all patients.
     """
 
     file: Place
@@ -158,6 +158,11 @@ class LabelTable:
         if self.missing not in ("", "0", "1"):
             raise SettingsError(f"label's missing: need 0 or 1, got {self.missing!r}")
 
+    def complete(self, patient: str, column: str) -> LabelTable:
+        """Return the same table with the names of both columns, in lower case."""
+        own, label = self.patient.strip().lower(), self.column.strip().lower()
+        return replace(self, patient=own or patient, column=label or column.lower())
+
 
 def read(
     tables: Mapping[str, Place | EventTable],
@@ -165,7 +170,7 @@ def read(
     *,
     columns: Columns | None = None,
     window_days: int | None = 30,
-    sites: Place | None = None,
+    sites: Place | LabelTable | None = None,
     labels: Mapping[str, LabelTable] | None = None,
     dialect: Dialect | None = None,
     **options: Unpack[Options],
@@ -174,7 +179,7 @@ def read(
 
     `tables` has two or more feature modes, in the tensor's order. A path names a file with the
     given `columns` and `dialect`. `name` names the single site, or the cohort if there is a table
-    of `sites` (patient and ``site``). Patients who are not in that table are left out.
+    of `sites` (by default, patient and ``site``). Patients who are not in that table are left out.
     `window_days` is the largest distance in days between the events of a cell. With None, the
     events of a cell have the same encounter.
     """
@@ -200,6 +205,8 @@ def read(
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
         _count_twins(connection, sources)
+        if sites is not None and not isinstance(sites, LabelTable):
+            sites = LabelTable(sites)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
@@ -322,13 +329,15 @@ def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
     """Return a hint that suggests arguments for the table, or an empty text."""
-    taken = {what: name for what, name in names.items() if name in found}
+    written = {name.lower(): name for name in found}
+    taken = {what: name for what, name in names.items() if name in written}
     for what in ("patient", "code", "time", "encounter"):
-        if what not in taken and (name := _likely(what, set(found) - set(taken.values()), found)):
+        free = written.keys() - taken.values()
+        if what not in taken and (name := _likely(what, free, written)):
             taken[what] = name
     if not taken.keys() >= {"patient", "code"} or not taken.keys() & {"time", "encounter"}:
         return ""
-    other = {what: name for what, name in taken.items() if name != names[what]}
+    other = {what: written[name] for what, name in taken.items() if name != names[what]}
     if isinstance(place, Rows):
         options, unbounded = [f"columns={other}"], "window_days=None"
     else:
@@ -401,7 +410,7 @@ def _load_patients(
     sources: Mapping[str, EventTable],
     name: str,
     patient: str,
-    sites: Place | None,
+    sites: LabelTable | None,
     dialect: Dialect,
 ) -> None:
     """Create the table ``patients`` from the table of sites, or from all patients with an event."""
@@ -410,8 +419,8 @@ def _load_patients(
             f"CREATE TEMP TABLE patients AS SELECT patient, '{name}' AS site FROM people"
         )
     else:
-        place = _place(sites)
-        _load_facts(connection, place, patient, SITE, dialect)
+        sites = sites.complete(patient, SITE)
+        place = _load_facts(connection, sites, dialect, "--sites {},patient=COLUMN,site=COLUMN")
         connection.execute(
             """CREATE TEMP TABLE patients AS
                SELECT patient, any_value(value) AS site FROM facts GROUP BY patient"""
@@ -426,7 +435,7 @@ def _load_patients(
     some = (known.format(" LIMIT 1000"), known.format(""))  # a lookup of few patients is faster
     if not any(count_rows(connection, f"(SELECT 1 FROM {p} p {complete})") for p in some):
         files = [file for source in sources.values() for file in source.files]
-        named = ", ".join(map(str, [*files, *([sites] if sites else [])]))
+        named = ", ".join(map(str, [*files, *([sites.file] if sites else [])]))
         raise DataError(
             f"{named}: no patient is in all of them; column {patient} must identify patients alike "
             "in each"
@@ -436,17 +445,16 @@ def _load_patients(
 def _load_label(
     connection: Connection, name: str, table: LabelTable, patient: str, dialect: Dialect
 ) -> None:
-    place, own = _place(table.file), quoted(name)
-    patient = table.patient.strip().lower() or patient
-    column = (table.column or name).strip().lower()
-    _load_facts(connection, place, patient, column, dialect, "lower({})")
+    own, table = quoted(name), table.complete(patient, name)
+    example = f"--label {name}={{}},patient=COLUMN,column=COLUMN"
+    place = _load_facts(connection, table, dialect, example, "lower({})")
     bad = f"coalesce(value NOT IN {_YES + _NO}, true)"
-    refuse_rows(connection, "facts", bad, place, column, "0 or 1 (or no, yes, false, true)")
+    refuse_rows(connection, "facts", bad, place, table.column, "0 or 1 (or no, yes, false, true)")
     missing = count_rows(connection, "(FROM patients ANTI JOIN facts USING (patient))")
     if missing and not table.missing:
         option = "" if isinstance(place, Rows) else " (--label with missing=0 takes them for 0)"
         lacking = f"must hold every patient; {missing} patient(s) are missing{option}"
-        raise DataError(f"{place}: column {patient} {lacking}")
+        raise DataError(f"{place}: column {table.patient} {lacking}")
     count(connection, place.name, f"patients not in it, labelled {table.missing}", missing)
     connection.execute(
         f"""ALTER TABLE patients ADD COLUMN {own} BOOLEAN DEFAULT {table.missing == "1"};
@@ -456,17 +464,22 @@ def _load_label(
 
 
 def _load_facts(
-    connection: Connection, place: Path | Rows, patient: str, column: str, dialect: Dialect,
-    form: str = "{}",
-) -> None:  # fmt: skip
-    """Create the table ``facts`` with the columns patient and value, and one value per patient."""
-    select = f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value"
-    table = Table("facts", (patient, column))
-    load_table(connection, "facts", place, table, select=select, dialect=dialect)
-    columns = {"patient": patient, "value": column}
-    _refuse_header(connection, "facts", place, columns, dialect)
+    connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
+) -> Path | Rows:
+    """Create the table ``facts`` with the columns patient and value, and one value per patient.
+
+    `example` shows, for a file in place of ``{}``, how to name the columns.
+    """
+    place, patient, column = _place(table.file), table.patient, table.column
+    load_table(
+        connection, "facts", place, Table("facts", (patient, column)),
+        select=f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value",
+        dialect=dialect, hint=lambda _: "" if isinstance(place, Rows) else example.format(place),
+    )  # fmt: skip
+    _refuse_header(connection, "facts", place, {"patient": patient, "value": column}, dialect)
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, _TEXT)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""
     refuse_rows(connection, "facts", bad, place, column, "one and the same for a patient")
     count(connection, place.name, "rows", count_rows(connection, "facts"))
+    return place
