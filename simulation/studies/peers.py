@@ -7,6 +7,7 @@ use which codes a patient has. All others fit combinations of codes. Share of th
 match are as in `simulation.studies.real_data`, with a method's topics as factors. AUC is of death,
 by the fourth roots of a method's own memberships if it has some, else of patients fitted to its
 factors. Coherence is the mean NPMI of pairs of a phenotype's leading codes, in the same patients.
+With --half tune or report, it is also measured in the other half's patients, which no fit has seen.
 Seconds are those of one core, without measuring. The script writes table.json, table.csv and
 table.md after each method, and continues where it was stopped.
 """
@@ -36,6 +37,7 @@ _NONE, _PROVEN = "none", "proven, for a patient"
 _REFERENCES = 3
 _OTHER_SEED = 1000
 """Seed of a fit without noise that is not among the references."""
+_OTHER = {"tune": "report", "report": "tune"}
 SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
     "patient mode (ours)": (
         "each site", _PROVEN,
@@ -67,20 +69,24 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
 """By name: where the patients' data are, the guarantee, and a fit."""
 
 
-def row(study: Study, name: str, epsilon: float) -> dict[str, Any]:
-    """Fit and measure one method."""
+def row(study: Study, name: str, epsilon: float, others: Cohort | None) -> dict[str, Any]:
+    """Fit and measure one method, its coherence also in the patients of `others`."""
     where, guarantee, fit = SYSTEMS[name]
     began = time.process_time()
     topics = fit(study, epsilon)
     seconds = time.process_time() - began
-    tensors = [site.tensor for site in study.cohort.sites]
     share, match = study.beside_references(topics.factors)
     return {
         "data": study.cohort.name, "rank": study.rank, "method": name, "data are": where,
         "guarantee": guarantee, "epsilon": None if guarantee == _NONE else epsilon,
         "share": share, "match": match, "auc": _auc(study, topics),
-        "coherence": coherence(topics.factors, tensors).value, "seconds": seconds,
+        "coherence": _coherence(topics, study.cohort),
+        "held out": _coherence(topics, others) if others else None, "seconds": seconds,
     }  # fmt: skip
+
+
+def _coherence(topics: Topics, cohort: Cohort) -> float:
+    return coherence(topics.factors, [site.tensor for site in cohort.sites]).value
 
 
 def _auc(study: Study, topics: Topics) -> float | None:
@@ -101,17 +107,20 @@ def plain(study: Study) -> list[dict[str, Any]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row per data set and method."""
     lines = [
-        "| data, R | method | data are | guarantee | epsilon | share/match | AUC | coherence | s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| data, R | method | data are | guarantee | epsilon | share/match | AUC | coherence "
+        "| held out | s |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         tie = f"{r['share']:.2f}/{r['match']:.2f}" if r.get("share") is not None else "-"
         epsilon = "-" if r.get("epsilon") is None else f"{r['epsilon']:g}"
         area = "-" if r["auc"] is None else f"{r['auc']:.3f}"
-        pairs = "-" if r.get("coherence") is None else f"{r['coherence']:.2f}"
+        pairs, held = (
+            "-" if r.get(key) is None else f"{r[key]:.2f}" for key in ("coherence", "held out")
+        )
         seconds = "-" if r.get("seconds") is None else f"{r['seconds']:.0f}"
-        cells = r["method"], r["data are"], r["guarantee"], epsilon, tie, area, pairs, seconds
-        lines.append(f"| {r['data']}, {r['rank']} | " + " | ".join(cells) + " |")
+        cells = r["method"], r["data are"], r["guarantee"], epsilon, tie, area, pairs
+        lines.append(f"| {r['data']}, {r['rank']} | " + " | ".join((*cells, held, seconds)) + " |")
     return "\n".join(lines)
 
 
@@ -135,14 +144,16 @@ def run(given: argparse.Namespace) -> None:
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     for folder in given.data:
-        cohort = half(Cohort.load(folder), given.half)
+        whole = Cohort.load(folder)
+        cohort = half(whole, given.half)
+        others = None if cohort is whole else half(whole, _OTHER[given.half])
         done = {row["method"] for row in rows if row["data"] == cohort.name}
         if missing := [name for name in SYSTEMS if name not in done]:
             models = given.out / "models" / f"{cohort.name}-{given.rank}"
             study = Study(cohort, given.rank, _REFERENCES, models)
             rows += [] if done else plain(study)
             for name in missing:
-                rows.append(row(study, name, given.epsilon))
+                rows.append(row(study, name, given.epsilon, others))
                 given.out.mkdir(parents=True, exist_ok=True)
                 Table("table", rows).write(given.out)
                 (given.out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
