@@ -518,8 +518,11 @@ def _is_in(allowed: str, value: float) -> bool:
     return above and below
 
 
-def check_name(what: str, name: object) -> None:
-    """Refuse a name that cannot be used in a file name, a message or a log."""
+def check_name(what: str, name: object, *, quote: bool = True) -> None:
+    """Refuse a name that cannot be used in a file name, a message or a log.
+
+    Do not `quote` a name from a site's file. A damaged file may hold patients' codes there.
+    """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__
-        raise DataError(f"{what}: must match {NAME}; got {got}")
+        raise DataError(f"{what}: must match {NAME}" + f"; got {got}" * quote)

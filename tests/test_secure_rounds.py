@@ -349,6 +349,24 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
         assert len(ledger.rows()) == 1
 
 
+@pytest.mark.parametrize("name", ["secure-job.json", "secure-round.npz"])
+def test_a_secret_that_others_may_change_is_not_read(tmp_path, hospitals, caplog, name):
+    grid, kept = grid_of(hospitals), tmp_path / "state" / "site-1" / "site-1" / "job" / name
+    grid.lost = {("site-1", "sum", 1): "reply"}
+    deliver = grid._deliver
+
+    def expose(message):
+        found = deliver(message)
+        if kept.exists():
+            kept.chmod(0o622)
+        return found
+
+    grid._deliver = expose
+    with pytest.raises(QuorumError):
+        strategy(REAL, number=3).start(grid)
+    assert f"{name}: others may write to it" in caplog.text
+
+
 def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     """Or a server makes two groups of a round, and opens a sum of each with this site in both."""
     clients = {client.site.name: client for client in real_sites(tmp_path, 5)}

@@ -155,7 +155,9 @@ def status(
 ) -> None:
     """Show the progress of a deployed run, its sites, and the budget that each used or lost.
 
-    FOLDER is the run's folder (--out). The exit code is 1 until all rounds are finished.
+    FOLDER is the run's folder (--out). The exit code is 1 until all rounds are finished. Epsilon
+    counts the replies that arrived. If a reply was charged and then lost, only the site's own
+    ledger has its cost, and - may stand here.
     """
     from dpfact_flower.machine.prometheus import write_exposition
     from dpfact_flower.server.status import run_status
@@ -224,5 +226,5 @@ def _gauges(found: RunStatus) -> list[Gauge]:
         of_sites("replies", "Usable replies of a site.", "used"),
         of_sites("replies_unused", "Good replies that were not used.", "unused"),
         of_sites("failures", "Rounds without a usable reply.", "failed"),
-        of_sites("epsilon", "What a site's usable replies cost it.", "epsilon"),
+        of_sites("epsilon", "What this job alone cost a site; never add jobs.", "epsilon"),
     ]

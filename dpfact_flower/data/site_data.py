@@ -6,7 +6,6 @@ A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations an
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -22,7 +21,7 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import Version, replacing, version
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
-from dpfact_flower.settings import NAME, check_name
+from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.sparse import patient_rows
 
@@ -409,11 +408,10 @@ def _read_cohort(path: Path) -> _CohortFile:
 
 
 def _stored_name(arrays: Mapping[str, NDArray[Any]], key: str) -> str:
-    """Return a name from a site's file. A damaged file may hold patients' codes, so quote none."""
+    """Return a name from a site's file."""
     text = arrays[key].item()
-    if not isinstance(text, str) or not re.fullmatch(NAME, text):
-        raise DataError(f"{key}: must match {NAME}")
-    return text
+    check_name(key, text, quote=False)
+    return str(text)
 
 
 def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:

@@ -37,7 +37,7 @@ class Vocabulary:
     descriptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_name("vocabulary name", self.name)
+        check_name("vocabulary name", self.name, quote=False)
         for field in (self.codes, self.descriptions):
             if not isinstance(field, (tuple, list)) or not all(isinstance(x, str) for x in field):
                 raise DataError(f"vocabulary {self.name}: codes and descriptions must be text")

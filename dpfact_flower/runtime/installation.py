@@ -31,8 +31,9 @@ _AUTHORITY = "dpfact centre"
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
 _TEMPLATES = Path(__file__).parent / "templates"
 _START = """\
-# To try it without root: starts what the units start, as whoever types it. Ctrl-C ends it.
-trap 'kill $started' EXIT
+# To try it without root: starts what the units start, as whoever types it. Ctrl-C ends it, once
+# a charged answer has left; another Ctrl-C does not wait.
+trap 'trap "kill $started" INT TERM; for each in $started; do kill $each; wait $each; done' EXIT
 trap exit INT TERM
 """
 
@@ -136,7 +137,7 @@ def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -
     for name in names:
         text = _fill(folder / name, name, values).replace("\\\n", " ")
         entries = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
-        command = f'env {entries["Environment"]} {entries["ExecStart"]} &\nstarted="$started $!"\n'
+        command = f'env {entries["Environment"]} {entries["ExecStart"]} &\nstarted="$! $started"\n'
         script += command.replace(" --node-user dpfact-node", "")
     (folder / "start.sh").write_text(f"{script}wait\n", encoding="utf-8")
 

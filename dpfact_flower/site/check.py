@@ -258,7 +258,7 @@ def _port(place: Place) -> Iterator[str]:
         yield f"cannot see here which process listens at {host}:{port}: only the SuperNode may"
     for uid in {listener.uid for listener in listening or ()} - {place.node_user}:
         place_of = f"at {host}:{port}, where the executor asks"
-        yield f"{user_name(uid)} listens {place_of}: end that, and start the SuperNode as {node}"
+        yield f"{user_name(uid)} listens {place_of}: ask them, or use another port for {node}"
 
 
 @check("no executor of Flower's own runs")
@@ -267,8 +267,8 @@ def _nothing_of_flowers(place: Place) -> Iterator[str]:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
             command = " ".join(process.words[:2])
             yield (
-                f"process {process.pid} of {user_name(process.uid)} ({command}) runs what the "
-                "SuperLink sends: end it; dpfact site answer replaces it"
+                f"process {process.pid} of {user_name(process.uid)} ({command}) runs what a "
+                "SuperLink sends, and this site needs none: ask its owner to stop or move it"
             )
 
 

@@ -51,8 +51,9 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         spent = account(events, settings.budget_delta).headline.epsilon
         last = datetime.fromisoformat(charged[-1].recorded).timestamp()
     figures = {
-        "epsilon_spent": ("Epsilon at budget-delta, over all jobs.", spent),
-        "epsilon_left": ("What max-epsilon leaves.", max(settings.max_epsilon - spent, 0.0)),
+        "epsilon_spent": ("One total of all jobs, composed at budget-delta; not a sum of jobs' "
+                          "epsilons.", spent),
+        "epsilon_left": ("max-epsilon less epsilon_spent.", max(settings.max_epsilon - spent, 0.0)),
         "charged_seconds": ("When the latest charge was, since 1970.", last),
         "releases": ("Rows of the ledger.", len(rows)),
         "failed_attempts": ("Rounds in a row that failed after patients were read; 10 close the "

@@ -81,6 +81,9 @@ def test_a_refused_code_is_not_quoted():
     with pytest.raises(DataError) as caught:
         Vocabulary("x", ("secret", "secret"))
     assert "secret" not in str(caught.value)
+    with pytest.raises(DataError, match="vocabulary name: must match") as caught:
+        Vocabulary.from_json('{"name": "secret patient", "codes": ["a"]}')
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"name": "x"}', '{"name": "x", "codes": 3}'])

@@ -73,6 +73,16 @@ def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch
     assert Cohort.load(out).read_report
 
 
+def test_the_wide_table_is_melted_into_a_row_per_code():
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(block, names)
+    long = names["long"]
+    assert long[["patient", "encounter", "code"]].to_numpy().tolist() == [
+        ["1", "a", "I21"], ["1", "a", "I50"]
+    ]  # fmt: skip
+
+
 def test_the_figures_of_the_roll_up(ehr_folder):
     from dpfact_flower.data.readers.runner import read  # noqa: PLC0415
 

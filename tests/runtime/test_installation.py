@@ -5,11 +5,13 @@ The scripts are what `dpfact centre init` and `dpfact site init` write; one user
 
 import signal
 import subprocess
+import time
 from contextlib import ExitStack
 
 import pytest
 
 from dpfact_flower.evaluation.run_folder import read_json
+from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port, tool
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left
@@ -67,6 +69,25 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
     summary = read_json(tmp_path / "run" / "summary.json")
     assert set(summary["per_site"]) == set(names)
     assert summary["claim"].startswith("proven: patient-level")
+
+
+@pytest.mark.process
+def test_the_script_ends_the_executor_before_the_supernode_that_sends_its_answer(tmp_path):
+    values = {"folder": tmp_path, "name": "north", "port": 1, "centre": "x:1"}
+    installation._units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
+    script, ended = tmp_path / "start.sh", tmp_path / "ended"
+    lines = script.read_text().splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("env "):
+            busy, part = ("1", "executor") if " answer " in line else ("0", "SuperNode")
+            last = f"sleep {busy}; echo {part} >> {ended}; exit"
+            lines[number] = f"sh -c 'trap \"{last}\" TERM; while :; do sleep .1; done' &"
+    script.write_text("\n".join(lines))
+    process = subprocess.Popen(["sh", script])
+    time.sleep(0.5)
+    process.terminate()
+    process.wait(PATIENCE)
+    assert ended.read_text().split() == ["executor", "SuperNode"]
 
 
 def start(folder, stack: ExitStack) -> subprocess.Popen[bytes]:
