@@ -37,11 +37,11 @@ demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 PYTEST := $(BOUND) $(BIN)/python -m pytest --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST += --durations=25
 
-# The tests that start no process and take no time: an answer in under five minutes on two cores.
+# The tests that start no process and take no time: an answer in under three minutes on two cores.
 check: $(VENV)/.installed
 	$(PYTEST) -n logical -q -m "not (process or ray or deployment or slow or nightly)"
 
-# And one deployment, one simulation in Ray, the docs' commands, pages in a browser.
+# And what takes longer: one deployment, one simulation in Ray, the docs' commands, pages in a browser.
 test: $(VENV)/.installed
 	$(PYTEST) -n auto -m "not nightly"
 

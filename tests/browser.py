@@ -14,7 +14,6 @@ import pytest
 
 UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
 ALL_RULES: dict[str, object] = {"resultTypes": ["violations"]}
-NO_COLOURS = {**ALL_RULES, "rules": {"color-contrast": {"enabled": False}}}
 """Options of axe-core; comparing colours takes most of its time."""
 
 

@@ -71,6 +71,7 @@ def test_every_rule_of_what_cannot_be_followed_leaves_something_out():
     assert {page for page in follow.GIVEN if not (ROOT / page).is_file()} == set()
 
 
+@pytest.mark.slow
 def test_flowers_masks_are_found_to_have_few_bits_and_ours_all(capsys):
     found = flower_masks.main(60)
     assert list(found.values()) == [28, 32, 256]

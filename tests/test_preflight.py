@@ -75,6 +75,7 @@ def test_a_faulty_site_stops_the_run_before_anybody_pays(
     assert [bool(each.fault) for each in said] == [False, True, False]
 
 
+@pytest.mark.slow
 def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(
     cohort, cohort_folder, tmp_path
 ):
@@ -251,6 +252,7 @@ def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["leave-out", "off"])
 @pytest.mark.parametrize("liar", [0, 3])
 def test_a_name_belongs_to_the_key_that_is_registered_with_it(

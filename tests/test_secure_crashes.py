@@ -37,6 +37,8 @@ from tests.crash import answered_in_a_child, failing_at
 from tests.patience import Clock
 from tests.test_secure_rounds import NAMES, PRIVACY, sites, strategy
 
+pytestmark = pytest.mark.slow
+
 ALL = [f"site-{number:02d}" for number in range(1, 13)]
 
 

@@ -189,12 +189,17 @@ def three_modes() -> AuditTarget:
     return AuditTarget.of(site, SolverSettings(rank=2), privacy)
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("counting_target", "three_modes")]
+OTHERS = ("counting_target", "three_modes")
+PASSING = [
+    *((name, "target") for name in AUDITS), *((AUDITS[0], kind) for kind in OTHERS),
+    *(pytest.param(name, kind, marks=pytest.mark.nightly)
+      for name in AUDITS[1:] for kind in OTHERS),
+]  # fmt: skip
+"""Of other settings' targets, sensitivities are audited by day."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["target", *SLOW])
-@pytest.mark.parametrize("name", AUDITS)
+@pytest.mark.parametrize(("name", "kind"), PASSING)
 def test_the_code_passes(name, kind, run, request):
     audited = three_modes() if kind == "three_modes" else request.getfixturevalue(kind)
     findings = run(name, audited)

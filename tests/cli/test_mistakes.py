@@ -132,6 +132,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "data-mistakes.md"
 ROWS = dict(re.findall(r"^\| (.+?) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what)
 def test_a_mistake_gets_one_line_that_says_the_way_out(mistake):
     line = said(mistake)

@@ -34,6 +34,7 @@ def config(cohort_folder, state, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_metrics_say_what_is_left(config, state, tmp_path):
     out = tmp_path / "dpfact.prom"
     (state / "site-1" / ".failed-attempts").write_bytes(b"+++")
@@ -59,6 +60,7 @@ def test_metrics_say_what_is_left(config, state, tmp_path):
     assert 'dpfact_site_epsilon_left{site="new"} 10\n' in text
 
 
+@pytest.mark.slow
 def test_refit_fits_every_run_that_has_ended_and_one_by_its_name_again(config, state):
     def refit(*more):
         return dpfact("site", "refit", "--config", config, *more)

@@ -80,6 +80,7 @@ event = st.tuples(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "window",
     [Window(), Window(days=2, same_encounter=False), Window(days=2), Window(days=0)],

@@ -168,6 +168,7 @@ def test_deaths_are_as_common_as_asked_and_depend_on_phenotypes(name):
     assert auc > 0.75
 
 
+@pytest.mark.slow
 def test_presets_have_the_papers_sizes():
     cohort = synthetic("paper-synthetic")
     assert [site.tensor.shape for site in cohort.sites] == [(1000, 300, 800)] * 5

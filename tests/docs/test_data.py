@@ -57,6 +57,7 @@ def write_sources(home):
         (home / name).write_bytes(text.encode("latin-1"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(" --")[0])
 def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch):
     if "postgresql://" in command:  # tests/data/readers/test_omop.py has a server

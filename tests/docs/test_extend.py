@@ -226,6 +226,7 @@ def test_a_reader_counts_what_the_table_holds(folder):
     np.testing.assert_array_equal(south.tensor.to_dense(), [[[0, 1], [0, 0]]])
 
 
+@pytest.mark.nightly
 def test_an_accountant_stands_beside_ours(first):
     names = run("An accountant", first)
     summary = names["audited"].summary.to_dict()

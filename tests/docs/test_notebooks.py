@@ -73,6 +73,7 @@ def test_eicu_by_region(run):
     assert len(names["has"]) == names["site"].tensor.n_patients
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_choosing_epsilon(run):
     names = run("choosing-epsilon")

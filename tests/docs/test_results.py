@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.nightly
 def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthetic("demo").sites[0].save(tmp_path / "SITE.npz")

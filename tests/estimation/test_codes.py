@@ -45,6 +45,7 @@ def test_long_lists_are_paired_by_their_most_frequent_codes(sizes, kept):
     assert paired_codes(sizes) == kept
 
 
+@pytest.mark.slow
 @given(counts())
 def test_the_most_frequent_codes_are_kept(given_counts):
     releases, sizes, kept = given_counts

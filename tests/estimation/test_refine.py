@@ -205,6 +205,7 @@ def value(problem, factor) -> float:
     return float(quadratic + np.sum(elastic + shrunk))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), sigma=st.floats(0, 30), pull=st.floats(0, 2))
 def test_passes_never_raise_the_objective(seed, sigma, pull):

@@ -74,8 +74,8 @@ def page(chromium, pages):
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
     [
-        ("report", 390, "light"), ("report", 1280, "dark"), ("nothing", 390, "dark"),
-        ("compare", 390, "light"), ("review", 390, "light"), ("review", 1280, "dark"),
+        ("report", 390, "light"), ("nothing", 390, "dark"), ("compare", 390, "light"),
+        ("review", 1280, "dark"), pytest.param("report", 1280, "dark", marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_a_page_fits_its_screen_and_shuts_nobody_out(chromium, pages, name, width, scheme):

@@ -123,6 +123,7 @@ def test_a_site_that_lacks_codes_is_told_so(model, cohort):
         model.memberships(SiteData("foreign", site.tensor, (renamed, site.vocabularies[1])))
 
 
+@pytest.mark.slow
 def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     name = 'renal, "ESRD" é'
     dpfact("label", unnamed, 2, name)

@@ -43,6 +43,7 @@ def test_baselines_agree_with_a_dense_tensor(sites):
     np.testing.assert_allclose(code_volume(tensor)[:, 0], np.log1p(dense.sum(axis=(1, 2))))
 
 
+@pytest.mark.slow
 def test_true_memberships_predict_and_shuffled_labels_do_not(sites, members):
     found = predict_outcome(members, sites)
     assert found.overall.memberships.mean > 0.75
@@ -56,6 +57,7 @@ def test_true_memberships_predict_and_shuffled_labels_do_not(sites, members):
         assert 0 < auc.spread < 0.1
 
 
+@pytest.mark.slow
 def test_figures_agree_with_scikit_learn_by_hand(sites, members):
     rng = np.random.default_rng(0)
     members = [own * rng.random(own.shape) for own in members]

@@ -29,6 +29,7 @@ from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
 
+pytestmark = pytest.mark.slow
 RANK = 4
 OPEN = {"privacy": "none", "claim": NO_CLAIM, "spent": None}
 PROMISED = {"privacy": "patient", "claim": PATIENT_CLAIM, "spent": SPENT}
@@ -220,7 +221,6 @@ def test_no_epsilon_stands_without_its_claim(runs, kind):
     assert PATIENT_CLAIM in row
 
 
-@pytest.mark.slow
 def test_sites_that_spent_differently_have_a_row_each(run):
     def spend_less(summary):
         summary["per_site"]["south"] |= {"claim": "another claim"}
@@ -450,6 +450,7 @@ def test_files_that_do_not_belong_together_are_refused(run, name, edit):
         write_report(run)
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_the_same_folder_gives_the_same_bytes(runs, run):
     first = page_of(runs["simulated"]).source.encode()
@@ -472,13 +473,3 @@ def test_a_missing_library_is_named_with_the_way_to_get_it(run, monkeypatch, lib
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(MissingDependencyError, match=rf"{library}.*dpfact-flower\[report\]"):
         write_report(run)
-
-
-@pytest.mark.process
-def test_a_site_never_imports_what_reports_are_drawn_with():
-    script = """
-import sys
-import dpfact_flower.client_app, dpfact_flower.evaluation.report
-assert not {"matplotlib", "jinja2"} & sys.modules.keys()
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)

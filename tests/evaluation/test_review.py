@@ -213,6 +213,7 @@ def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
     assert read_sheet(run, sheet) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -278,6 +279,7 @@ def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
     assert not list(run.glob("x*"))
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     site.save(tmp_path / "site.npz")

@@ -60,6 +60,7 @@ def test_sites_are_measured_one_at_a_time(tmp_path, monkeypatch):
     assert max(alive) <= 3  # the latest, and two that a loop's variables still hold
 
 
+@pytest.mark.slow
 def test_coherence_is_that_of_the_runs_own_patients(cohort, tmp_path):
     settings = {"privacy": "none", "rank": 3, "rounds": 2}
     config = RunConfig.read({**settings, "out": str(tmp_path / "run")})
@@ -69,6 +70,7 @@ def test_coherence_is_that_of_the_runs_own_patients(cohort, tmp_path):
     assert read_summary(folder).measured.coherence == expected
 
 
+@pytest.mark.slow
 def test_a_model_that_has_learned_nothing_is_called_that_and_no_figure_describes_it(
     planted, tmp_path
 ):

@@ -174,6 +174,7 @@ NAMES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(suppress_health_check=[*HealthCheck], max_examples=settings().max_examples // 5)

@@ -111,6 +111,7 @@ def asked(draw, site: Site) -> Asked:
     return Asked(arrays, config)
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(suppress_health_check=[*HealthCheck])
 def test_a_hostile_request_is_answered_or_refused_by_a_code(site, data):

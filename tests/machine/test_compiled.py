@@ -38,6 +38,7 @@ print(WIDTH, squares, inner, sum(sgd._squares.stats.cache_hits.values()), sep="|
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_two_widths_that_share_a_cache_each_get_their_own_code(tmp_path):
     found = []

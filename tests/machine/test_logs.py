@@ -51,6 +51,7 @@ def test_json_is_one_object_a_line(line, terminal):
     }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_no_public_name_brings_a_handler_with_it():
     """A library leaves the log of the program that imports it as it is, also of a site or a run."""

@@ -25,6 +25,7 @@ def saved(array) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @given(ANY, st.booleans())
 def test_every_bit_comes_back_in_an_array_of_its_own(array, turned):
     array = array.T if turned else array

@@ -13,6 +13,8 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.notebook.federated import as_cohort
 
+pytestmark = pytest.mark.slow
+
 EVENTS = pd.DataFrame(
     [
         ("ann", "procedures", "P1", "2024-03-01", "north"),

@@ -17,6 +17,8 @@ from dpfact_flower.errors import DataError, PrivacyRefusedError, SettingsError
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.tensor.cp import factor_match_score
 
+pytestmark = pytest.mark.slow
+
 PLAIN = {"privacy": "none", "rounds": 2}
 EXEMPT = {
     # scikit-learn runs it where SCIPY_ARRAY_API is set; sites compute with NumPy alone.
@@ -73,6 +75,7 @@ def test_a_matrix_is_the_same_dense_and_sparse_and_with_names(cohort):
     assert list(table.columns) == ["phenotype_1", "phenotype_2"]
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_sites_are_cross_validated_by_patients(cohort):
     """Rows are patients: of one site, and of all sites of a cohort, each patient at their site."""

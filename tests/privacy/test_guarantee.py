@@ -87,6 +87,7 @@ def test_conversions_hold_where_floats_run_out():
     assert conversions.epsilon_zcdp_tight(5.6548777069518615e-18, 0.8887461977124194) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("multipliers", "delta"),
     [([7.0] * 30, 1e-5), ([40.0] * 20 + [20.0] * 20, 1e-4), ([1.2, 0.9, 3.0], 1e-9)],
@@ -140,6 +141,7 @@ def test_tight_zcdp_holds_for_deltas_whose_inverse_no_float_holds():
 # --- The paper ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @everywhere(epsilons, deltas, st.integers(1, 1000), st.integers(1, 5))
 def test_a_plan_claims_the_epsilon_it_was_made_for(epsilon, delta, rounds, factors):
     plan = plan_paper(epsilon, delta, rounds, factors)

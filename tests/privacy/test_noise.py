@@ -108,6 +108,7 @@ def rounded_gaussian(values, sigma):
 # --- the same values as a plain sampler -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "count"), [(1, 3000), (2, 2000), (7, 2000), (24, 4000)])
 def test_values_are_those_of_a_sampler_that_reads_one_bit_at_a_time(bits, count):
     plain = OneBitAtATime(Tape(bits))
@@ -171,6 +172,7 @@ def packed(decisions):
 
 
 # Beyond 181 sigma, the square of the distance would overflow 64 bits.
+@pytest.mark.slow
 @pytest.mark.parametrize("high", [5, 181, 182, 183, 200])
 def test_far_values_are_exact(high):
     low = 2**24 - 3
@@ -181,6 +183,7 @@ def test_far_values_are_exact(high):
     assert OneBitAtATime(Tape(start=bits)).gaussian(24) == -(low + high * SIGMA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", [1, 2, 200, 201, 200 + 199**2])
 def test_one_coin_that_does_not_fall_refuses_a_far_value(last):
     decisions = far_value(low=2**24 - 3, high=200)
@@ -215,6 +218,7 @@ def test_entropy_per_sample_is_modest():
     assert tape.given / 50_000 < 30
 
 
+@pytest.mark.slow
 def test_bits_used_say_little_about_the_size():
     words = np.frombuffer(Tape()(8 * 400_000), "<u8").astype(np.uint64)
     sizes, used, position = np.empty(100_000), np.empty(100_000), 0

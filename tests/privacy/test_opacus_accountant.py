@@ -143,6 +143,7 @@ def test_opacus_calibrates_noise_with_our_accountant():
     assert epsilon_zcdp_tight(10 / (2 * multiplier**2), 1e-5) == pytest.approx(2.0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_opacus_trains_with_our_accountant():
     register()
     torch.manual_seed(0)
@@ -180,6 +181,7 @@ def test_without_opacus_the_error_says_what_to_install():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_the_root_logger_is_left_alone():
     code = """

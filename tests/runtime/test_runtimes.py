@@ -72,6 +72,7 @@ def assert_paid(out: Path) -> None:
         assert paid == {n: plan[n] for n in plan if (site, n) in answered}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_noise(
     cohort_folder, tmp_path

@@ -328,6 +328,7 @@ def faults_of(each: Hospital) -> list[str]:
     return faults
 
 
+@pytest.mark.nightly
 @pytest.mark.deployment
 def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
     """With everything that the page asks for; bit for bit, as there is no noise."""

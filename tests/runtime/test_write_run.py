@@ -25,7 +25,13 @@ def grid_of(cohort, cohort_folder, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"privacy": "none"}, {"patients": 300, "codes": "3x5"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"privacy": "none"}, marks=pytest.mark.nightly),
+        {"patients": 300, "codes": "3x5"},
+    ],
+)
 def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_take(
     cohort, cohort_folder, tmp_path, options
 ):

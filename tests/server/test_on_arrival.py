@@ -100,6 +100,7 @@ def test_who_is_fast_does_not_count_more():
         np.testing.assert_allclose(got, np.mean(wanted, axis=0), atol=4 * np.finfo(np.float32).eps)
 
 
+@pytest.mark.slow
 def test_who_is_slow_counts_less_the_staler_its_last_reply_is():
     """Five sites move the model 5 times a second, and six are known.
 
@@ -200,6 +201,7 @@ def test_until_a_site_has_answered_after_the_start_it_stands_for_the_start():
         assert (np.abs(got - new) > 1e-3).any()  # b has its say
 
 
+@pytest.mark.slow
 def test_a_start_of_two_rounds_is_in_step(monkeypatch):
     monkeypatch.setattr(codes, "_MOST_PAIRED", 6)
     monkeypatch.setattr(codes, "_FREQUENT", 4)

@@ -99,6 +99,7 @@ def test_what_was_left_open_is_planned_and_sent():
     assert make_rule(asked, sites=0, seed=9).plan.releases == server.rule.plan.releases
 
 
+@pytest.mark.slow
 def test_a_request_carries_what_its_round_needs_and_no_more():
     server = make()
     for number in range(1, server.rounds + 1):
@@ -182,6 +183,7 @@ def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, si
         np.testing.assert_array_equal(array, before[name])
 
 
+@pytest.mark.slow
 def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpoint(monkeypatch):
     server = make(privacy=PLANNED)
     go_to(server, 3)
@@ -196,6 +198,7 @@ def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpo
     assert_bits(without.factors, server.factors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [3, 5, 7])
 def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
     server = go_to(make(min_sites=2), number - 1)
@@ -208,6 +211,7 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
 # --- going on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN, WEIGHTED],
                          ids=["whole", "codes", "open", "weighted"])  # fmt: skip
 @pytest.mark.parametrize("split", [1, 2, 4])
@@ -226,6 +230,7 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     assert second.records == whole.records
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_at_work_asks_again_for_what_sites_keep(tmp_path, monkeypatch):
     whole = go_to(make(tmp_path / "whole"), 7)
     first = go_to(make(tmp_path / "parts"), 1)
@@ -239,6 +244,7 @@ def test_a_server_that_dies_at_work_asks_again_for_what_sites_keep(tmp_path, mon
     assert_bits(go_to(second, 7).factors, whole.factors)
 
 
+@pytest.mark.slow
 def test_a_refinement_is_averaged_with_the_one_before():
     rule, forgetful = make_rule(), make_rule()
     for number in range(1, 6):

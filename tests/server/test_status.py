@@ -54,6 +54,7 @@ def test_a_run_that_was_never_begun_says_why(tmp_path):
         run_status(tmp_path)
 
 
+@pytest.mark.slow
 def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     it = begun(tmp_path)
     write_readiness(tmp_path, [Readiness(9, "away", "no answer within 9 s")])
@@ -76,6 +77,7 @@ def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     assert 0 < sites["east"].epsilon < sites["south"].epsilon
 
 
+@pytest.mark.slow
 def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
     it = begun(tmp_path)
     with pytest.raises(QuorumError):

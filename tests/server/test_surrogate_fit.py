@@ -58,6 +58,7 @@ def fitted(start, released):
     return fitted_to_surrogates(start, released, SIGMA, np.random.default_rng(2))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor, start, released):
     found = fitted(start, released)
@@ -67,6 +68,7 @@ def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_threads_change_nothing(start, released, monkeypatch):
     found = []

@@ -130,6 +130,7 @@ def test_a_variance_used_as_a_standard_deviation_costs_more():
     assert [row.ratio for row in script.standard_deviation()] == pytest.approx([1.25, 125])
 
 
+@pytest.mark.nightly
 @pytest.mark.process
 def test_the_script_prints_the_instance_and_one_table():
     done = subprocess.run(

@@ -103,6 +103,7 @@ def hash_of(text):
     return sum(map(ord, text))
 
 
+@pytest.mark.slow
 def test_the_verdicts_on_auc_follow_the_numbers():
     better = {"paper": 0.8, "psgd": 0.8, "exact": 0.8}
     assert utility(better) == ["yes", "yes", "yes"]

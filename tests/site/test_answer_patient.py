@@ -68,6 +68,7 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
     assert left - {"selection.sha256"} == {"NOT-TO-BE-SHARED.txt", "ending.npz"}  # no factors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [PLANNED, CODES], ids=["whole vocabularies", "codes counted"])
 def test_every_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(
     data, tmp_path, privacy
@@ -133,6 +134,7 @@ def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, c
     assert rows_of(tmp_path) == ()
 
 
+@pytest.mark.slow
 def test_a_second_run_is_another_cost(data, tmp_path, caplog):
     """A new job's name makes no new budget."""
     client, server = make_client(data, tmp_path), make_server(data)
@@ -170,6 +172,7 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     assert len(rows_of(tmp_path)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [0, 2**20])
 @pytest.mark.parametrize("threads", [1, 2, 48])
 def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_read(
@@ -313,6 +316,7 @@ def test_what_is_refused_costs_nothing_and_harms_nothing(
     ask(client, request)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal", f"{LEDGER}-wal", LEDGER.upper()])
 def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, name):
     """Made a folder, the journal's name would keep every later job from being charged."""

@@ -57,6 +57,7 @@ def check_refused(worlds: list[World], answer: Asked, rows: int) -> None:
 # --- the disk, at each step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
 def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(
     worlds, number, tmp_path

@@ -112,6 +112,7 @@ def rounding(case, *models) -> float:
     return 1e-8 * (math.sqrt(case.tensor.norm_squared()) + largest) ** 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(

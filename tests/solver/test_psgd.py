@@ -94,6 +94,7 @@ def gradient_estimate(case, zeros, rng, model):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn_from", ["nothing", "itself", "another", "one cell"])
 def test_the_stratified_gradient_is_unbiased(drawn_from):
     case = make_problem((6, 4, 5), density=0.4)

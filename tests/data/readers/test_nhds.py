@@ -123,6 +123,7 @@ def test_one_command_says_discharges(file, tmp_path):
     assert cohort.sites[0][[0]].row_unit == "discharge"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_runs_promise_is_for_a_discharge(tmp_path):
     made = synthetic(preset("demo", patients=600))

@@ -96,6 +96,7 @@ def test_noise_is_in_all_slots_and_the_statistic_in_one():
     assert account(made.events, 1e-5).alone.epsilon > account(made.events, 1e-5).headline.epsilon
 
 
+@pytest.mark.slow
 def test_the_likelihood_of_a_sum_of_honest_shares_is_that_of_mu():
     """4,000 sums with a patient and 4,000 without, of 16 values and four honest sites each."""
     sharing, own, blocks = Sharing(6, 1, 1, 2), 1.5, 4000

@@ -80,6 +80,7 @@ def test_at_the_products_grid_tau_is_nothing():
     assert slack < 2e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("honest", "bits"), [(2, 1), (4, 1), (4, 2), (16, 1)])
 def test_sums_of_shares_have_the_discrete_gaussians_law(honest, bits):
     """Chi-squared against the exact law, for shares of standard deviation 2 and 4."""
