@@ -108,25 +108,14 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 # --- Gaussian DP ----------------------------------------------------------------------------------
 
 
-def delta_gaussian(mu: float, epsilon: float) -> float:
-    """Return the smallest delta that holds for a mu-Gaussian-DP release at `epsilon` >= 0.
-
-    Delta is ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)`` (Balle & Wang 2018,
-    Theorem 8). For one release, mu is sensitivity / sigma. For several, mu**2 is the sum of the
-    releases' mu**2.
-    """
-    target = 0.0 if epsilon == 0 else positive("epsilon", epsilon)
-    return math.exp(_log_delta(positive("mu", mu), target))
-
-
 def epsilon_gaussian(mu: float, delta: float) -> float:
     """Return the exact smallest epsilon that holds for a mu-Gaussian-DP release at `delta`."""
     size, log_delta = positive("mu", mu), -log_of_inverse(delta)
-    if _log_delta(size, 0.0) <= log_delta:
+    if log_delta_gaussian(size, 0.0) <= log_delta:
         return 0.0
     # At `high`, the first term of delta equals `delta`, so the difference of the terms is smaller.
     high = size * (size / 2 - float(ndtri(delta))) * (1 + SLACK)
-    return sign_change(lambda e: _log_delta(size, e) - log_delta, 0.0, high)
+    return sign_change(lambda e: log_delta_gaussian(size, e) - log_delta, 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
@@ -150,13 +139,18 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     # Bounds as in `epsilon_gaussian`. Each form of the root is used where it does not cancel.
     low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     high = 2 * low
-    while _log_delta(high, target) < log_delta:
+    while log_delta_gaussian(high, target) < log_delta:
         high *= 2
-    return sign_change(lambda m: _log_delta(m, target) - log_delta, low, high)
+    return sign_change(lambda m: log_delta_gaussian(m, target) - log_delta, low, high)
 
 
-def _log_delta(mu: float, epsilon: float) -> float:
-    """Return the logarithm of `delta_gaussian`, without overflow and with little cancellation."""
+def log_delta_gaussian(mu: float, epsilon: float) -> float:
+    """Return the logarithm of the smallest delta of a mu-Gaussian-DP release at `epsilon` >= 0.
+
+    Delta is ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)`` (Balle & Wang 2018,
+    Theorem 8), computed without overflow and with little cancellation. For one release, mu is
+    sensitivity / sigma. For several, mu**2 is the sum of the releases' mu**2.
+    """
     near = (epsilon / mu - mu / 2) / math.sqrt(2)
     far = (epsilon / mu + mu / 2) / math.sqrt(2)
     if near < 0:  # delta is large, and erfcx(near) might overflow

@@ -1,4 +1,4 @@
-"""Paper mode: the noise that the paper adds to feature factors, with its plan and its claim.
+"""Paper mode: the noise that the paper adds to feature factors, with its cost and its claim.
 
 The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
 privacy guarantee. Paper mode exists to reproduce the paper, and every release is marked as such.
@@ -7,10 +7,8 @@ privacy guarantee. Paper mode exists to reproduce the paper, and every release i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from dpfact_flower.privacy.conversions import rho_for_epsilon, sigma_of
-from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.noise_source import Noise
 from dpfact_flower.privacy.release import (
     PAPER_CLAIM,
@@ -25,39 +23,10 @@ from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.tensor.arrays import Array
 
 
-@dataclass(frozen=True)
-class PaperPlan:
-    """The paper's schedule: in each of the E rounds, each feature factor costs `rho`."""
-
-    rho: float
-    delta: float
-    rounds: int
-    factors: int = 2
-
-    @property
-    def total_rho(self) -> float:
-        """The zCDP cost of the whole run at one site."""
-        return self.rho * self.rounds * self.factors
-
-    def sigma(self, sensitivity: float) -> float:
-        """Return the standard deviation of the noise on each value."""
-        return sigma_of(self.rho, sensitivity)
-
-    def guarantee(self) -> Guarantee:
-        """Return the paper's claim for the whole run."""
-        event = ReleaseEvent("factor", 1.0, self.sigma(1.0), 1, "entry", "replace", PAPER_CLAIM)
-        return account([event] * (self.rounds * self.factors), self.delta)
-
-
-def plan_paper(epsilon: float, delta: float, rounds: int, factors: int = 2) -> PaperPlan:
-    """Divide `epsilon` evenly among factors and rounds, using Proposition 2.8's exact inverse."""
-    releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
-    return PaperPlan(rho_for_epsilon(epsilon, delta) / releases, delta, rounds, factors)
-
-
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Return the cost of one factor in one round, either as set or as planned from epsilon."""
-    return settings.rho or plan_paper(settings.epsilon, settings.delta, rounds, factors).rho
+    """Return the zCDP cost of one factor in one round, as set or as an even part of epsilon's."""
+    releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
+    return settings.rho or rho_for_epsilon(settings.epsilon, settings.delta) / releases
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:

@@ -162,11 +162,6 @@ class Release:
     events: tuple[ReleaseEvent, ...]
 
     @property
-    def seeded(self) -> bool:
-        """Whether a seed generated any of the noise."""
-        return any(event.seeded for event in self.events)
-
-    @property
     def label(self) -> str:
         """The claim for this release, as text to print."""
         return claim_of(self.events) if self.arrays else "nothing was released"
