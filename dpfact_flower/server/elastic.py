@@ -116,7 +116,10 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Pull the global factors to the sites' latest factors, by one site's part of a round."""
+        """Pull the global factors to the sites' latest factors, by one site's part of a round.
+
+        A reply's share is 1 unless the reply is stale.
+        """
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:

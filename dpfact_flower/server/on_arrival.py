@@ -23,8 +23,9 @@ import numpy as np
 
 from dpfact_flower.machine.parsed import parse_as
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions, utc_now
+from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Arrival, Failure, RoundRecord
-from dpfact_flower.server.rule import ArrivalRule, numbered, unnumbered
+from dpfact_flower.server.rule import numbered, unnumbered
 from dpfact_flower.tensor import Factors
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
@@ -147,7 +148,7 @@ class OnArrival(Coordinator):
         if len(latest) >= self.run.min_sites:
             replies = [SiteReply(name, state.last) for name, state in latest]
             shares = [self._share(state, len(latest)) for _, state in latest]
-            cast(ArrivalRule, self.rule).arrive(site.round, replies, shares)
+            cast(ElasticRule, self.rule).arrive(site.round, replies, shares)
             self._version += 1
             self._round.updated = True
 

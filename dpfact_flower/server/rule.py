@@ -54,19 +54,6 @@ class ServerRule(Protocol):
         """Restore the arrays that `state` returned, in a run with the same settings."""
 
 
-class ArrivalRule(ServerRule, Protocol):
-    """A rule that can also be used in asynchronous rounds."""
-
-    def arrive(
-        self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
-    ) -> None:
-        """Update the factors from all sites' latest replies after a new reply has arrived.
-
-        A reply's share is 1 unless the reply is stale. Calling this method once for each site moves
-        the factors as far as a single `update`.
-        """
-
-
 def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
     """Name arrays of a checkpoint ``name_1``, ``name_2`` and so on."""
     return {f"{name}_{number}": array for number, array in enumerate(arrays, start=1)}
