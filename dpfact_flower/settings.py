@@ -298,6 +298,10 @@ class RunSettings(Settings):
     shrink: float = setting(
         1.0, "patient: soft threshold of refined factors, in deviations of the noise", "[0, 10]"
     )
+    auto_rank: bool = setting(
+        False, "patient: use at most rank phenotypes, as many as the start shows to be distinct "
+        "and probably real",
+    )  # fmt: skip
 
     def _check_together(self) -> None:
         if 0 < self.sites < self.min_sites:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
 
 from dpfact_flower.estimation.pair_fit import fit, unpack
 from dpfact_flower.estimation.start import random_model
@@ -114,25 +115,41 @@ def returns(factors: Factors, fits: Factors) -> Floats:
     return np.asarray(found.mean(axis=0))
 
 
-def parts(factors: Factors) -> NDArray[np.bool_]:
-    """Return whether each phenotype is like another in all modes but one, so may be part of it."""
+def alike(factors: Factors) -> NDArray[np.bool_]:
+    """Return an (R, R) array: which phenotypes are alike in all modes but one, so may be one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
     ]
-    alike = np.max(but_one, axis=0)
-    np.fill_diagonal(alike, 0)
-    return np.asarray(alike.max(axis=0) >= _ALIKE)
+    likeness = np.max(but_one, axis=0)
+    np.fill_diagonal(likeness, 0)
+    return np.asarray(likeness >= _ALIKE)
+
+
+def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
+    """Return how many different phenotypes probably exist in other patients: at least 1.
+
+    The arguments are those of `false_discovery`. If patients have many cells, phenotypes that are
+    `alike` count as one.
+    """
+    with one_blas_thread:
+        real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
+        same = alike(factors)[np.ix_(real, real)] & (cells > _MANY_CELLS)
+    return max(1, int(connected_components(same, directed=False)[0]))
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return the chance that each phenotype is absent from a noiseless fit to other patients.
 
     `fits` is as for `returns`, and `cells` is a typical patient's number of cells. If patients have
-    many cells, the chance for phenotypes in `parts` is at least one half.
+    many cells, the chance for phenotypes that are `alike` is at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
-        chance = 1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE))
-        doubted = parts(factors) & (cells > _MANY_CELLS)
+        chance = _chance(factors, fits)
+        doubted = alike(factors).any(axis=0) & (cells > _MANY_CELLS)
     chance[doubted] = np.maximum(chance[doubted], _EVEN)
     return tuple(round(float(each), 3) for each in chance)
+
+
+def _chance(factors: Factors, fits: Factors) -> Floats:
+    return np.asarray(1 / (1 + np.exp(_STEEP * returns(factors, fits) - _MIDDLE)))

@@ -76,6 +76,12 @@ def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 
+def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
+    """Return a release's part about the first `kept` of `rank` phenotypes."""
+    product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
+    return pack(product[:, :kept], gram[:kept, :kept])
+
+
 def refine_factor(
     releases: Sequence[NDArray[Any]],
     factors: Factors,

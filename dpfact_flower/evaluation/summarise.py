@@ -90,7 +90,7 @@ def summarise(
         name=cohort.name if cohort else coordinator.run.job,
         sites=len({site for record in records for site in record.sites}),
         rounds=sum(record.updated for record in records),
-        rank=solver.rank,
+        rank=int(coordinator.factors[0].shape[1]),
         solver=solver.solver if squared else f"{solver.solver}, {solver.loss}",
         scale=solver.scale,
         privacy=coordinator.privacy.privacy,
@@ -244,7 +244,8 @@ def measure(
     if is_informative:
         watch("measuring", 0.8)
         give_back()
-        own = [CPModel.of(*model).with_unit_features().factors[0] for _, model in models()]
+        rank = features[0].shape[1]  # the site's own model has more columns with `auto_rank`
+        own = [CPModel.of(*m).with_unit_features().factors[0][:, :rank] for _, m in models()]
         tables = SharedPhenotypes(
             phenotype_table(memberships, features, sites),
             site_usage(own, [site.name for site in sites]),

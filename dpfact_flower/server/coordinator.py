@@ -310,6 +310,7 @@ class Coordinator:
             "elastic-step": self.run.elastic_step,
             "shrink": self.run.shrink,
             "start": self.run.start,
+            "auto-rank": self.run.auto_rank,
             "vocabulary": self.vocabulary,
             "shape": self.feature_shape,
         }

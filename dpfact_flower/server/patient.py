@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.estimation.certainty import false_discovery, typical_counts
+from dpfact_flower.estimation.certainty import distinct_number, false_discovery, typical_counts
 from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
-from dpfact_flower.estimation.refine import RunningAverage, refine_factor
+from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
@@ -33,6 +33,8 @@ from dpfact_flower.wire.protocol import SiteReply
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
 """Share of `relative_elastic` in refinement, where the mean of all sites needs a weaker pull."""
+_ENOUGH = 0.8
+"""With `auto_rank`, the share of phenotypes that must seem to exist."""
 _HALVES = 1
 """Seed that gives the halves other random numbers than the factors have."""
 
@@ -51,6 +53,11 @@ class PatientRule:
     ) -> None:
         if privacy.privacy != "patient":
             raise SettingsError(f"rule 'patient' is for privacy 'patient', not {privacy.privacy!r}")
+        if run.auto_rank and (privacy.weighting != "none" or len(feature_shape) == 1):
+            raise SettingsError(
+                "auto-rank: needs each phenotype's chance, which is unknown with weighting and "
+                "with a single feature mode; set auto-rank to false"
+            )
         sites = max(run.sites, run.min_sites)
         self.plan = plan_patient(privacy, sizes=feature_shape, rank=solver.rank, sites=sites)
         self.rounds = self.plan.rounds
@@ -78,10 +85,20 @@ class PatientRule:
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the factors after the start: learned factors, except in the last round."""
+        """Return the factors after the start: learned factors, except in the last round.
+
+        With `auto_rank`, columns of zeros follow, so that all rounds have one rank. No patient has
+        such a phenotype.
+        """
         if not self._started:
             return ()
-        return self._learned if self.plan.release_of(round_number) else self.factors
+        factors = self._learned if self.plan.release_of(round_number) else self.factors
+        return tuple(np.pad(factor, ((0, 0), (0, self._dropped))) for factor in factors)
+
+    @property
+    def _dropped(self) -> int:
+        """Number of columns by which `auto_rank` lowered the rank."""
+        return int(self._solver.rank - self._learned[0].shape[1])
 
     def weights(self, round_number: int) -> Weights:
         """Return the codes' weights in rounds that learn phenotypes, or an empty tuple."""
@@ -94,7 +111,8 @@ class PatientRule:
         if not self._totals or planned is None or planned.kind != "refine":
             return None
         sigma = self.plan.start.seen_sigma
-        return np.array([usage_of(total, self._learned, sigma) for total in self._totals])
+        found = np.array([usage_of(total, self._learned, sigma) for total in self._totals])
+        return np.pad(found, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """Return the shape of one vector of the planned length; empty in the last round."""
@@ -134,25 +152,37 @@ class PatientRule:
             )
 
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
-        released, sizes = _released(replies), [len(factor) for factor in self.factors]
-        rng = np.random.default_rng([self._run.seed, self._solver.rank, *sizes])
+        """Fit the start. With `auto_rank`, repeat with fewer phenotypes until most seem to exist.
+
+        Each number depends only on the start's releases, so it costs nothing.
+        """
+        released, rank = _released(replies), self._solver.rank
         give_back()  # memory of simulated sites and of unpacked replies
         sigma = planned.seen_sigma
-        start = start_factors(released, sizes, self._solver.rank, sigma, rng)
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
+        self._fit_start(released, rank, sigma)
+        while self._run.auto_rank and self._halves:
+            found = distinct_number(self._learned, self._halves, self._cells)
+            _logger.info("auto-rank: %d of %d phenotypes seem to exist", found, rank)
+            if found >= _ENOUGH * rank:
+                break
+            rank = found
+            self._fit_start(released, rank, sigma)
+
+    def _fit_start(self, released: Sequence[Array], rank: int, sigma: float) -> None:
+        sizes = [len(factor) for factor in self.factors]
+        rng = np.random.default_rng([self._run.seed, rank, *sizes])
+        start = start_factors(released, sizes, rank, sigma, rng)
         if self._weights:  # all cells of surrogates are 1, which does not fit weighted cells
             self._learn(start.factors)
-        else:
-            self._learn(fitted_to_surrogates(start, released, sigma, rng))
-            self._fit_halves(released, sizes, sigma)
-
-    def _fit_halves(self, released: Sequence[Array], sizes: Sequence[int], sigma: float) -> None:
-        rank = self._solver.rank
-        rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
+            return
+        self._learn(fitted_to_surrogates(start, released, sigma, rng))
         counts = typical_counts(released, sizes, CROSS)
-        if counts:
-            self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)
-            self._cells = math.prod(counts)
+        if not counts:
+            return
+        rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
+        self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)
+        self._cells = math.prod(counts)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
@@ -165,8 +195,11 @@ class PatientRule:
         assert planned.mode is not None
         sites, sigma = [reply.site for reply in replies], planned.seen_sigma
         average = self._memory.averaged(planned.mode, sites, _released(replies), sigma)
+        rank, values = self._solver.rank, list(average.values)
+        if self._dropped:
+            values = [first_columns(each, rank, rank - self._dropped) for each in values]
         refined = refine_factor(
-            list(average.values), self._learned, planned.mode, sigma=average.sigma,
+            values, self._learned, planned.mode, sigma=average.sigma,
             shrink=self._run.shrink, tau=self._solver.tau,
             pull=_REFINE_PULL * self._solver.relative_elastic,
         )  # fmt: skip

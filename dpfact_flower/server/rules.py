@@ -35,5 +35,7 @@ def rule_for(
             "aggregation: 'async' is for modes none and paper; patient mode's rounds depend on "
             "each other: use 'sync', and set grace if slow sites delay the others"
         )
+    if run.auto_rank and privacy.privacy != "patient":
+        raise SettingsError(f"auto-rank: has no meaning with privacy {privacy.privacy!r}")
     make = make or server_rules.find(run.rule or privacy.default_rule)
     return make(feature_shape, solver, privacy, run)

@@ -5,10 +5,11 @@ import pytest
 
 from dpfact_flower.estimation import certainty as module
 from dpfact_flower.estimation.certainty import (
+    alike,
+    distinct_number,
     false_discovery,
     half_patients,
     halves,
-    parts,
     returns,
     typical_counts,
 )
@@ -68,11 +69,20 @@ def test_a_phenotype_returns_where_it_is_in_the_fits_whatever_its_place():
     assert max(chance[:2]) < 0.05 < 0.1 < min(chance[2:])
 
 
+def test_only_phenotypes_that_return_are_counted_and_at_least_one():
+    own, other = model(), model(seed=2)
+    mixed = tuple(np.hstack([a[:, :3], b[:, 3:]]) for a, b in zip(own, other, strict=True))
+    assert distinct_number(own, fits(mixed, mixed), 2.0) == 3
+    assert distinct_number(own, fits(other, other), 2.0) == 1
+
+
 def test_a_phenotype_that_may_be_a_part_of_another_is_doubted_where_patients_have_many_cells():
     own = model()
     own[1][:, 1] = own[1][:, 0]
-    assert parts(own).tolist() == [True, True, False, False]
+    assert np.argwhere(alike(own)).tolist() == [[0, 1], [1, 0]]
     same = fits(own, own)
+    assert distinct_number(own, same, 2.0) == 4
+    assert distinct_number(own, same, 10.0) == 3
     assert max(false_discovery(own, same, 2.0)) < 0.05
     many = false_discovery(own, same, 10.0)
     assert min(many[:2]) >= 0.5

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from dpfact_flower.client_app import DPFactClient
+from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import QuorumError
+from dpfact_flower.errors import QuorumError, SettingsError, StateError
 from dpfact_flower.estimation.codes import code_weights, unweighted
-from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model
+from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model, read_summary
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.runtime.serve import federate
+from dpfact_flower.runtime.config import RunConfig
+from dpfact_flower.runtime.serve import federate, federate_cohort
 from dpfact_flower.server import patient as module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
@@ -265,6 +267,71 @@ def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
     for number in (1, 2):  # surrogates have cells of 1: weighted ones would be others
         weighted.update(number, make_replies(weighted, number))
     assert not (weighted.factors[0] == 0.5).any()
+
+
+# --- a rank that the start decides
+
+
+@pytest.fixture
+def two_exist(monkeypatch):
+    """Two phenotypes seem to exist, however many are fitted."""
+    monkeypatch.setattr(module, "distinct_number", lambda *_: 2)
+
+
+@pytest.mark.usefixtures("two_exist")
+@pytest.mark.parametrize("split", [1, 3])
+def test_a_lower_rank_is_filled_up_on_the_wire_and_survives_a_checkpoint(tmp_path, split):
+    given = {"privacy": PLANNED, "auto_rank": True}
+    whole = go_to(make(tmp_path, **given), split)
+    assert {factor.shape[1] for factor in whole.factors} == {2}
+    assert len(whole.false_discovery) == 2
+    request, fixed = whole.request(split + 1), make(privacy=PLANNED)
+    for sent, factor in zip(request.anchors, whole.factors, strict=True):
+        assert_bits(sent[:, :2], factor)
+        assert sent.shape[1] == SOLVER.rank
+        assert not sent[:, 2:].any()
+    assert whole.reply_shapes(split + 1) == fixed.reply_shapes(split + 1)
+    assert whole.planned_events(split + 1) == fixed.planned_events(split + 1)
+    with pytest.raises(StateError, match="auto-rank"):
+        make(tmp_path, resume=True, privacy=PLANNED)
+    again = make(tmp_path, resume=True, **given)
+    assert again.request(split + 1).digest == request.digest
+    assert_bits(go_to(again, again.rounds).factors, go_to(whole, whole.rounds).factors)
+
+
+@pytest.mark.usefixtures("two_exist")
+def test_what_sites_add_for_a_dropped_phenotype_changes_nothing():
+    noisy, clean = (go_to(make(privacy=PLANNED, auto_rank=True), 1) for _ in range(2))
+    replies = make_replies(noisy, 2)
+    clean.close_round(2, replies, ())
+    for reply in replies:
+        product = reply.arrays[0][: SHAPE[0] * SOLVER.rank].reshape(SHAPE[0], SOLVER.rank)
+        product[:, 2:] += 1000
+    noisy.close_round(2, replies, ())
+    assert_bits(noisy.factors, clean.factors)
+
+
+@pytest.mark.parametrize(
+    ("shape", "privacy", "says"),
+    [(SHAPE, WEIGHTED, "with weighting"), ((21,), PLANNED, "a single feature mode"),
+     (SHAPE, PrivacySettings(privacy="none"), "no meaning with privacy 'none'")],
+    ids=["weighting", "one mode", "none"],
+)  # fmt: skip
+def test_a_rank_is_not_decided_where_no_chance_is_known(shape, privacy, says):
+    with pytest.raises(SettingsError, match=says):
+        Coordinator(shape, solver=SOLVER, privacy=privacy, run=RunSettings(auto_rank=True))
+
+
+@pytest.mark.slow
+def test_as_many_phenotypes_are_learned_as_were_planted(tmp_path):
+    cohort = synthetic(preset("demo", patients=3000, phenotypes=3, shares="0.5,0.3,0.2", local=0.0))
+    settings = {"rank": 9, "epsilon": 50.0, "auto-rank": True, "secure-sums": True}
+    config = RunConfig.read({**settings, "noise-seed": 1, "out": str(tmp_path / "run")})
+    out = federate_cohort(cohort, config)
+    summary = read_summary(out)
+    assert summary.rank == read_model(out)[0][0].shape[1] == 3
+    assert len(summary.false_discovery) == 3
+    assert summary.measured.fms > 0.9
 
 
 # --- with real sites

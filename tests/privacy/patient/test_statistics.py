@@ -56,6 +56,22 @@ def code_sets(cells):
     return [np.flatnonzero(cells.any(axis=tuple(m for m in modes if m != mode))) for mode in modes]
 
 
+def test_no_patient_has_a_phenotype_of_zeros(sizes):
+    """`auto_rank` fills the factors up with such phenotypes."""
+    factors, ridge, tensor = factors_for(sizes), np.full(3, 0.05), sparse(counts(sizes))
+    wide = tuple(np.pad(factor, ((0, 0), (0, 2))) for factor in factors)
+    given = {"bound": 0.1, "sigma": SIGMA_REAL}
+    found = refinement(tensor, wide, 0, ridge=np.pad(ridge, (0, 2)), **given).total
+    wanted = refinement(tensor, factors, 0, ridge=ridge, **given).total
+    product, gram = found[: sizes[0] * 5].reshape(sizes[0], 5), found[sizes[0] * 5 :]
+    assert not product[:, 3:].any()
+    np.testing.assert_array_equal(product[:, :3].ravel(), wanted[: sizes[0] * 3])
+    np.testing.assert_array_equal(
+        gram[gram != 0], wanted[sizes[0] * 3 :][wanted[sizes[0] * 3 :] != 0]
+    )
+    assert wanted.any()
+
+
 # --- Slow references: one patient's part, in real units -------------------------------------------
 
 
