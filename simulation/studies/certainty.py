@@ -48,11 +48,18 @@ _COLUMNS = ("called", "missing", "strict", "stable", "stable_missing", "stable_s
 
 
 def cell(
-    own: Cohort, others: Sequence[Factors], open_fit: Factors, rank: int, epsilon: float, keep: Path
+    own: Cohort,
+    others: Sequence[Factors],
+    open_fit: Factors,
+    rank: int,
+    epsilon: float,
+    keep: Path,
+    run: RunSettings,
 ) -> dict[str, Any]:
     """One row: what is called real in each of two private runs, and how much of it is missing."""
     runs = [
-        _kept(keep / f"{own.name}-{epsilon:g}-{n}.npz", own, rank, epsilon) for n in range(_RUNS)
+        _kept(keep / f"{own.name}-{epsilon:g}-{n}.npz", own, rank, epsilon, run)
+        for n in range(_RUNS)
     ]
     rows = []
     for (factors, chance), (repeat, _) in zip(runs, runs[::-1], strict=True):
@@ -68,7 +75,7 @@ def cell(
     sums = dict(zip((*_COLUMNS, "all_missing"), np.sum(rows, axis=0).tolist(), strict=True))
     patients = sum(site.tensor.n_patients for site in own.sites)
     return {"data": own.name, "patients": patients, "rank": rank, "epsilon": epsilon,
-            "phenotypes": _RUNS * rank, **sums}  # fmt: skip
+            "phenotypes": sum(len(chance) for _, chance in runs), **sums}  # fmt: skip
 
 
 def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -81,20 +88,22 @@ def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArr
 
 
 def _kept(
-    path: Path, cohort: Cohort, rank: int, epsilon: float
+    path: Path, cohort: Cohort, rank: int, epsilon: float, run: RunSettings
 ) -> tuple[Factors, NDArray[np.float64]]:
     """A private run's factors, and the chance that each phenotype is missing in other patients."""
     if not path.exists():
         patients = sum(site.tensor.n_patients for site in cohort.sites)
         server = coordinate(
             cohort, SolverSettings(rank=rank, relative_l21=0.0),
-            PrivacySettings(epsilon=epsilon, delta=1e-5, patients=patients), RunSettings(),
+            PrivacySettings(epsilon=epsilon, delta=1e-5, patients=patients), run,
         )  # fmt: skip
         for _ in play(server, cohort, own_refit=False):
             pass
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            np.savez(file, *server.factors, chance=np.array(server.false_discovery or [1.0] * rank))
+            number = server.factors[0].shape[1]
+            chance = np.array(server.false_discovery or [1.0] * number)
+            np.savez(file, *server.factors, chance=chance)
     with np.load(path) as arrays:
         factors = tuple(arrays[name] for name in arrays.files if name != "chance")
         return factors, arrays["chance"]
@@ -109,9 +118,10 @@ def study(cohort: Cohort, which: str, given: argparse.Namespace) -> list[dict[st
     others = [reference(pooled(fresh), given.rank, seed) for seed in range(given.references)]
     open_fit = reference(pooled(own), given.rank, 0)
     return [
-        cell(own, others, open_fit, given.rank, epsilon, given.out / "models")
+        cell(own, others, open_fit, given.rank, epsilon, given.out / "models",
+             RunSettings(auto_rank=given.auto_rank))
         for epsilon in given.epsilons
-    ]
+    ]  # fmt: skip
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -151,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--merge", type=at_least(1), default=1, help="sites that become one, in order"
     )
+    parser.add_argument("--auto-rank", action="store_true", help="let the start lower the rank")
     given = parser.parse_args(arguments)
     with one_line_errors(parser):
         rows: list[dict[str, Any]] = []

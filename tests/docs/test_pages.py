@@ -67,6 +67,8 @@ ELSEWHERE = {
     "test_a_cohort_passes_and_nothing_is_left_behind",
     ("docs/evaluation.md", ""): "tests/simulation/test_paper.py::"
     "test_the_commands_for_full_data_run_on_the_demos",
+    ("docs/explanation/certainty.md", "dpfact simulate "): "tests/server/test_patient.py::"
+    "test_as_many_phenotypes_are_learned_as_were_planted",
     ("docs/explanation/secure-sums.md", "dpfact plan "): "tests/cli/test_plan.py::"
     "test_it_says_what_secure_sums_are_worth_and_rest_on",
     ("docs/how-to/deploy.md", "dpfact data synthetic"): ONE_MACHINE,
