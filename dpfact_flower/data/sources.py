@@ -19,7 +19,6 @@ from dpfact_flower.data.tables import (
     Rows,
     Table,
     check_columns,
-    find_table,
     list_of,
     list_tables,
     literal,
@@ -97,13 +96,32 @@ def open_source(
 def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Source:
     inside = sorted(folder.iterdir())
     places = [*(path for path in inside if path.is_dir() and path.name.lower() in parts), folder]
+    found: dict[str, Path] = {}
+    for place in places:  # the first folder takes precedence
+        found = list_tables(place) | found
 
     def fetch(into: str, table: Table) -> str:
-        path = find_table(places, table.name)
+        path = found.get(table.name.lower())
+        if path is None:
+            raise DataError(f"{folder}: {_missing(places, table.name)}")
         load_table(connection, into, path, table)
         return str(path)
 
-    return Source([name for place in places for name in list_tables(place)], fetch)
+    return Source(found, fetch)
+
+
+def _missing(places: Sequence[Path], name: str) -> str:
+    """Return an error message about a table that no place has. The last place is the source."""
+    *parts, whole = places
+    also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
+    deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
+    there = (f for f in deeper if f.is_dir() and name.lower() in list_tables(f))
+    if folder := next(there, None):
+        also += f"; there is one in {folder}"
+    return (
+        f"lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), in upper and "
+        f"lower case{also}"
+    )
 
 
 def _lines(connection: Connection, path: Path) -> Source:

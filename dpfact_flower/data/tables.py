@@ -179,44 +179,20 @@ def report_progress(name: str) -> Iterator[None]:
     watch(name, 1.0)
 
 
-def list_tables(folder: str | Path, pattern: str = ".*") -> dict[str, Path]:
+def list_tables(folder: Path) -> dict[str, Path]:
     """Map the tables' names in lower case to their files, or to their folders of Parquet files.
 
     Files take precedence over folders, and shorter file names over longer file names.
     """
-    folder = Path(folder)
-    if folder.is_file():
-        raise DataError(f"{folder}: is a file; need the folder of the tables, unpacked")
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
     for path in sorted(folder.iterdir(), key=lambda path: (len(path.name), path.name)):
         name = re.sub(r"\.(csv|csv\.gz|parquet)$", "", path.name, flags=re.IGNORECASE)
-        if not re.fullmatch(pattern, name, re.IGNORECASE):
-            continue
         if path.is_file() and name != path.name:
             files.setdefault(name.lower(), path)
         elif next(path.rglob("*.parquet"), None):
             parts[name.lower()] = path
     return parts | files
-
-
-def find_table(folders: Sequence[Path], name: str) -> Path:
-    """Return a table's file from the first folder that has one. Errors name the last folder."""
-    own = re.escape(name)
-    for folder in folders:
-        if found := list_tables(folder, own):
-            return found[name.lower()]
-    *parts, whole = folders
-    also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
-    deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
-    if there := [folder for folder in deeper if folder.is_dir() and list_tables(folder, own)]:
-        also += f"; there is one in {there[0]}"
-    raise DataError(
-        f"{whole}: lacks the table {name}; tried {name}.csv and {name}.csv.gz (or .parquet), "
-        f"in upper and lower case{also}"
-    )
 
 
 class Table(NamedTuple):

@@ -6,7 +6,8 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpfact_flower.data.tables import Table, connect, find_table, load_table
+from dpfact_flower.data.sources import open_source
+from dpfact_flower.data.tables import Table, connect, list_tables, load_table
 from dpfact_flower.errors import DataError
 
 
@@ -113,22 +114,23 @@ def test_optional_columns_are_null_where_the_file_lacks_them(connection, write):
 
 
 @pytest.mark.parametrize("name", ["PATIENTS.csv", "patients.csv", "Patients.CSV.GZ"])
-def test_find_table_in_any_case_and_the_plain_file_first(name, write, tmp_path):
+def test_a_table_has_a_name_in_any_case_and_the_plain_file_first(name, write, tmp_path):
     write("patients.csv.gz.old", "")
     path = write(name, "")
-    assert find_table([tmp_path], "PATIENTS") == path
+    assert list_tables(tmp_path) == {"patients": path}
     write(f"{name}.gz", "")
-    assert find_table([tmp_path], "patients") == path
+    assert list_tables(tmp_path)["patients"] == path
 
 
-def test_find_table_says_what_was_tried(write, tmp_path):
-    file = write("PATIENTS_OLD.csv", "")
-    with pytest.raises(DataError, match=r"tried PATIENTS\.csv and PATIENTS\.csv\.gz"):
-        find_table([tmp_path], "PATIENTS")
-    with pytest.raises(DataError, match="no such folder"):
-        find_table([tmp_path / "gone"], "PATIENTS")
-    with pytest.raises(DataError, match=r"PATIENTS_OLD\.csv: is a file; need the folder"):
-        find_table([file], "PATIENTS")
+def fetch(folder, name):
+    with connect() as connection, open_source(connection, folder) as source:
+        source.fetch("x", Table(name, ["patient"]))
+
+
+def test_a_missing_table_says_what_was_tried(write, tmp_path):
+    write("PATIENTS_OLD.csv", "")
+    with pytest.raises(DataError, match=r"tried PATIENTS\.csv and PATIENTS\.csv\.gz .*case$"):
+        fetch(tmp_path, "PATIENTS")
 
 
 def test_a_folder_further_up_says_where_the_table_is(tmp_path):
@@ -136,7 +138,7 @@ def test_a_folder_further_up_says_where_the_table_is(tmp_path):
     below.mkdir(parents=True)
     (below / "Patients.csv.gz").touch()
     with pytest.raises(DataError, match=rf"there is one in {below}$"):
-        find_table([tmp_path], "patients")
+        fetch(tmp_path, "patients")
 
 
 def test_an_error_of_duckdb_does_not_pass_on_its_text():
