@@ -62,9 +62,12 @@ class Asked(NamedTuple):
 
     def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
         """Return the options for a reader. A roll-up without a name is for mode `default`."""
+        rolled = (
+            how if how.partition("=")[2] else f"{default}={how}" for how in self.rolled_up or ()
+        )
         found: Options = {
             "vocabularies": _read_lists(self.codes, modes),
-            "rolled_up": _read_roll_ups(self.rolled_up, modes, default),
+            "rolled_up": _read_named("--roll-up", [*rolled]),
             "min_patients": self.min_patients,
             "memory": self.memory,
         }
@@ -372,20 +375,6 @@ def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Voca
             f"--codes: need a list for each of {', '.join(modes)}, got {', '.join(lists)}"
         )
     return [load_codes(Path(lists[mode]), mode) for mode in modes]
-
-
-def _read_roll_ups(
-    values: Sequence[str] | None, modes: Sequence[str], default: str = "diagnoses"
-) -> dict[str, str]:
-    """Return how each mode is rolled up. A value without a name is for the mode `default`."""
-    given = [value if value.partition("=")[2] else f"{default}={value}" for value in values or ()]
-    found = _read_named("--roll-up", given)
-    if unknown := found.keys() - set(modes):
-        raise SettingsError(
-            f"--roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
-            f"{', '.join(modes)}: write NAME=HOW"
-        )
-    return found
 
 
 def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -14,14 +14,14 @@ differ only within a patient, so their text is not kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from dpfact_flower.data.tables import MEMORY, connect, count_rows, literal, quoted
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
@@ -48,10 +48,18 @@ class Options(TypedDict, total=False):
 
 
 @contextmanager
-def reading(options: Options) -> Iterator[Connection]:
-    """Open a connection for a reader, with empty tables to fill."""
+def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
+    """Check the options, and open a connection for a reader, with empty tables to fill."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
+    if unknown := (options.get("rolled_up") or {}).keys() - set(modes):
+        raise SettingsError(
+            f"roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(modes)}: write NAME=HOW"
+        )
+    least = options.get("min_patients", 1)
+    if type(least) is not int or least < 1:
+        raise SettingsError(f"min-patients: need an integer of at least 1, got {least!r}")
     with connect(options.get("memory", MEMORY)) as connection:
         connection.execute("SET preserve_insertion_order = false")
         create_tables(connection)

@@ -118,9 +118,6 @@ def build_cohort(
     identifier. `labels` are columns of ``patients``; NULL means a label of 0. The site ``other``,
     into which small sites are merged, may still be smaller than the option `min_patients`.
     """
-    min_patients = options.get("min_patients", 1)
-    if type(min_patients) is not int or min_patients < 1:
-        raise SettingsError(f"min-patients: need an integer of at least 1, got {min_patients!r}")
     with report_progress("counting"):
         refuse_equal_hashes(connection)
         for mode, how in (options.get("rolled_up") or {}).items():
@@ -137,7 +134,8 @@ def build_cohort(
                 f"{name}: no patient has an event of each of {events} within {window}; is the "
                 "window too short, or is a code list another hospital's?"
             )
-        _assign_sites(connection, min_patients, options.get("keep_empty", False), row_unit)
+        least, keep_empty = options.get("min_patients", 1), options.get("keep_empty", False)
+        _assign_sites(connection, least, keep_empty, row_unit)
         sites = [
             _site(connection, number, site, vocabularies, labels, row_unit)
             for number, site in connection.execute(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.data.clinical_events import add_events, create_tables, table_of
+from dpfact_flower.data.clinical_events import add_events, create_tables, reading, table_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort, choose_vocabularies
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -216,6 +216,9 @@ def test_windows_are_checked():
 
 
 @pytest.mark.parametrize("least", [0, 1.5, True])
-def test_min_patients_is_checked(least, connection):
-    with pytest.raises(SettingsError, match="min-patients"):
-        build(connection, min_patients=least)
+def test_min_patients_is_checked_before_anything_is_read(least):
+    with (
+        pytest.raises(SettingsError, match="min-patients"),
+        reading({"min_patients": least}, MODES),
+    ):
+        pytest.fail("tables would be read")

@@ -197,11 +197,9 @@ def read(
         for mode, table in tables.items()
     }
     window = Window(days=window_days, same_encounter=window_days is None)
-    if unknown := (options.get("rolled_up") or {}).keys() - sources.keys():
-        raise SettingsError(f"roll-up: no mode is named {', '.join(sorted(unknown))}")
     labels = labels or {}
     _check_labels(labels)
-    with reading(options) as connection:
+    with reading(options, modes) as connection:
         for mode, source in sources.items():
             _load_events(connection, mode, source, window)
         _count_twins(connection, sources)

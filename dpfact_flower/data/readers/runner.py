@@ -72,7 +72,7 @@ def read(
         check_name("name of site or mode", what)
     top = [script.modes.get(mode) or None for mode in modes]
     options = cast("Options", {"top": top, "min_patients": script.min_patients} | given)
-    with reading(options) as connection:
+    with reading(options, modes) as connection:
         work = _Work(script, connection, modes, values | {"name": name, "source": str(source)})
         lines = script.source == "lines"
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
