@@ -6,6 +6,7 @@ The checkpoint lets an interrupted run continue.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -132,7 +133,7 @@ class Checkpoint:
         notes = {"meta": np.array(json.dumps(meta)), "history": np.array(history)}
         arrays = {**self.arrays, **notes}
         with replacing(path, durable=durable) as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type] # with a checksum of every array
+            np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -140,7 +141,9 @@ class Checkpoint:
         with disk_errors(path):
             path.open("rb").close()
         try:
-            arrays = load_npz(path, ["meta", "history"])
+            arrays = load_npz(path, ["checksum", "meta", "history"])
+            if str(arrays.pop("checksum")) != _checksum(arrays):
+                raise DataError("checksum")
         except DataError:
             raise StateError(
                 f"{path}: damaged checkpoint; restore it from a copy, or start a new run"
@@ -148,3 +151,11 @@ class Checkpoint:
         meta = json.loads(str(arrays.pop("meta")))
         records = _parsed(str(arrays.pop("history")).splitlines())
         return cls(**meta, records=records, arrays=arrays)
+
+
+def _checksum(arrays: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
