@@ -161,10 +161,14 @@ class PatientRule:
         sigma = planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         self._fit_start(released, rank, sigma)
+        if self._run.auto_rank and not self._halves:
+            _logger.warning("auto-rank: the start is too noisy to judge; all %d are kept", rank)
         while self._run.auto_rank and self._halves:
             found = distinct_number(self._learned, self._halves, self._cells)
-            _logger.info("auto-rank: %d of %d phenotypes seem to exist", found, rank)
-            if found >= _ENOUGH * rank:
+            enough = found >= _ENOUGH * rank
+            then = f"all {rank} are kept" if enough else f"fitting {found}"
+            _logger.info("auto-rank: %d of %d seem to exist; %s", found, rank, then)
+            if enough:
                 break
             rank = found
             self._fit_start(released, rank, sigma)

@@ -168,7 +168,8 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
         return np.zeros(request.solver.rank)
     usage, spread = used
     usage_only = np.maximum(usage, 0)
-    norms, average = np.sqrt(usage_only), float(np.sqrt(np.mean(usage_only)))
+    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # not those of zeros
+    norms, average = np.sqrt(usage_only), float(np.sqrt(usage_only.sum() / exist))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)
 

@@ -19,7 +19,8 @@ started again, the script continues from there.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,23 @@ _COLUMNS = ("called", "missing", "strict", "stable", "stable_missing", "stable_s
 
 def cell(
     own: Cohort,
-    others: Sequence[Factors],
-    open_fit: Factors,
+    fits: Callable[[int], tuple[list[Factors], Factors]],
     rank: int,
     epsilon: float,
     keep: Path,
     run: RunSettings,
 ) -> dict[str, Any]:
-    """One row: what is called real in each of two private runs, and how much of it is missing."""
+    """One row: what is called real in each of two private runs, and how much of it is missing.
+
+    `fits` makes the fits without noise, to other patients and to the same, of a given rank.
+    """
     runs = [
         _kept(keep / f"{own.name}-{epsilon:g}-{n}.npz", own, rank, epsilon, run)
         for n in range(_RUNS)
     ]
     rows = []
     for (factors, chance), (repeat, _) in zip(runs, runs[::-1], strict=True):
+        others, open_fit = fits(factors[0].shape[1])
         found = [found_in(factors, other) for other in others]
         missing = 1 - np.mean([alike for alike, _ in found], axis=0)
         strict = 1 - np.mean([sure for _, sure in found], axis=0)
@@ -115,10 +119,14 @@ def study(cohort: Cohort, which: str, given: argparse.Namespace) -> list[dict[st
         own, fresh = (half(half(cohort, "tune"), name) for name in _HALVES)
     else:
         own, fresh = half(cohort, "report"), half(cohort, "tune")
-    others = [reference(pooled(fresh), given.rank, seed) for seed in range(given.references)]
-    open_fit = reference(pooled(own), given.rank, 0)
+
+    @cache
+    def fits(rank: int) -> tuple[list[Factors], Factors]:
+        others = [reference(pooled(fresh), rank, seed) for seed in range(given.references)]
+        return others, reference(pooled(own), rank, 0)
+
     return [
-        cell(own, others, open_fit, given.rank, epsilon, given.out / "models",
+        cell(own, fits, given.rank, epsilon, given.out / "models",
              RunSettings(auto_rank=given.auto_rank))
         for epsilon in given.epsilons
     ]  # fmt: skip
