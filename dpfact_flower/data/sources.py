@@ -208,7 +208,8 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
     place = place or kind
     failures: tuple[type[Exception], ...] = (sqlalchemy.exc.SQLAlchemyError,)
     try:
-        engine = sqlalchemy.create_engine(_DRIVERS.get(kind, kind) + url[len(kind) :])
+        address = _DRIVERS.get(kind, kind) + url[len(kind) :]
+        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)  # closes it
         failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
             options = {"postgresql_readonly": True} if kind in _DRIVERS else {}

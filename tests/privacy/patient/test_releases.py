@@ -94,7 +94,7 @@ def test_the_event_says_what_the_sum_says():
 
 def test_a_seed_voids_the_claim():
     sent = release(bounded(9), Noise.from_seed(3), name=NAME)
-    assert sent.seeded
+    assert [event.seeded for event in sent.events] == [True]
     assert sent.label == f"{SEEDED_CLAIM} ({PATIENT_CLAIM})"
 
 
