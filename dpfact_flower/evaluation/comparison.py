@@ -1,7 +1,7 @@
 """Comparison of finished runs: a table, a page, and the phenotypes that return in other runs.
 
-A phenotype that returns in runs with other noise, without noise, or of other data is unlikely to be
-the luck of one run. Only models are compared.
+A phenotype that returns in runs with other noise, without noise, or on other data is unlikely to be
+an accident of one run. Only models are compared.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat, and ignore errors, because the SuperNode may no longer wait."""
+        """Send a heartbeat, and ignore errors, as the SuperNode may not be waiting."""
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest())
         return True
