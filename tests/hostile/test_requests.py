@@ -178,6 +178,7 @@ def refused(text: str, site: Site) -> None:
     site.seen[found[1]] += 1
 
 
+@pytest.mark.slow  # as one of the two above is
 def test_requests_of_all_kinds_were_met(site):
     """After the two above: some were answered, and of the others not all for one reason."""
     if site.seen:
