@@ -1,6 +1,6 @@
-"""Bound and perturb everything that leaves a site, and charge its privacy cost.
+"""Bound and perturb all data that leaves a site, and charge the privacy cost.
 
-No other module of `privacy` imports `opacus_accountant`, because that module imports torch.
+No other module of `privacy` imports `opacus_accountant`, which loads torch.
 """
 
 from dpfact_flower.privacy.conversions import mu_for_epsilon, sigma_of

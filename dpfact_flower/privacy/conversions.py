@@ -1,6 +1,6 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-Costs are exact for full-batch Gaussian noise under the neighbouring relation of the sensitivity.
+Costs are exact for full-batch Gaussian noise and the neighbouring relation of the sensitivity.
 Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke
 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
@@ -23,15 +23,15 @@ RDP = "RDP"
 
 # Root brackets are exact in real arithmetic, and this margin keeps them valid in floating point.
 SLACK = 1e-12
-# Largest deficit of discrete Gaussian noise compared with Gaussian noise rounded to the grid:
-# absolute in epsilon, relative in delta. A lemma in docs/explanation/noise.md bounds the deficit
-# for d values by (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
+# Bound on how much discrete Gaussian noise weakens the guarantee of rounded Gaussian noise:
+# absolute for epsilon, and relative for delta. For d values, a lemma in docs/explanation/noise.md
+# gives the bound (3 d + 3200) / (24 SIGMA**2), which is 4.5e-10 for a million values.
 DISCRETE_SLACK = 1e-6
-# Limits within which the lemma holds: number of released values, epsilon and delta.
+# The lemma holds within these limits on the number of released values, epsilon and delta.
 _MOST_DISCRETE_VALUES = 2_000_000_000
 _LARGEST_DISCRETE_EPSILON = 500.0
 _LEAST_DISCRETE_DELTA = 1e-100
-# This keeps a logarithm finite if a mu below 1e-15 makes two terms equal in floating point.
+# This value keeps a logarithm finite if two terms become equal in floating point (mu below 1e-15).
 _TINY = 1e-300
 # RDP orders. Opacus' own list stops at 63, which is too low for small costs. Above 1029, the
 # binomials that Opacus computes for subsampled steps overflow.
@@ -48,14 +48,14 @@ RDP_ORDERS: tuple[float, ...] = (
 def sigma_of(rho: float, sensitivity: float) -> float:
     """Return the standard deviation sensitivity / sqrt(2 rho), at which a release costs `rho`.
 
-    The paper's text gives the variance, sensitivity**2 / (2 rho), as the standard deviation. The
-    paper's Proposition 2.7 and Bun & Steinke give the correct value.
+    The paper's text mistakenly gives the variance, sensitivity**2 / (2 rho), as the standard
+    deviation. The paper's Proposition 2.7 and Bun & Steinke give the correct value.
     """
     return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Return the total cost of releases from the same data, possibly chosen adaptively."""
+    """Return the total cost of releases from the same data, even if they are chosen adaptively."""
     costs = [positive("rho", rho) for rho in rhos]
     if not costs:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -80,14 +80,14 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     Each order alpha > 1 gives a valid
     ``epsilon = alpha rho + log(1 - 1/alpha) + log(1/(alpha delta)) / (alpha - 1)``. The derivative
     of epsilon vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side
-    increases, so epsilon has one minimum, and an inexact root still gives a valid epsilon.
+    increases with alpha, so epsilon has one minimum. An inexact root still gives a valid epsilon.
     """
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
 
     def slope(x: float) -> float:
         return cost * x * x + math.log1p(x) - log_inverse
 
-    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # alpha - 1 where the slope is surely >= 0
+    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # here the slope is surely >= 0
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = sign_change(slope, 0.0, x)
@@ -97,7 +97,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
-    """Return Opacus' epsilon from Renyi DP (Mironov 2017): the cost at order alpha is alpha rho."""
+    """Return Opacus' epsilon from Renyi DP (Mironov 2017), where order alpha costs alpha rho."""
     cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
     return max(0.0, min(
         order * cost + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
@@ -109,21 +109,21 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Return the exact smallest epsilon that holds for a mu-Gaussian-DP release at `delta`."""
+    """Return the exact minimum of epsilon for a mu-Gaussian-DP release at `delta`."""
     size, log_delta = positive("mu", mu), -log_of_inverse(delta)
     if log_delta_gaussian(size, 0.0) <= log_delta:
         return 0.0
-    # At `high`, the first term of delta equals `delta`, so the difference of the terms is smaller.
+    # At `high`, the first of two terms equals `delta`, so their difference is smaller than `delta`.
     high = size * (size / 2 - float(ndtri(delta))) * (1 + SLACK)
     return sign_change(lambda e: log_delta_gaussian(size, e) - log_delta, 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return epsilon for `count` values in total with discrete Gaussian noise from `privacy.noise`.
+    """Return epsilon for a total of `count` values with noise from `privacy.noise`.
 
-    The values are integers. The discrete noise is so close to Gaussian noise rounded to the grid
-    that `epsilon_gaussian` holds to within `DISCRETE_SLACK`. Epsilon is infinite outside the
-    proof's range (``docs/explanation/noise.md``).
+    For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
+    `epsilon_gaussian` holds to within `DISCRETE_SLACK`. Outside the range of the proof
+    (``docs/explanation/noise.md``), the result is infinite.
     """
     if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf
@@ -136,7 +136,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     target, log_delta = positive("epsilon", epsilon), -log_of_inverse(delta)
     z = -float(ndtri(delta))
     root = math.sqrt(z * z + 2 * target)
-    # Bounds as in `epsilon_gaussian`. Each form of the root is used where it does not cancel.
+    # Bounds as in `epsilon_gaussian`. Of two equal formulas, use the one without cancellation.
     low = (2 * target / (z + root) if z > 0 else root - z) * (1 - SLACK)
     high = 2 * low
     while log_delta_gaussian(high, target) < log_delta:
@@ -149,21 +149,21 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
     Delta is ``Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2)`` (Balle & Wang 2018,
     Theorem 8), computed without overflow and with little cancellation. For one release, mu is
-    sensitivity / sigma. For several, mu**2 is the sum of the releases' mu**2.
+    sensitivity / sigma. For several releases, the values of mu**2 add up.
     """
     near = (epsilon / mu - mu / 2) / math.sqrt(2)
     far = (epsilon / mu + mu / 2) / math.sqrt(2)
     if near < 0:  # delta is large, and erfcx(near) might overflow
         tail = math.exp(epsilon + float(log_ndtr(-math.sqrt(2) * far)))
         return math.log(max(float(ndtr(-math.sqrt(2) * near)) - tail, _TINY))
-    # Phi(-sqrt(2) x) = exp(-x^2) erfcx(x) / 2, far^2 = near^2 + epsilon, so exp(epsilon) cancels.
+    # exp(epsilon) cancels: Phi(-sqrt(2) x) = exp(-x^2) erfcx(x) / 2 and far^2 = near^2 + epsilon.
     return math.log(max(float(erfcx(near) - erfcx(far)) / 2, _TINY)) - near * near
 
 
 def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
-    """Find where `function` changes sign in [low, high] by bisection, accurate to the last bit.
+    """Use bisection to find, to the last bit, where `function` changes sign in [low, high].
 
-    Importing scipy.optimize instead would cost 0.13 s per message in a deployment.
+    Importing scipy.optimize instead would take 0.13 s for each message in a deployment.
     """
     end = function(high)
     if end == 0:

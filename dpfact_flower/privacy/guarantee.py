@@ -1,6 +1,6 @@
-"""The guarantee for all of a site's releases: one epsilon per accountant, its claim and its scope.
+"""The privacy guarantee for all of a site's releases, with an epsilon from each accountant.
 
-Whether the events' sensitivities hold depends on the mechanism.
+The guarantee holds only if each mechanism respects the sensitivity in its events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def price_of_replacing(epsilon: float | None) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """One epsilon with its delta, accountant and claim, all of which appear in the figure's text.
+    """One epsilon with its delta, accountant and claim, all of which appear in the text form.
 
     `replacing` is the epsilon for replacing a record if `epsilon` is for adding or removing one.
     """
@@ -63,10 +63,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The total cost of a list of releases. Its text always includes the claim.
+    """The total cost of a list of releases, with a claim that the text form always includes.
 
-    `rho` and `mu` are the total costs in zCDP and Gaussian DP. With secure sums, `alone` holds even
-    if all other sites collude with the server.
+    `rho` and `mu` are the total costs in zCDP and Gaussian DP. With secure sums, `alone` is a
+    figure that holds even if all other sites collude with the server.
     """
 
     releases: int
@@ -135,10 +135,10 @@ def account(
     epsilons = _epsilons(rho, delta, count, unit)
     replacing: dict[str, float] = {}
     if neighbours == "add-remove":
-        # Replacing a record removes one and adds another. By the triangle inequality, a sum over
-        # patients moves by at most twice the sensitivity. The cost is 4 rho in zCDP and 2 mu in
-        # Gaussian DP, as for group privacy with two patients (Bun & Steinke 2016, Proposition 1.9;
-        # Dong, Roth & Su 2022). The slack for discrete noise does not depend on data.
+        # To replace a record is to remove one record and add another. By the triangle inequality, a
+        # sum over patients moves by at most twice the sensitivity. The cost is 4 rho in zCDP and 2
+        # mu in Gaussian DP, as for group privacy with two patients (Bun & Steinke 2016, Proposition
+        # 1.9; Dong, Roth & Su 2022). The slack for discrete noise does not depend on data.
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)
@@ -156,7 +156,7 @@ def account(
 
 
 def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """Return the events for adding or removing a record, converted to replacing a record."""
+    """Convert the events for adding or removing a record to events for replacing a record."""
     return [
         replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
         for event in events
@@ -173,7 +173,7 @@ def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
 
 
 def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, float]:
-    """Return the epsilon from each accountant, with the headline's first."""
+    """Return the epsilon from each accountant, with the headline figure first."""
     mu = math.sqrt(2 * rho)
     bounds = {
         conversions.PROPOSITION_2_8: conversions.epsilon_proposition_2_8(rho, delta),
@@ -201,19 +201,19 @@ NEIGHBOURS: Mapping[Neighbours, str] = {
 }
 GIVEN_CODES = "; given the data's code lists"
 GIVEN_CODES_AND_NUMBER = "; given the data's code lists and its exact number of patients"
-"""Text about facts that a simulation in patient mode takes from the data without noise. One
-additional patient can change these facts unless public code lists and `patients` are given."""
+"""Text about facts that a simulation in patient mode takes from the data without noise. A single
+patient can change these facts unless public code lists and `patients` are given."""
 NOT_COVERED: tuple[str, ...] = (
-    "Patient factors and the site's own refitted factors. They stay at the site, un-noised.",
-    "Results computed from these factors: errors, use by site, prevalence, mortality "
-    "coefficients, AUC, and every such result that a simulation shows.",
-    "Choices made by looking at the patients' data outside this run: codes, rank, settings.",
-    "Other runs on the same patients: each adds its own cost, and the sites' ledgers add them up.",
-    "Patients known to several sites: they can lose the sum of what those sites spent.",
-    "That a hospital takes part, which rounds it answers, and how long it takes.",
+    "Patient factors and the site's own refitted factors, which stay at the site without noise.",
+    "Results computed from these factors, even if a simulation shows them: errors, use by site, "
+    "prevalence, mortality coefficients and AUC.",
+    "Codes, rank and settings that were chosen by looking at patients' data outside this run.",
+    "Other runs on the same patients: each has its own cost, and the site's ledger adds them up.",
+    "Patients with records at several sites. Their loss can be the sum of what those sites spent.",
+    "Whether a hospital takes part, which rounds it answers, and how long each answer takes.",
 )
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text with the name of what a row describes, such as "discharge"."""
+    """Replace "patient" in a text with the name of the unit in a row, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

@@ -1,16 +1,17 @@
 """Draw exact integer noise from the discrete Gaussian with standard deviation `SIGMA`.
 
-Floating-point noise leaks information through its low bits (Mironov 2012). This module draws
-integers in integer arithmetic, so they have exactly the distribution in the proof: P(n)
-proportional to exp(-n**2 / (2 SIGMA**2)) on all integers, without truncation or rounding.
+Floating-point noise leaks information through its low bits (Mironov 2012). This module uses integer
+arithmetic, so its samples have exactly the distribution in the proof: P(n) is proportional to
+exp(-n**2 / (2 SIGMA**2)) on all integers n, without truncation or rounding.
 
 The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two and
-also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, a coin flip
-only compares random bits, and no number exceeds 2**49.
+also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, every coin
+flip is a comparison of random bits, and no number exceeds 2**49.
 
-The random bytes form one stream of bits, lowest bit first. A draw that runs out of bits starts
-again at its own first bit once the buffer is refilled, so each value depends only on its own bits.
-How long a draw takes depends on the noise, never on the data (``docs/explanation/noise.md``).
+The random bytes form one stream of bits, lowest bit first. If a draw runs out of bits, the buffer
+is refilled and the draw starts again at its own first bit. Each value therefore depends only on its
+own bits, and how long a draw takes depends on the noise, never on the data
+(``docs/explanation/noise.md``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _WORDS = 4096  # number of 64-bit words requested at a time
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation `SIGMA`.
 
-    `random_bytes` is `os.urandom` or, in simulation, seeded. A sample takes 24 bytes on average.
+    `random_bytes` is `os.urandom`, or seeded in a simulation. A sample uses 24 bytes on average.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
@@ -54,7 +55,7 @@ def _sample(
         fresh = random_bytes(8 * at_once)
         if len(fresh) != 8 * at_once:
             raise SettingsError(f"random_bytes: need {8 * at_once} bytes, got {len(fresh)}")
-        # The tail is kept, because its bits belong to the incomplete draw.
+        # Keep the tail, whose bits belong to the incomplete draw.
         tail = words[position // 64 :]
         words = np.concatenate([tail, np.frombuffer(fresh, "<u8").astype(np.uint64)])
         done, position = _fill(samples, done, bits, words, position % 64)
@@ -80,7 +81,7 @@ def _take(count: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     value = words[word] >> np.uint64(shift)
     if shift + count > 64:
         value |= words[word + 1] << np.uint64(64 - shift)
-    # The result is signed, because numba compares signed with unsigned numbers as floats.
+    # The result is signed, because numba would compare signed and unsigned numbers as floats.
     return np.int64(value & ((np.uint64(1) << np.uint64(count)) - np.uint64(1)))  # type: ignore[return-value]
 
 
@@ -106,8 +107,8 @@ def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64])
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma), gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    The algorithm's coin with probability gamma/k is flipped as two coins, and the 1/k coin comes
-    first because it takes fewer bits.
+    Two coins replace the algorithm's coin with probability gamma/k. The coin with probability 1/k
+    comes first, because it uses fewer bits.
     """
     k = 1
     while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
@@ -148,9 +149,9 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). Write the distance ||y|
-    - S| as whole * S + rest. The probability is then the product of exp(-whole**2 / 2), exp(-whole
-      * rest / S) and exp(-rest**2 / (2 S**2)), which stays exact for y of any size.
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). If the distance between
+    |y| and S is whole * S + rest, this probability is the product of exp(-whole**2 / 2),
+    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)), which stays exact for y of any size.
     """
     while True:
         value = _laplace(bits, words, cursor)

@@ -1,8 +1,9 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only. Which floats a noisy value can take depends on the value
-under the noise, which leaks information (Mironov 2012). The exact integers from `Noise.integers` do
-not leak. `Noise.gaussian` never exceeds 9.2 standard deviations, which omits 2**-64 of the mass.
+`Noise.gaussian` is for paper mode only, because it leaks information (Mironov 2012): which floats a
+noisy value can take depends on the value without noise. The exact integers from `Noise.integers`
+have no such leak. Values from `Noise.gaussian` never exceed 9.2 standard deviations, so 2**-64 of
+the probability mass is missing.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Noise:
         if settings.noise_seed < 0:
             return cls.from_os()
         if not simulation:
-            raise PrivacyRefusedError("noise-seed: allowed in simulation only; a site needs -1")
+            raise PrivacyRefusedError("noise-seed: allowed in simulations only; set it to -1")
         return cls.from_seed(settings.noise_seed, *stream)
 
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:

@@ -1,11 +1,12 @@
 """Provide a zCDP accountant for Opacus.
 
-Importing this module imports Opacus and therefore torch. After `register`, Opacus accepts the name
-``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(..., accountant="zcdp")``.
+Importing this module imports Opacus and therefore torch. After a call of `register`, Opacus accepts
+the name ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(...,
+accountant="zcdp")``.
 
 A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP, and epsilon comes from
-the tight conversion over all orders. Under zCDP, subsampling does not reduce the cost, so Opacus'
-RDP analysis composes the whole of any history with a sample rate below 1.
+the tight conversion over all orders. Under zCDP, subsampling does not reduce the cost, so any
+history with a sample rate below 1 is composed entirely by Opacus' RDP analysis.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ finally:  # undo Opacus' setup of the root logger, which would print our lines t
     _root.setLevel(_level)
 
 MECHANISM = "zcdp"
-# A sample rate is computed as 1/batches * accumulated steps, so rounding can make it differ from 1.
+# Rounding: a sample rate of 1 may be computed as 1/batches * accumulated steps.
 _ROUNDING = 1e-9
 
 Step = tuple[float, float, int]
@@ -49,7 +50,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         self.history: list[Step] = []  # as in Opacus' accountants; Opacus' calibration sets it
 
     def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
-        """Charge one step. A rate of 1 is a full batch, and a smaller rate is Poisson sampling."""
+        """Charge one step. A rate of 1 is a full batch, and a lower rate means Poisson sampling."""
         multiplier, rate, _ = _checked_step((noise_multiplier, sample_rate, 1))
         if self.history and tuple(self.history[-1][:2]) == (multiplier, rate):
             self.history[-1] = (multiplier, rate, self.history[-1][2] + 1)
@@ -72,7 +73,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
             for noise, rate, steps in history
         )
         epsilon, _ = analysis.get_privacy_spent(orders=RDP_ORDERS, rdp=costs, delta=delta)
-        return max(0.0, float(epsilon))  # below 0 if delta alone covers the cost
+        return max(0.0, float(epsilon))  # below 0 if delta alone is enough
 
     def __len__(self) -> int:
         return sum(steps for _, _, steps in self.history)

@@ -1,7 +1,7 @@
-"""Paper mode: the noise that the paper adds to feature factors, with its cost and its claim.
+"""Paper mode: the noise that the paper adds to feature factors, with its privacy cost and claim.
 
 The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
-privacy guarantee. Paper mode exists to reproduce the paper, and every release is marked as such.
+privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Return the zCDP cost of one factor in one round, as set or as an even part of epsilon's."""
+    """Return one factor's zCDP cost in one round: `rho`, or an equal share of epsilon's cost."""
     releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
     return settings.rho or rho_for_epsilon(settings.epsilon, settings.delta) / releases
 
@@ -32,13 +32,13 @@ def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """Return the L2 sensitivity 2 tau L eta that the paper claims for a factor after `tau` passes.
 
-    The passes are made by P-SGD. The claim (Wu et al. 2017) assumes one L-Lipschitz loss, convex in
-    all updated variables, eta <= 2/beta, one visit to each entry per pass, and an order and a start
-    independent of the data. Clipping each entry's data gradient to `clip` enforces L for any loss.
-    The other assumptions do not hold: the joint pass over the factors is not convex, factors are
-    carried over without noise from round to round, the l2,1 step couples all patients, a zero that
-    becomes a one changes the length of the pass, sampled zeros may repeat, and the step size adapts
-    to the data. The result is therefore a noise scale, not a bound.
+    The solver is permutation SGD. The claim (Wu et al. 2017) assumes one L-Lipschitz loss that is
+    convex in all updated variables, eta <= 2/beta, and one visit to each entry per pass. The order
+    and the start must not depend on the data. Clipping each entry's data gradient to `clip`
+    enforces L for any loss, but the other assumptions do not hold. The joint pass over the factors
+    is not convex, and the l2,1 step couples all patients. Factors are carried over from round to
+    round without noise. A zero that becomes a one changes the length of the pass, sampled zeros may
+    repeat, and the step size adapts to the data. The result is a noise scale, not a bound.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -54,9 +54,9 @@ def perturb(
 ) -> Release:
     """Add Gaussian noise with variance sensitivity**2 / (2 rho), eq. (priv), in paper mode.
 
-    Unit: one tensor entry. Neighbours: the value of this entry is replaced. Sensitivity:
-    `psgd_sensitivity` for each factor, from the settings that produced the factors; not proven.
-    `rho` is the zCDP cost of each factor. `round_number` and `modes` name the events.
+    Unit: one tensor entry. Neighbours: the value of this entry is replaced. Sensitivity (not
+    proven): `psgd_sensitivity` for each factor, from the settings that produced the factors. `rho`
+    is the zCDP cost of each factor. `round_number` and `modes` name the events.
     """
     matrices = checked_factors(factors)
     sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}

@@ -1,9 +1,8 @@
-"""What leaves a site: a `Release`, with the `ReleaseEvent`s that determine its cost.
+"""The data that leaves a site: a `Release`, with the `ReleaseEvent`s that determine its cost.
 
 A `Release` is the only type that the Flower client puts into a message. A release has one immutable
 event per perturbed array, and events contain no information about the data. Only functions in
-`privacy` make a `Release`: `perturb` in `paper`, `release` in `patient`, and, here, `replay`,
-`release_masked` and the three functions that add no noise.
+`privacy` make a `Release`: `paper.perturb`, `patient.release` and the functions in this module.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class ReleaseEvent:
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
     `sensitivity` is the largest L2 distance claimed between the values of neighbouring data sets,
     and `sigma` is the standard deviation (not the variance) of the noise on each value.
-    Neighbouring data sets differ in one `unit` (a tensor entry or all entries of one patient),
-    which is replaced or absent in one of them. Every figure computed from the event repeats
-    `claim`, which says whether the sensitivity is proven. Noise that is `seeded` can be recomputed,
-    so it protects nothing. With secure sums, `own_sigma` is this site's part of `sigma`, or 0 if it
-    adds all the noise.
+    Neighbouring data sets differ in one `unit` (a tensor entry, or all entries of one patient),
+    which is replaced in, or absent from, one of the two data sets. `claim` says whether the
+    sensitivity is proven, and every figure computed from the event repeats this text. Noise that is
+    `seeded` can be recomputed, so it protects nothing. In a secure sum, `own_sigma` is the standard
+    deviation of the site's own noise. Otherwise, `own_sigma` is 0.
     """
 
     name: str
@@ -61,7 +60,7 @@ class ReleaseEvent:
         for number in ("sensitivity", "sigma"):
             object.__setattr__(self, number, positive(number, getattr(self, number)))
         if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:
-            raise SettingsError("own_sigma: a site adds less noise than all sites together")
+            raise SettingsError("own_sigma: must be below sigma, to which all sites contribute")
         object.__setattr__(self, "count", at_least_one("count", self.count))
         for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
             if (got := getattr(self, field)) not in allowed:
@@ -81,7 +80,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> ReleaseEvent:
-        """The release with this site's noise alone. Its cost holds if all other sites collude."""
+        """The event with this site's noise alone, for the case that all other sites collude."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -123,7 +122,7 @@ def patient_event(
 
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
-    """Return the events' claims as text to print, with any note on seeded noise first."""
+    """Return the events' claims as text to print, preceded by a note if any noise is seeded."""
     if not events:
         return NO_CLAIM
     claim = "; and ".join(sorted({event.claim for event in events}))
@@ -132,7 +131,7 @@ def claim_of(events: Sequence[ReleaseEvent]) -> str:
 
 def positive(name: str, value: object) -> float:
     """Return `value` as a float. Raise a SettingsError unless `value` is finite and above 0."""
-    # NumPy scalars also count as Real or Integral, and so does bool, which is an error here.
+    # Real and Integral include NumPy scalars, but also bool, which is an error here.
     number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not 0 < number < math.inf:
         raise SettingsError(f"{name}: must be a finite number above 0, got {shown(value)}")
@@ -175,8 +174,8 @@ class Release:
 class Share:
     """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
 
-    `values` are in units of the noise grid, one slot after another. `events` gives the cost of the
-    values and of every sum of them with other sites' values.
+    `values` holds one slot after another, in units of the noise grid. `events` gives the cost of
+    the values, which is also the cost of any sum of these values and other sites' values.
     """
 
     values: NDArray[np.int64]
@@ -197,7 +196,7 @@ class Share:
 
 
 def release_masked(parts: Sequence[Array]) -> Release:
-    """Make a release from the bytes of a secure sum, whose cost was charged with the `Share`."""
+    """Make a release from masked bytes. Their cost was charged with the `Share`."""
     return Release(tuple(parts), ())
 
 

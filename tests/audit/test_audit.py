@@ -54,13 +54,13 @@ def test_an_audit_that_breaks_off_fails_and_keeps_others_texts_to_itself():
         raise ValueError("could not convert 'patient 17'")
 
     def ours():
-        raise DataError("factors: not of the tensor's feature modes")
+        raise DataError("factors: do not match the tensor's feature modes")
 
     (other,) = guarded("noise", quoting)
     assert not other.passed
     assert other.detail == "ValueError"
     (own,) = guarded("noise", ours)
-    assert "not of the tensor's feature modes" in own.detail
+    assert "do not match the tensor's feature modes" in own.detail
 
 
 # --- Statistics -----------------------------------------------------------------------------------

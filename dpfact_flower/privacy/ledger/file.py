@@ -1,4 +1,4 @@
-"""Store a ledger on disk: its rows, its file, a note of its newest head, and its key.
+"""Store a ledger's rows, its file, a note of its newest head, and its key on disk.
 
 Each row is a JSON document that is chained to the previous row by a hash.
 """
@@ -41,10 +41,9 @@ START = "0" * 64
 
 
 class ReleaseKey(NamedTuple):
-    """The key of a request. Requests with the same key always get the same bytes.
+    """The identity of a request. Requests with the same identity always get the same bytes.
 
-    `fingerprint` is the site's tensor's fingerprint, keyed with the site's own key (`data_tag`),
-    and `request` is the digest of the whole request.
+    `fingerprint` is the `data_tag` of the site's tensor, and `request` digests the whole request.
     """
 
     fingerprint: str
@@ -78,10 +77,10 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
-    `payload_kept` is true if the ledger keeps the bytes, as it does for charged releases.
-    `recorded` is the time of the request (in UTC, by the site's clock), because the time of the
-    charge would reveal how long the computation took. `shapes` is empty if nothing left the site,
-    and `events` is empty if values left the site without noise.
+    `payload_kept` says whether the ledger keeps the bytes. `recorded` is the time of the request
+    (in UTC, by the site's clock), because the time of the charge would reveal how long the
+    computation took. `shapes` is empty if nothing left the site, and `events` is empty if values
+    left the site without noise.
     """
 
     number: int
@@ -138,7 +137,7 @@ def chained(previous: str, document: str) -> str:
 def document_of(
     key: ReleaseKey, terms: str, release: Release | Share, payload: bytes, recorded: datetime
 ) -> str:
-    """Return a new row as JSON. Random bytes keep the row's hash from revealing its content."""
+    """Return a new row as JSON. Random bytes ensure that the row's hash does not reveal the row."""
     return json.dumps({
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
@@ -178,7 +177,7 @@ LEDGER = "ledger.sqlite"
 """Name of the ledger file in a site's folder."""
 
 KEY = ".ledger-key"
-"""Name of the key file. No job can have this name, and copies of ledger.sqlite* omit the file."""
+"""Name of the key file. No job can have this name, and copies of ledger.sqlite* omit the key."""
 
 _APPLICATION_ID = int.from_bytes(b"DPFL", "big")
 _VERSION = 1
@@ -216,7 +215,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,
         timeout=_SECONDS_TO_WAIT,
-        isolation_level=None,  # we begin transactions ourselves
+        isolation_level=None,  # the ledger begins transactions itself
     )
     try:
         for pragma in (
@@ -242,7 +241,7 @@ def translated(path: Path) -> Iterator[None]:
     """Turn SQLite and disk errors into our own errors, with no values in the messages."""
     try:
         yield
-    except DPFactError:  # our own error, even if it is an OSError too
+    except DPFactError:  # one of our own errors, even if it is an OSError, too
         raise
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -257,7 +256,7 @@ def translated(path: Path) -> Iterator[None]:
 #
 # The note is written after the charge. A ledger that lacks the noted row was rolled back or
 # replaced, and its spent budget is unknown. If the note is missing or damaged, or cannot be
-# written, only this alarm is lost.
+# written, only this check is lost.
 
 
 def head_file(ledger: Path) -> Path:
@@ -282,8 +281,8 @@ def note_head(ledger: Path, head: Head) -> None:
 #
 # With a plain hash of the data, anyone who knows all other patients' data could test whether a
 # given patient is included. The key is random, stays at the site, and is not in the backups made by
-# `dpfact ledger backup`. No budget depends on the key. If it is lost, the site makes a new one,
-# running jobs cannot continue, and all charges still count.
+# `dpfact ledger backup`. No budget depends on the key. If the key is lost, the site makes a new
+# one. Running jobs then cannot continue, but all charges still count.
 
 
 def read_key(folder: Path) -> bytes | None:
@@ -296,8 +295,8 @@ def read_key(folder: Path) -> bytes | None:
         key = path.read_bytes()
     if len(key) != _KEY_BYTES:
         raise StateError(
-            f"{path}: damaged; delete it, and a new key is made: jobs under way cannot go on, and "
-            "nothing that was charged is forgotten"
+            f"{path}: damaged; delete it, and the site makes a new key. Running jobs cannot "
+            "continue, but all charges still count"
         )
     return key
 

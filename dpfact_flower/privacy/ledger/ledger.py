@@ -35,9 +35,9 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 class Ledger:
     """A site's open ledger, which must be closed or used as a context manager.
 
-    Except for `verify`, every method that reads the ledger refuses it if a hash is wrong.
+    If a hash is wrong, every method that reads the ledger, except `verify`, raises an error.
 
-    With `create`, a missing ledger is created. The caller must be certain that none existed before,
+    With `create`, a missing ledger is created. The caller must be certain that no ledger existed,
     because an empty ledger has its full budget. With `durable`, `charge` waits for the disk.
     """
 
@@ -77,7 +77,7 @@ class Ledger:
         return _head(self.rows())
 
     def release_of(self, job: str, round_number: int) -> Release | None:
-        """Return a round's exact release, or None if the round has no answer or no stored bytes."""
+        """Return a round's recorded release, or None if the round has no row or no stored bytes."""
         with self._transaction("DEFERRED") as connection:
             row = _row_of(self._rows(connection), job, round_number)
             if row is None:
@@ -121,18 +121,19 @@ class Ledger:
     ) -> Head:
         """Record a release and its cost on disk so that the release may be sent.
 
-        Return the new head for the site's log. The ledger keeps charged bytes, but only the hash of
-        other bytes. After an exception, nothing may be sent. (If the disk failed late, the row may
-        still exist, which wastes budget.) Recording the same release again has no effect. A
-        different release, a past round, other data, or a charge since `count` is refused.
+        Return the new head for the site's log. The ledger keeps the bytes of charged releases, and
+        only the hash of shares and of other bytes. After an exception, nothing may be sent. (If the
+        disk failed late, the row may still exist, which wastes budget.) Recording the same release
+        again has no effect. A different release, a past round or other data is refused, and so is
+        any release if another process has charged since `count`.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
-        called between writing and commit, and an exception in it undoes the charge.
+        called just before the commit, and an exception in `last_look` undoes the charge.
         """
         self._check_own()
         payload = pack(release.arrays)
-        # An EXCLUSIVE transaction waits for readers here. An IMMEDIATE transaction would wait at
-        # its end, after `last_look`.
+        # An EXCLUSIVE transaction waits for readers at its start. An IMMEDIATE transaction would
+        # wait at its end, after `last_look`.
         with self._transaction("EXCLUSIVE") as connection:
             rows = self._rows(connection)
             head = _head(rows)
@@ -141,7 +142,7 @@ class Ledger:
             if self._counted not in (None, head):
                 raise StateError(
                     f"{self.path}: another process charged while round {key.round} of job "
-                    f"{key.job!r} was computed, and both may exceed the budget: repeat the round"
+                    f"{key.job!r} was computed, so the budget may be exceeded: repeat the round"
                 )
             document = document_of(key, terms, release, payload, self._opened)
             head = Head(head.rows + 1, chained(head.hash, document))
@@ -160,11 +161,11 @@ class Ledger:
     # --- Verification -----------------------------------------------------------------------------
 
     def verify(self, noted: Head | None = None) -> list[str]:
-        """Return all problems with the file, the hashes, the released bytes and the noted heads.
+        """Return all problems with the file, the hashes, the released bytes or the noted heads.
 
-        `noted` is a head that was kept earlier, whose row must still exist unchanged. Without
-        `noted`, the removal of the newest rows may go undetected. The text of a problem never
-        contains a released value.
+        `noted` is an earlier head, whose row must still exist unchanged. Without `noted`, the
+        removal of the newest rows may go undetected. The text of a problem never contains a
+        released value.
         """
         problems: list[str] = []
         try:
@@ -189,7 +190,7 @@ class Ledger:
         ).fetchall()
         for expected, (number, document, hash_, has_payload) in enumerate(found, start=1):
             if number != expected:
-                yield f"row {number}: is in the place of row {expected}: rows are missing"
+                yield f"row {number}: found in the place of row {expected}, so rows are missing"
             elif hash_ != chained(previous, document):
                 yield f"row {number}: its content or place does not match its hash"
             else:
@@ -200,11 +201,11 @@ class Ledger:
             previous = hash_
         noted = verified_head(self.path)
         if noted is not None and any(_rolled_back(connection, noted)):
+            note = head_file(self.path).name
             yield (
-                f"it lacks rows that {head_file(self.path).name} beside it notes: it was rolled "
-                "back or replaced, and later charges would be forgotten; restore the newest copy "
-                "(dpfact ledger restore), or count the charges in the log as spent and then delete "
-                "that file"
+                f"it lacks rows that {note} next to it notes: it was rolled back or replaced, and "
+                "later charges are missing; restore the newest copy (dpfact ledger restore), or "
+                f"count the charges in the log as spent and then delete {note}"
             )
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
@@ -224,7 +225,7 @@ class Ledger:
         if last.fingerprint != key.fingerprint:
             raise StateError(
                 f"{self.path}: job {key.job!r} was begun with other data; if the data (or the key "
-                "beside the ledger) has changed, start a new job"
+                "next to the ledger) has changed, start a new job"
             )
         if key.round > last.round:
             return False
@@ -236,25 +237,25 @@ class Ledger:
             )
         if row.key != key or not row.holds(terms, release):
             raise StateError(
-                f"{self.path}: round {key.round} of job {key.job!r} was released already; a "
-                "second release would be charged in vain"
+                f"{self.path}: round {key.round} of job {key.job!r} was released already; a second "
+                "release would waste budget"
             )
         return True
 
     def _check_own(self, *, reading: bool = False) -> None:
-        """Check who owns the ledger and its journal. A foreign journal could alter the ledger."""
+        """Check who owns the ledger and its journal, because a journal could alter the ledger."""
         for path in (self.path.parent, self.path, Path(f"{self.path}-journal")):
             check_own(path, reading=reading)
 
     def _damaged(self, what: str) -> StateError:
         return StateError(
-            f"{self.path}: damaged ledger: {what}; restore a copy, and count as spent what the "
-            "site's log has since"
+            f"{self.path}: damaged ledger: {what}; restore a copy, and count all later charges in "
+            "the site's log as spent"
         )
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Run one transaction. A writer's transaction (EXCLUSIVE) waits for readers first."""
+        """Run one transaction. A writer's transaction (EXCLUSIVE) first waits for readers."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -286,7 +287,7 @@ def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
-    """Yield a problem if released bytes are missing or changed. Uncharged bytes may be missing."""
+    """Yield a problem if bytes that must be kept are missing, or if kept bytes have changed."""
     if payload is None and row.events and not row.shared:
         yield f"row {row.number}: the released bytes are missing"
     elif payload is not None and digest_of(payload) != row.payload_sha256:
@@ -298,10 +299,10 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
     if noted.rows > len(hashes):
         yield (
             f"the noted head has {noted.rows} rows, the ledger {len(hashes)}: the newest rows are "
-            "missing (is this an old copy?)"
+            "missing (this may be an old copy)"
         )
     elif [START, *hashes][noted.rows] != noted.hash:
-        yield f"row {noted.rows}: it differs from the noted head: the ledger was rewritten"
+        yield f"row {noted.rows}: differs from the noted head, so the ledger was rewritten"
 
 
 # --- Copies ---------------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ def back_up(folder: Path, target: Path) -> Head:
 
 
 def restore(backup: Path, folder: Path, noted: Head) -> Head:
-    """Restore a lost ledger from a backup, provided that nothing was charged after the backup.
+    """Restore a lost ledger from a backup, unless anything was charged after the backup.
 
     `noted` is the last head in the site's log. An existing ledger is never replaced.
     """
@@ -337,8 +338,8 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
         for old in (path, Path(f"{path}-journal")):
             if old.exists():
                 raise StateError(
-                    f"{old}: exists; a ledger is never replaced. If it is damaged for good, "
-                    "move both files elsewhere together, and keep them"
+                    f"{old}: exists; a ledger is never replaced. If it is damaged beyond repair, "
+                    "move the ledger and its journal elsewhere, and keep them"
                 )
         content = (backup / LEDGER).read_bytes()
         with replacing(path) as file:

@@ -1,7 +1,8 @@
 """Forecast the outcome of a run in patient mode, and the resources it needs, from public facts.
 
 The forecast is the chance that every model of a real cohort beats every model of shuffled data
-(docs/results.md). The chance depends only on the signal and was calibrated on real cohorts.
+(docs/results.md). The chance depends only on the *strength*, which is the signal times the square
+root of the rank, and was calibrated on real cohorts.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the chance is one half, and slope of the chance in the logarithm of strength
+"""Strength at which the chance is one half, and slope of its log-odds in the logarithm of strength
 (docs/explanation/start.md)."""
-_GOOD, _HOPELESS = 0.9, 0.1  # chances that divide the verdicts
+_GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 _CLEAR = 1.5
 """Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""
 _SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
@@ -36,14 +37,14 @@ _REPLY_BYTES, _APART_BYTES, _BESIDE_BYTES = 4, 12, 60
 """The server's memory in bytes per value: for a site's start, for a site or group to which
 candidates are fitted, and for work matrices."""
 _SURROGATE_BYTES = 80_000_000
-"""The server's memory for surrogates, which are made after the start (60 and 80 MB measured)."""
+"""The server's memory in bytes for surrogate patients, which are made after the start."""
 _SENT_BITS, _MASKED_BITS = 12, 32
 """Bits per value in a message (docs/explanation/noise.md), and per masked value (48 if `patients`
 is unknown)."""
 
 
 class Facts(NamedTuple):
-    """Public facts about a run. `sizes` counts kept codes, and an unknown number is 0."""
+    """Public facts about a run, where 0 means unknown. `sizes` counts each mode's kept codes."""
 
     sizes: tuple[int, ...]
     rank: int
@@ -73,9 +74,9 @@ class Facts(NamedTuple):
         return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
 
     def signal(self, rho: float) -> float:
-        """Return the signal in one refinement with the whole budget and a bound of 1.
+        """Return the signal of one refinement with the whole budget and bound 1, or 0 if unknown.
 
-        The noise is in a column of the largest mode, over all sites. An unknown signal is 0.
+        The noise is measured by its norm in a column of the largest mode, summed over all sites.
         """
         if not self.known:
             return 0.0
@@ -84,7 +85,7 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """One quantity that could change while the others stay fixed. New sites bring new patients.
+    """A quantity that could change while the others stay fixed. New sites would bring new patients.
 
     `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance` is
     the chance at half the current value (rank, codes) or at twice the current value (others).
@@ -96,7 +97,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The text of `good`. A value that must grow is rounded up, never to the current value."""
+        """The text of `good`, rounded up if the value must grow, so that the text is a change."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -109,9 +110,10 @@ class Outlook(NamedTuple):
 
     `sentence` gives the verdict in plain words, with the changes that would help. `signal` is the
     ratio of patients per phenotype to the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for
-    I patients, n codes and T sites. The noise is the largest eigenvalue of a random matrix. At this
-    signal, planted, distinct phenotypes reached the factor match score `score`, and `chance` is the
-    chance that every model of a real cohort beats every null. The most helpful `levers` come first.
+    I patients, n codes and T sites. The noise is measured as the largest eigenvalue of a random
+    matrix. At this signal, distinct planted phenotypes reached the factor match score `score`.
+    `chance` is the chance that every model of a real cohort beats every null model. The most
+    helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -190,12 +192,12 @@ def _levers(
 ) -> tuple[Lever, ...]:
     """Return a run's levers, the most helpful first.
 
-    Strength is proportional to mu and to the number of patients, and varies with the square root of
-    the other quantities. If sites share the noise, more sites add patients but little noise.
+    Strength is proportional to mu and to the number of patients, and inversely proportional to the
+    square roots of rank and number of codes. If sites share the noise, more sites add little noise.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
-    # mu is nearly proportional to epsilon. The epsilon at twice the mu gives the exponent.
+    # mu is nearly a power of epsilon. The epsilon at twice the mu gives the exponent.
     power = math.log(2) / math.log(twice / epsilon) if twice > epsilon else 0.0
     needed = epsilon_gaussian_discrete(mu * lacking, delta, 1) if power else 0.0
     needed = needed if math.isfinite(needed) else 0.0  # outside the proof for discrete noise
@@ -214,7 +216,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a setting `codes` that keeps at most `most` codes. Short modes keep all codes."""
+    """Return a value of `codes` that keeps at most `most` codes. Short modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))
@@ -231,7 +233,7 @@ def _sentence(
     )
     good = good_strength() / math.sqrt(facts.rank)
     chance = f"{100 * chance_of(signal * math.sqrt(facts.rank)):.0f} in 100"
-    held = f"about {chance} runs of real cohorts like this found real phenotypes"
+    held = f"about {chance} runs on real cohorts like this one found real phenotypes"
     if verdict == "good":
         return f"{asked}: phenotypes are {signal:.1f} times as strong as the noise; {held}."
     ways = [way for lever in levers if (way := _way(lever, facts))]

@@ -1,12 +1,12 @@
 """Compute a patient's part of the start (the co-occurrences of codes) in compiled code.
 
-X is the patient's slice, and X_(n) is its unfolding along mode n. Block (n, n) is the off-diagonal
-part of X_(n) X_(n)^T: codes of one mode that occur with the same codes of the other modes. Block
-(m, n) is X summed over all modes except m and n. Each block is scaled to norm 1 and weighted, and
-then all blocks together are scaled to norm 1.
+X is the patient's slice of the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n)
+is the off-diagonal part of X_(n) X_(n)^T, for codes of one mode that occur with the same codes of
+the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
+norm 1 and weighted. Then all blocks together are scaled to norm 1.
 
 Only the total and the work space persist between patients, and the work space is reset for each
-patient. Cells are sorted, so sums do not depend on where the cells come from.
+patient. Cells are sorted, so sums do not depend on the order of the data.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def add_pairs(
 ) -> None:
     """Add each patient's part, scaled to norm `scale` and truncated toward zero, to `total`.
 
-    `starts` lists each patient's first cell, and `offsets` each feature mode's first code; both
-    lists finish with the end. `total` is the strict upper triangle over all codes, row by row.
+    `starts` lists each patient's first cell, and `offsets` each feature mode's first code. Both
+    lists end with the number after the last cell or code. `total` is the strict upper triangle over
+    all codes, row by row.
     """
     modes, everything = len(offsets) - 1, offsets[-1]
     most = 0
@@ -181,7 +182,7 @@ def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
     Values are divided by the largest value, so a square that underflows is negligible. Squares are
-    summed row by row, so errors grow with the number of codes and not with the number of pairs.
+    summed row by row, so rounding errors grow with the number of codes, not of pairs.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

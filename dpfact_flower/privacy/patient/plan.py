@@ -4,8 +4,8 @@ A plan is computed from public facts before any patient's data is read. The serv
 compute the same plan from the same settings.
 
 The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, where mu is the
-largest value for which (epsilon, delta) holds after the slack for discrete noise is subtracted from
-both. Above epsilon 500, the slack is not proven, so tight zCDP is used. With either method,
+largest value for which (epsilon, delta) holds after both are reduced by the slack for discrete
+noise. Above epsilon 500, where the slack is not proven, tight zCDP is used. With either method,
 `account` returns at most epsilon for the plan's releases.
 
 The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
@@ -45,9 +45,9 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget spent on the start, which determines the optimum that is reached."""
+"""Share of the model's budget for the start, which determines the optimum that is reached."""
 _ROUND = 4.0
-"""Signal, in one refinement with the whole budget, for which one refinement round is planned."""
+"""Signal per planned refinement round, given the signal of one refinement with all the budget."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
 """Largest number of refinement rounds, and the rank above which the planned number falls as 1 /
 rank, because each round takes longer."""
@@ -57,16 +57,16 @@ patients whose data the model explains well get less weight. A bound of 1 clips 
 _WIDER = 0.1
 """Ratio of the bound to signal * rank / codes. With more codes, parts have smaller norms."""
 _CLEAR = 1000.0
-"""Signal with the whole budget above which refinements are not averaged over rounds."""
+"""Refinements are averaged over rounds only if the signal with the whole budget is lower."""
 _MEMORY = 0.5
 """Weight of the earlier rounds when refinements are averaged."""
 _MOST_NOISE = 1e4
-"""Largest sigma, in sensitivities, which limits how many releases a budget allows. Even a nearly
-free release makes the site read its patients' data, and the server sees how long this takes."""
+"""Largest ratio of sigma to sensitivity, which limits the number of releases. Even a nearly free
+release makes the site read its patients' data, and the server sees how long this takes."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""
 _ROUNDING = 1 - 1e-12
-"""Factor that reduces the budget so that rounding errors in sums and roots never exceed it."""
+"""Factor that reduces the budget a little, so that rounding errors cannot cause an overrun."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class PatientPlan:
     """The releases in a run, one per Flower round, followed by a last round without a release.
 
     `start_share` is the start's share of the budget left after the code counts. Every mode is
-    refined `refine_rounds` times, from parts clipped to norm `bound`. `memory` is the weight of
-    earlier rounds when the server averages refinements, which is post-processing.
+    refined `refine_rounds` times, from patients' parts clipped to norm `bound`. The server averages
+    refinements (post-processing), and `memory` is the weight of earlier rounds.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -120,12 +120,12 @@ class PatientPlan:
 def plan_patient(
     settings: PrivacySettings, *, sizes: Sequence[int], rank: int, sites: int = 0
 ) -> PatientPlan:
-    """Plan a run in patient mode. `sizes` counts codes before selection, and `sites` may be 0.
+    """Plan a run in patient mode. `sizes` counts all codes, and `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
-    planned values, which also depend on `sites` (0 if unknown) and ``settings.patients``. The
-    server sends all three planned values. The schedule then depends only on epsilon, delta, sizes
-    and rank, so a site computes the same schedule.
+    planned values, which also depend on `sites` and ``settings.patients``. The server sends all
+    three planned values. The schedule then depends only on epsilon, delta, sizes and rank, so a
+    site computes the same schedule.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -153,8 +153,8 @@ def plan_patient(
     )
     if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
         raise SettingsError(
-            f"epsilon {settings.epsilon:g}: with these shares a release has noise of more than "
-            f"{_MOST_NOISE:g} patients, from which nothing can be learned"
+            f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
+            f"than {_MOST_NOISE:g} patients, and nothing could be learned from it"
         )
     outlook = outlook_of(
         facts, math.sqrt(2 * split.start), math.sqrt(2 * total), settings.epsilon, settings.delta
@@ -168,7 +168,7 @@ def plan_patient(
 
 
 def _is_weak(facts: Facts, split: _Split) -> bool:
-    """Return whether the start's signal is too weak for the start to be divided among slots."""
+    """Return whether the start's signal is too weak to divide the start among slots."""
     signal = facts.start_scale * math.sqrt(2 * split.start)
     return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
@@ -194,7 +194,7 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
         if count > most:
             got = rank if what == "rank" else "x".join(map(str, every))
             raise SettingsError(
-                f"{what}: {got} makes a release of {count:,} values, the limit is {most:,}: "
+                f"{what}: {got} makes a release of {count:,} values, but the limit is {most:,}; "
                 f"choose {advice}"
             )
 
@@ -202,8 +202,8 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
 def total_rho(epsilon: float, delta: float) -> float:
     """Return the largest total zCDP cost for which `account` returns at most `epsilon`.
 
-    First, `DISCRETE_SLACK`, the largest deficit of discrete noise compared with Gaussian noise, is
-    subtracted from epsilon, and delta is reduced by the same fraction of itself.
+    To allow for discrete noise, `DISCRETE_SLACK` is subtracted from epsilon, and delta is
+    multiplied by 1 - `DISCRETE_SLACK`.
     """
     if positive("epsilon", epsilon) <= 2 * DISCRETE_SLACK:
         raise SettingsError(f"epsilon: must exceed {2 * DISCRETE_SLACK:g}; got {epsilon!r}")
@@ -215,15 +215,16 @@ def total_rho(epsilon: float, delta: float) -> float:
     def excess(rho: float) -> float:
         return epsilon_zcdp_tight(rho, delta) - epsilon
 
-    # Compared with tight zCDP, Proposition 2.8 is never tighter and exact Gaussian DP never looser.
+    # Proposition 2.8 is never tighter than tight zCDP, and exact Gaussian DP is never looser.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
     return _ROUNDING * sign_change(excess, low, high)
 
 
 class _Split(NamedTuple):
-    """A budget's division: the zCDP costs of the code counts (or 0), the start and each refinement.
+    """The zCDP costs of the code counts (or 0), the start and each refinement.
 
-    `share` is the start's share after the code counts. Each of the `rounds` refines every mode.
+    `share` is the start's share of the budget left after the code counts, and every mode is refined
+    `rounds` times.
     """
 
     codes: float
@@ -240,7 +241,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget, using planned values for settings that are not set."""
+    """Divide a budget. Settings that are not set get planned values."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds
@@ -248,7 +249,7 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
         raise SettingsError(f"start-share: 1 leaves nothing for refine-rounds = {rounds}")
     if 0 < share < 1 and rounds == 0:
         raise SettingsError(
-            f"refine-rounds: 0 leaves budget unspent; set start-share = {share:g} to 1 or 0"
+            f"refine-rounds: 0 leaves budget unspent; set start-share to 1 or 0, not {share:g}"
         )
     if rounds == 0 or share == 1:
         share, rounds = 1.0, 0
@@ -260,10 +261,7 @@ def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
 
 
 def _planned_rounds(facts: Facts, rho: float) -> int:
-    """Return the planned number of refinement rounds, which grows with the signal.
-
-    In real data, the best factors are far from the start.
-    """
+    """Return the planned number of refinement rounds, which grows with the signal."""
     rounds = facts.signal(rho) / _ROUND * min(1.0, _QUICK_RANK / facts.rank)
     return max(1, min(_MOST_ROUNDS, math.floor(rounds)))
 

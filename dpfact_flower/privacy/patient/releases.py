@@ -1,10 +1,10 @@
 """The releases in patient mode: their kinds, their place in a plan, and their noise.
 
-A new kind needs an entry in `KINDS`, a place in the schedule in `plan`, and code that uses it on
-the server (`server.patient`). All other code looks up a kind by its name.
+To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses releases on the server
+(`server.patient`). All other code looks up a kind by its name.
 
-`release` adds all of the noise to a sum, and `share` adds one site's part. A `BoundedSum` supplies
-sensitivity and noise level, never passed as numbers (``docs/explanation/proof.md``).
+`release` adds all of the noise to a sum, and `share` adds one site's part of the noise. Both take
+sensitivity and noise level only from a `BoundedSum` (``docs/explanation/proof.md``).
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes the number of values from each mode's numbers of codes before and after
-    selection, the mode, and the rank. If `clipped`, a patient's part is clipped to the run's
-    `bound`; otherwise, the part's norm is at most 1. `carries` names the fields, other than the
-    settings, that a request for this kind carries. A run may lack some of these fields.
+    `size` computes the number of values from four arguments: each mode's number of codes before
+    selection, the same after selection, the mode, and the rank. If `clipped`, a patient's part is
+    clipped to the run's `bound`; otherwise, the part's norm is at most 1. `carries` names the
+    fields that a request for this kind may carry in addition to the settings.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -146,13 +146,13 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the kind's `carries`, or the model's fields for a last round without a release."""
+    """Return the fields that a request may carry. The last round has no release."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 
 _FINE_BITS = 8
 """Released values are rounded to multiples of 1/256 of the noise's standard deviation. The rounding
-increases the noise's variance by a millionth."""
+increases the variance of the noise by a millionth."""
 
 
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:

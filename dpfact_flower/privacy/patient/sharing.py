@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-Each sum contains noise from at least `honest` sites, which the server does not know. A site puts
-its statistic in one of the `slots` and noise in all slots, and the server learns the total of each
-slot. Proof: ``docs/explanation/secure-sums.md``.
+Each sum contains the noise of at least `honest` sites, and the server does not know this noise. A
+site puts its statistic in one of the `slots` and noise in all slots, and the server learns the
+total of each slot. Proof: ``docs/explanation/secure-sums.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dpfact_flower.settings import PrivacySettings
 LEAST_SITES = 3
 _TENTH = 10
 _SLOTS = 2
-"""Number of slots. With one slot for all sites, phenotypes that occur at one site are lost."""
+"""Default number of slots. With a single slot, phenotypes that occur at only one site are lost."""
 
 
 class Sharing(NamedTuple):
@@ -35,11 +35,11 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the deviation of one site's noise for which honest sites add up to `sigma`."""
+        """Return each site's standard deviation of noise, with which honest sites reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
-        """Return the deviation of the noise on a slot's total, to which all sites add noise."""
+        """Return the standard deviation of the noise from all sites on a slot's total."""
         return self.own_sigma(sigma) * math.sqrt(self.sites)
 
     def slot(self, place: int) -> int:
@@ -68,7 +68,7 @@ def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
     number = settings.secure_sites or sites
     if number < LEAST_SITES:
         raise SettingsError(
-            f"sites: secure sums need the number of sites, {LEAST_SITES} at least; got {number}"
+            f"sites: secure sums need the number of sites, at least {LEAST_SITES}; got {number}"
         )
     colluding, dropouts = settings.secure_colluding, settings.secure_dropouts
     tenth = math.ceil(number / _TENTH)
@@ -84,5 +84,5 @@ def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
         )
     slots = settings.secure_slots or max(1, min(_SLOTS, honest - 1))
     if slots > number:
-        raise SettingsError(f"secure-slots: need at most {number}, one a site; got {slots}")
+        raise SettingsError(f"secure-slots: need at most {number}, one per site; got {slots}")
     return Sharing(number, colluding, dropouts, slots)

@@ -1,14 +1,15 @@
 """Compute the statistics of patient mode: sums of bounded parts over a site's patients.
 
-The unit of privacy is one patient, that is, all cells in one slice of mode 0. One patient is
-present in only one of two neighbouring data sets. Each kind of release has its own statistic:
-`code_counts`, `cooccurrence` or `refinement`.
+The unit of privacy is one patient, that is, all cells in one slice of mode 0. Two neighbouring data
+sets differ by one patient, who is present in only one of them. Each kind of release has its own
+statistic: `code_counts`, `cooccurrence` or `refinement`.
 
 The sensitivity bound holds for the following reasons. A patient's part depends only on the
 patient's own cells and on public values (settings and earlier releases). The part's L2 norm is at
 most the sensitivity. Truncating the part toward zero to an integer grid cannot increase its norm.
 Parts are added exactly, as integers, so adding or removing a patient changes the total by that
-patient's part. Before truncation, a factor of 1 - 1e-9 outweighs all rounding errors in a norm.
+patient's part. Before truncation, each part is multiplied by 1 - 1e-9, which outweighs all rounding
+errors in its norm.
 
 `patient.release` takes the sensitivity and the noise level from the `BoundedSum`, so the noise
 cannot be calibrated in any other way.
@@ -37,15 +38,15 @@ _SAFETY = 1 - 1e-9
 _SWEEPS = 30
 """Largest number of coordinate-descent sweeps over one patient's factor."""
 _SETTLED = 1e-6
-"""Largest change in a sweep at which a patient's factor, of scale 1, counts as converged."""
+"""A patient's factor, of scale 1, has converged if all changes in a sweep are below this value."""
 _LEAST_ENTRY, _LEAST_CHANGE, _LEAST_PRODUCT = 1e-20, 1e-40, 1e-200
 """Limits below which numbers count as 0, for entries of factors, changes in a patient's factor, and
 entries of Gram matrices and ridges. Products of smaller numbers would be subnormal, and operations
 on subnormal numbers take a hundred times as long. A server could then choose factors for which the
 duration of a round reveals a single patient."""
 _MOST_RIDGE = 1e100
-"""Limit above which a ridge counts as infinite. Dividing by a larger ridge would give subnormal
-numbers, too."""
+"""Limit above which a ridge counts as infinite. Dividing by a larger ridge would also give
+subnormal numbers."""
 MOST_REFINED = 16_000_000
 """Largest size of a refinement: codes times phenotypes, plus phenotypes squared. Up to this size,
 `_SAFETY` outweighs the rounding error in a norm."""
@@ -60,9 +61,9 @@ _MOST_SHARED = 4_000_000  # largest size of a sum of which every thread has a co
 class BoundedSum:
     """An exact sum over a site's patients, to which noise can be added.
 
-    `total`, of shape (count,), is in units of `grid`. It has no noise, so it must not leave the
-    site. `sensitivity` is the largest L2 norm of one patient's part, and so of the change when a
-    patient is added or removed. The sum was made for noise with standard deviation `sigma`.
+    `total`, of shape (count,), is in units of `grid`. `total` has no noise, so it must not leave
+    the site. `sensitivity` is the largest L2 norm of one patient's part, and therefore of the
+    change when a patient is added or removed. The grid suits noise with standard deviation `sigma`.
     """
 
     total: NDArray[np.int64]
@@ -75,7 +76,7 @@ class BoundedSum:
         return self.sigma / SIGMA
 
     def __repr__(self) -> str:
-        # Do not print values, because they have no noise.
+        # Do not print values, which have no noise.
         return f"BoundedSum({len(self.total)} values, sensitivity {self.sensitivity:g})"
 
 
@@ -83,8 +84,7 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Count the patients with each code, with each patient's part scaled to norm 1.
 
     Before scaling, a patient's part has a 1 for each of the patient's codes. The sum has one value
-    per code, mode by mode. Unit: one patient. Neighbours: add or remove one. Sensitivity: 1. The
-    grid is chosen for noise with standard deviation `sigma`.
+    per code, mode by mode. Unit: one patient. Neighbours: add or remove one. Sensitivity: 1.
     """
     offsets = _offsets(tensor)
     scale = _units(1.0, sigma)
@@ -99,8 +99,8 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     all combinations of the other modes' codes. For codes of different modes, a patient's part has
     the total count in cells with both codes. Each block (for two modes, or for one mode) is scaled
     to norm 1, blocks for two modes are doubled, and the whole part is scaled to norm 1. The sum is
-    the strict `triangle`, which omits pairs of a code with itself. Unit: one patient. Neighbours:
-    add or remove one. Sensitivity: 1.
+    stored as the strict `triangle`, which omits pairs of a code with itself. Unit: one patient.
+    Neighbours: add or remove one. Sensitivity: 1.
     """
     offsets = _offsets(tensor)
     size = strict_size(int(offsets[-1]))
@@ -120,27 +120,27 @@ def refinement(
 ) -> BoundedSum:
     """Compute sufficient statistics for a least-squares update of one mode's factor.
 
-    Patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
+    The slice X_i of patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, where f_r is the outer
     product of the factors' columns r. The patient's part is (M_i, a_i a_i^T). M_i is the
     matricised-tensor-times-Khatri-Rao product of X_i for `mode`, with columns weighted by a_i. One
-    weight scales M_i and a_i a_i^T to a joint norm of at most `bound`, so the update remains a
-    weighted least-squares problem. The sum has the rows of M, then the `triangle` of the Gram
-    matrix with its diagonal. Unit: one patient. Neighbours: add or remove. Sensitivity: `bound`.
+    weight scales both M_i and a_i a_i^T to a joint norm of at most `bound`, so the update remains a
+    weighted least-squares problem. The sum has the rows of M, then the Gram matrix's `triangle`
+    with the diagonal. Unit: one patient. Neighbours: add or remove one. Sensitivity: `bound`.
 
-    `factors` and `ridge` (of shape (R,)) are released or public. An infinite ridge removes a
-    phenotype.
+    `factors` and `ridge` (of shape (R,)) are released or public values. An infinite ridge removes
+    a phenotype.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
     rank = stack.shape[1]
     if [len(factor) for factor in factors] != list(tensor.feature_shape):
-        raise DataError("factors: not of the tensor's feature modes")
+        raise DataError("factors: do not match the tensor's feature modes")
     if rank * max(tensor.feature_shape) + rank * rank > MOST_REFINED:
         raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
     gram = np.ones((rank, rank))
     for columns in whole:
-        # BLAS is not used here, because sums must not depend on the threads or the processor.
+        # BLAS is not used here, because sums must not depend on the threads or on the processor.
         gram *= np.einsum("ir,is->rs", columns, columns)
     gram = _without_least(gram, _LEAST_PRODUCT)
     scale = _units(positive("bound", bound), sigma)
@@ -177,8 +177,8 @@ def _summed(
     """Sum the patients' parts in several threads, each with its own patients and total.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds the parts of the patients in `starts`, a
-    slice of `_patients`, to a total.
+    result. ``add_up(starts, *arguments, total)`` adds the parts of some patients to `total`, where
+    `starts` is their slice of `_patients`.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)
@@ -238,7 +238,7 @@ def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> No
     for _ in range(_SWEEPS):
         largest = 0.0
         for r in range(rank):
-            if a[r] == 0.0 and score[r] <= pull[r]:  # stays 0, as most entries do, so do not divide
+            if a[r] == 0.0 and score[r] <= pull[r]:  # most entries stay 0 without a division
                 continue
             curvature = gram[r, r] + ridge[r]
             if not 0 < curvature < math.inf:
@@ -259,9 +259,10 @@ def _products(
     begin: int, end: int, norm: float, indices: Array, values: Array, offsets: Array, stack: Array,
     mode: int, slot: Array, rows: Array, product: Array, score: Array, column: Array,
 ) -> int:  # fmt: skip
-    """Compute the MTTKRP of one patient's cells for `mode`, row by row, and `score`.
+    """Compute one patient's MTTKRP for `mode`, and return the number of rows that have cells.
 
-    Fill `rows`, `product` and `score`, and return the number of rows. `slot` is restored.
+    Fill `rows`, `product` and `score` (the inner product of the patient's slice and each f_r).
+    `slot` is -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0
@@ -292,7 +293,7 @@ def _joint_norm(product: Array, used: int, a: Array) -> float:
     """Multiply the columns of `product` by the non-zero entries of `a`. Return the part's norm."""
     squares, energy = 0.0, 0.0
     for r in range(len(a)):
-        if a[r] == 0.0:  # as for most entries; `_add_part` also skips zeros
+        if a[r] == 0.0:  # true of most entries; `_add_part` also skips zeros
             continue
         energy += a[r] * a[r]
         for place in range(used):

@@ -1,6 +1,6 @@
-"""Secure sums of the sites' integer vectors, of which the server learns only the sum.
+"""Secure sums: of the sites' integer vectors, the server learns only the sum.
 
 Each site adds a share of the noise and hides its vector under masks that cancel in the sum
-(Bonawitz et al. 2017). All functions are pure: none uses Flower, the disk or the settings. The
-guarantee and its proof are in ``docs/explanation/secure-sums.md``.
+(Bonawitz et al. 2017). No function uses Flower, the disk or the settings. The guarantee and its
+proof are in ``docs/explanation/secure-sums.md``.
 """

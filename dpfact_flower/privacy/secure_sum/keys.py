@@ -1,8 +1,8 @@
-"""Define the members of secure sums, whose keys are signed, and the server's question.
+"""The members of secure sums, with their signed keys, and the server's question to them.
 
-Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) without the server. A
-site signs its fresh key for a job (X25519, RFC 7748) together with the job's terms, so the server,
-which lacks the long-term key, cannot impersonate the site.
+Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) without the server. For
+each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. The server
+lacks the long-term key, so the server cannot impersonate the site.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of the version and the parts. Different lists get different hashes."""
+    """Return the SHA-256 of the version and the parts, each preceded by its length."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -87,7 +87,7 @@ def hashed(*parts: str | bytes | int) -> bytes:
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms for all secure sums in a job, which are public and the same for every site.
+    """The public terms of all secure sums in a job, which are the same for every site.
 
     `settings` is the digest of all other settings on which the sites must agree, and `sites` lists
     the names of all H sites in order. At most T sites (`colluding`) collude with the server, and at
@@ -119,7 +119,7 @@ class Terms:
 
     @property
     def threshold(self) -> int:
-        """Number of sites needed to open a sum: all colluding sites and over half of the rest.
+        """Number of sites needed to open a sum: all colluding sites and more than half of the rest.
 
         Because of this threshold, the server can never unmask two attempts at the same sum.
         """
@@ -154,7 +154,7 @@ def signed_member(terms: Terms, site: str, key: bytes, signing_key: Ed25519Priva
 def check_members(
     terms: Terms, members: tuple[Member, ...], peers: Mapping[str, bytes], own_member: Member
 ) -> None:
-    """Refuse a list that has an unknown site, a key not signed by its owner, or too few sites."""
+    """Refuse a list with an unknown site, a key that its owner did not sign, or too few sites."""
     names = [member.site for member in members]
     if names != sorted({*names}) or not {*names} <= {*terms.sites} or own_member not in members:
         raise PrivacyRefusedError(
@@ -162,7 +162,8 @@ def check_members(
         )
     if len(names) < len(terms.sites) - terms.dropouts:
         raise PrivacyRefusedError(
-            f"members: {len(names)} of {len(terms.sites)} are too few; {terms.dropouts} may be lost"
+            f"members: {len(names)} of {len(terms.sites)} sites are too few; only {terms.dropouts} "
+            "may be lost"
         )
     if len({member.key for member in members}) < len(members):
         raise PrivacyRefusedError("members: two sites have the same key")
@@ -197,8 +198,8 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 class Question:
     """The server's question in one attempt at a round's sum.
 
-    Masks cancel only among sites with the same `request` (a digest of the request's other parts). A
-    further `attempt` is made if a site was lost before it sent its vector. `width` is the number of
+    Masks cancel only among sites with the same `request` (a digest of the request's other parts).
+    Another `attempt` is made if a site was lost before it sent its vector. `width` is the number of
     bytes sent for each masked word (`masks.width_of`). `members` is sorted by name.
     """
 

@@ -1,4 +1,4 @@
-"""Mask words with keystreams modulo 2**64, and derive, agree on and share the masks' keys.
+"""Mask words with keystreams modulo 2**64. Derive, agree on and share the keys of the masks.
 
 Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping bits of a *masked*
 word is post-processing. Rounding a vector before masking is not post-processing, because a sum of
@@ -27,20 +27,20 @@ from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
 
 Words = NDArray[np.uint64]
 LOW = 16
-"""Number of low bits that are never sent. The dropped part is below 1/256 of the standard
-deviation, 2**24, of a site's noise."""
+"""Number of low bits that are never sent. Their value is below 2**16, which is 1/256 of the
+standard deviation of a site's noise."""
 _NOISE_BITS = 24
 PRIME = 2**255 - 19
 SEED_BYTES = 32
 """Number of bytes in a seed or in a share. The lowest byte comes first."""
-_BLOCK = 1 << 14  # words per block, to which all keystreams are added; fits into a cache
+_BLOCK = 1 << 14  # words per block, small enough for the cache
 
 
 def width_of(patients: int | None, ratio: float) -> int:
     """Return the number of bytes to send for each word so that no sum overflows.
 
-    The sum has at most `patients` parts, each at most `ratio` standard deviations of a site's
-    noise, plus 64 standard deviations of noise. The width allows for 16 times this sum.
+    The sum has at most `patients` parts, plus noise of up to 64 standard deviations of one site's
+    noise. Each part has at most `ratio` such deviations. The width allows for 16 times this sum.
     """
     if patients is None:
         return MOST_WIDTH
@@ -59,7 +59,7 @@ def agreed(private_key: X25519PrivateKey, public_key: bytes) -> bytes:
 def derived(secret: bytes, context: bytes, *purpose: str) -> bytes:
     """Derive a key for one purpose in one context with HKDF-SHA256.
 
-    The purpose names the sites, so keys differ even if a site claims another site's public key.
+    The purpose names the sites, so keys differ even if a site copies another site's public key.
     """
     return HKDF(hashes.SHA256(), 32, salt=context, info=hashed(*purpose)).derive(secret)
 
@@ -90,9 +90,9 @@ def packed(words: Words, width: int) -> bytes:
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Add packed vectors exactly in the bits that were sent, plus the mean of the dropped bits.
+    """Add packed vectors exactly, and add the mean of the low bits that were not sent.
 
-    Each word of a vector lost `LOW` bits, which were uniform because the word was masked.
+    The `LOW` bits that each word lacks were uniform, because the word was masked.
     """
     size = len(vectors[0])
     if size % width or any(len(vector) != size for vector in vectors):
@@ -152,7 +152,7 @@ def seed_from(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _value(polynomial: Sequence[int], place: int) -> int:
-    """Return the polynomial's value at `place`, where the constant coefficient is listed first."""
+    """Return the value at `place` of a polynomial whose constant coefficient is listed first."""
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * place + coefficient) % PRIME

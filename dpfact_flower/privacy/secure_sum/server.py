@@ -22,7 +22,7 @@ def sealed_for(site: str, answers: Mapping[str, Masked]) -> dict[str, bytes]:
 
 
 def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> list[str]:
-    """Return the members whose seeds, neither sent nor recoverable, still block the sum."""
+    """Return the members whose seeds were not sent and cannot yet be recovered from shares."""
     if not terms.dropouts:
         return []
     return [
@@ -35,11 +35,11 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 def summed(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
-    """Return the sum of all members' vectors, with the mean in place of the dropped low bits.
+    """Return the sum of all members' vectors, with the mean in place of the low bits.
 
-    Per member, the error has the variance of a uniform number below 2**16, which is a millionth of
-    the noise's variance. A QuorumError means that a vector is missing (start a further attempt) or
-    that openings are missing (request them again). If no site may be lost, nothing is opened.
+    Per member, the error has the variance of a uniform number below 2**16, about a millionth of the
+    noise's variance. A QuorumError means that a vector is missing (start another attempt) or that
+    openings are missing (request them again). If no site may be lost, nothing is opened.
     """
     missing = [site for site in question.sites if site not in answers]
     if missing:
@@ -56,7 +56,7 @@ def summed(
 
 
 def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> dict[str, bytes]:
-    """Return each member's seed, either sent by the member or recovered from others' shares."""
+    """Return each member's seed, as sent by the member or recovered from shares."""
     closed = unopened(terms, question, openings)
     if closed:
         raise QuorumError(

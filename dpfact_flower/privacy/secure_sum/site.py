@@ -1,16 +1,17 @@
-"""The site's half of a secure sum, as pure functions from stored values to new values.
+"""The site's half of a secure sum, as functions that turn stored values into new values.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
 is sent. The functions here enforce three rules:
 
 - a vector is drawn once per round;
-- a repeated question gets the same bytes, and a changed question, member or key is refused;
+- a repeated question gets the same bytes, other members need a later attempt, and a changed request
+  or key is refused;
 - a round is opened once, for its last attempt, and no other attempt is answered afterwards.
 
-Otherwise, a server that learned two sums in a round, one with and one without a site, would know
-the site's vector with only one share of noise. For the same reason, a site adds its own mask and
-shares the mask's seed among the other sites (Bonawitz et al. 2017). If no site may be lost, a round
-has a single attempt, without openings and without the sites' own masks.
+Without these rules, a server could learn two sums in a round, one with and one without a given
+site. The server would then know the site's vector with only one share of noise. For the same
+reason, a site adds its own mask and shares the mask's seed among the other sites (Bonawitz et al.
+2017). If no site may be lost, a round has a single attempt, without openings and own masks.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class RoundState:
 
 
 def to_json(kept: JobSecrets | RoundState) -> Any:
-    """Return an object to store as plain JSON values, without a round's vector."""
+    """Return a stored object as plain JSON values, without a round's vector."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(type(kept)).dump_python(kept, mode="json", exclude={"noisy"})
@@ -114,12 +115,13 @@ def join(
 ) -> JobSecrets:
     """Return a fresh key for a job, or the stored key if the terms are unchanged.
 
-    Only the result's `member` is sent. Changed terms get a fresh key if no round was answered.
+    Only the result's `member` is sent. If the terms changed, a fresh key is made, unless a round
+    was answered.
     """
     if kept is not None and kept.terms == terms:
         return kept
     if state is not None:
-        raise PrivacyRefusedError("terms: the job was begun with others; start a new job")
+        raise PrivacyRefusedError("terms: the job was begun with other terms; start a new job")
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -169,7 +171,7 @@ def check_question(
         raise PrivacyRefusedError("secure sum: this round was opened; it has no further attempt")
     if question.attempt <= last.attempt:
         raise PrivacyRefusedError(
-            f"secure sum: attempt {last.attempt} was answered; other members need a later one"
+            f"secure sum: attempt {last.attempt} was answered; a changed question needs a later one"
         )
     return "attempt"
 
@@ -182,7 +184,7 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the state after a question, which must be on disk before `masked` is sent.
+    """Return the new state, which must be on disk before the result of `masked` is sent.
 
     `draw` makes the site's vector with its share of the noise, once per round. A seeded
     `random_bytes` is for simulation only.
@@ -229,7 +231,7 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """Return the state after its opening, which must be on disk before `opening` is sent.
+    """Return the new state, which must be on disk before its `opening` is sent.
 
     `sealed` holds the shares that other sites sealed for this site, keyed by site name. Damaged
     shares are ignored. A repeated request gets the same opening.

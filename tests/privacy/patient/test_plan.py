@@ -357,7 +357,7 @@ def test_the_bound_is_wider_where_a_code_has_more_patients():
 @pytest.mark.parametrize(
     ("largest", "beyond", "says"),
     [
-        (((20_000,), 2), ((20_001,), 2), "200,010,000 values, the limit is 200,000,000"),
+        (((20_000,), 2), ((20_001,), 2), "200,010,000 values, but the limit is 200,000,000"),
         (((100,), 3950), ((100,), 3951), "rank: 3951 makes .* 16,005,501 .* limit is 16,000,000"),
         (((17_000,), 894), ((17_000,), 895), "rank: 895 makes .* the limit is 16,000,000"),
     ],
