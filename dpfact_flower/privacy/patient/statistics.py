@@ -32,6 +32,7 @@ from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.pairs import add_pairs
 from dpfact_flower.privacy.release import positive
 from dpfact_flower.tensor import Array, Factors, SparseTensor
+from dpfact_flower.tensor.stack import row_offsets
 from dpfact_flower.tensor.triangle import strict_size, whole_size
 
 _SAFETY = 1 - 1e-9
@@ -86,7 +87,7 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     Before scaling, a patient's part has a 1 for each of the patient's codes. The sum has one value
     per code, mode by mode. Unit: one patient. Neighbours: add or remove one. Sensitivity: 1.
     """
-    offsets = _offsets(tensor)
+    offsets = row_offsets(tensor.feature_shape)
     scale = _units(1.0, sigma)
     total = _summed(tensor, int(offsets[-1]), _count_codes, tensor.indices, offsets, scale)
     return BoundedSum(total, 1.0, sigma)
@@ -102,7 +103,7 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     stored as the strict `triangle`, which omits pairs of a code with itself. Unit: one patient.
     Neighbours: add or remove one. Sensitivity: 1.
     """
-    offsets = _offsets(tensor)
+    offsets = row_offsets(tensor.feature_shape)
     size = strict_size(int(offsets[-1]))
     scale = _units(1.0, sigma)
     total = _summed(tensor, size, add_pairs, tensor.indices, tensor.values, offsets, scale)
@@ -148,8 +149,8 @@ def refinement(
     penalties[penalties > _MOST_RIDGE] = math.inf
     total = _summed(
         tensor, len(factors[mode]) * rank + whole_size(rank), _refine,
-        tensor.indices, tensor.values, _offsets(tensor), stack, mode + 1, gram, penalties,
-        bound, scale,
+        tensor.indices, tensor.values, row_offsets(tensor.feature_shape), stack, mode + 1, gram,
+        penalties, bound, scale,
     )  # fmt: skip
     return BoundedSum(total, bound, sigma)
 
@@ -199,11 +200,6 @@ def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
         raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
     rows = np.arange(tensor.n_patients + 1)
     return np.searchsorted(tensor.indices[:, 0], rows).astype(np.int64)
-
-
-def _offsets(tensor: SparseTensor) -> NDArray[np.int64]:
-    """Return the index of each feature mode's first code, then the total number of codes."""
-    return np.cumsum([0, *tensor.feature_shape], dtype=np.int64)
 
 
 # --- Compiled code: IEEE arithmetic, one patient after another; only the total is shared ----------
