@@ -27,7 +27,8 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends requests to nodes and returns the replies. True: wait for lost sites."""
+"""A function that sends requests to nodes and returns the replies, waiting for lost sites if
+True."""
 
 
 class SecureRounds:
@@ -66,7 +67,7 @@ class SecureRounds:
             self._nodes = {site: self._nodes[site] for site in replies}
         why = "; ".join(f"{site}: {reason}" for site, reason in sorted(self._failed.items()))
         raise QuorumError(
-            f"secure sums: {len(self._nodes)} sites sent their keys, the quorum (min-sites) is "
+            f"secure sums: {len(self._nodes)} sites sent keys, but the quorum (min-sites) is "
             f"{coordinator.run.min_sites}; nothing was charged. {why}"
         )
 
@@ -109,7 +110,7 @@ class SecureRounds:
     ) -> tuple[list[SiteReply], list[Failure], list[SiteReply]]:
         """Finish the sum from the first attempt's replies. Return sites, failures and slot totals.
 
-        If the sum fails, the totals are empty, and the sites are those that were charged.
+        If the sum fails, the totals are empty, and only the sites that were charged are returned.
         """
         assert self._sum is not None
         adding, request = self._sum, self._coordinator.request(number)
@@ -128,7 +129,7 @@ class SecureRounds:
             requests = {self._nodes[site]: replace(request, secure=stages[site]) for site in stages}
             self._take(stages, self._ask(requests, True), _OPENING_PARTS, adding.take_opening)
         for site in adding.closed:
-            self._failed.setdefault(site, "too few sites opened its mask")
+            self._failed.setdefault(site, "too few sites helped to open its mask")
         if adding.closed:
             return self._paid(), self._failures(), []
         return [SiteReply(site, ()) for site in adding.names], self._failures(), adding.slots()

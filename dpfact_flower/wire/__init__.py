@@ -1,1 +1,1 @@
-"""The messages between server and sites: content, packed values and Flower's records."""
+"""The messages between server and sites: their content, packed values and Flower's records."""

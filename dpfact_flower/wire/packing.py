@@ -1,8 +1,8 @@
 """Compression of released values, which are integer multiples of a grid's step.
 
-The integers, which are small, are written without a sign bit (zigzag: 0, -1, 1, -2, ... become 0,
-1, 2, 3, ...) and in planes: the first byte of every value, then the second byte, and so on. The
-upper planes are mostly 0. Unpacking restores the float32 values exactly.
+Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... Their bytes are
+written in planes: first the lowest byte of every value, then the second byte, and so on. Most
+values are small, so the upper planes are mostly 0. Unpacking restores the float32 values exactly.
 
 Layout: the step (float64, little-endian), then a zlib stream with one plane for each byte of the
 largest value, the lowest byte first.
@@ -27,7 +27,7 @@ _LEVEL = 1
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Pack float32 multiples of `step`. Return None for other values, or if no bytes are saved."""
+    """Pack float32 multiples of `step`. Return None for other values, or if no byte is saved."""
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
     if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN
@@ -44,9 +44,9 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
-    """Unpack values from the bytes of `pack`, which may come from an attacker.
+    """Unpack values from bytes in the format of `pack`, which may come from an attacker.
 
-    At most `count` values are allocated. In errors, `where` names the sender.
+    Memory for at most `count` values is allocated. In errors, `where` names the sender.
     """
     if len(packed) < _HEAD:
         raise MessageError(f"{where}: {len(packed)} bytes are too few for packed values")

@@ -34,7 +34,7 @@ MAX_FACTOR = 1e6
 """Largest entry of a feature factor in a message. With larger entries, a single cell could decide
 whether a solver succeeds."""
 MAX_STATISTIC = 1e15
-"""Largest value of a released statistic: larger than any sum over patients, and safe in float32."""
+"""Largest value of a released statistic, above any sum over patients and safe in float32."""
 ROUND_TIMEOUT = "round-timeout"
 """Key in a preflight's config for the time limit of the next round, in seconds."""
 _ANSWERED = "answered"
@@ -50,15 +50,16 @@ class RoundRequest:
     """The server's request to a site for one round.
 
     `seed` is public and determines the site's start and visiting order, never its noise.
-    `vocabulary` has the digests of the feature vocabularies, one per mode, joined by commas; "" if
-    not known. `anchors` (float32) are the global feature factors, each of shape (I_n, R); empty
-    before the start. In mode "none", a request without factors asks for co-occurrences or, with
-    long code lists, first for counts of codes. `selection` (int32) has the positions of the
-    selected codes of each feature mode, and is empty for all codes. `weights` (float32) multiplies
-    cells of these codes, and is empty for equal weights. With secure sums, `usages`, of shape
-    (slots, 2, R), has each phenotype's usage in each slot and the standard deviation of its noise.
-    `answered` has the last round that the server has from each site. `answered` and `secure`, the
-    stage of a secure sum, are not part of `digest` and `terms`.
+    `vocabulary` has the digests of the feature vocabularies, one per mode, joined by commas; it is
+    empty if they are unknown. `anchors` (float32) are the global feature factors, each of shape
+    (I_n, R), or empty before the start. In mode "none", a request without factors asks for
+    co-occurrences. If the code lists are long, the first such request asks for counts of codes.
+    `selection` (int32) has the positions of each mode's selected codes, or is empty if all codes
+    are used. `weights` (float32) has the factors for cells with these codes, or is empty if all
+    factors are 1. With secure sums, `usages`, of shape (slots, 2, R), has each phenotype's usage in
+    each slot and the standard deviation of the usage's noise. `answered` has the last round that
+    the server received from each site. `answered` and `secure`, the stage of a secure sum, are not
+    part of `digest` and `terms`.
     """
 
     job: str
@@ -77,7 +78,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and config without empty texts, whose size Flower cannot measure."""
+        """Return arrays and config without empty texts, because Flower can't measure their size."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -113,7 +114,7 @@ class RoundRequest:
         number = _field(config, "round", int, low=1, high=rounds)
         present = _present(arrays)
         anchors, selection, weights = _split(present)
-        # In mode none, the first request of a start has no arrays, and the second only a selection.
+        # In mode none, a start's first request has no arrays, and the second has only a selection.
         starts = (number == 1 and not present) or (
             number == 2 and 0 < len(present) == len(selection)
         )
@@ -146,8 +147,8 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state has factors without noise. Noise that is planned for one round's settings
-        must not protect factors that were made with other settings.
+        A site's state has factors without noise. Noise that was planned for some settings must not
+        be used to protect factors that were made with other settings.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -176,7 +177,7 @@ class RoundRequest:
 
 @dataclass(frozen=True, eq=False)
 class SiteReply:
-    """A reply from one site: its public name and the arrays it released.
+    """A site's reply: the site's public name and the released arrays.
 
     At the site, the values of a vector are multiples of `step`. In all other cases, `step` is 0.
     """
@@ -186,7 +187,7 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return the arrays (vectors on a grid as bytes, see `packing`) and the config."""
+        """Return the arrays, with vectors on a grid packed as bytes (`packing`), and the config."""
         arrays: list[NDArray[Any]] = list(self.arrays)
         for place, array in enumerate(self.arrays if self.step else ()):
             packed = pack(array, self.step) if array.ndim == 1 else None
@@ -252,7 +253,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check positions of codes. `site.round.check_modes` compares them with a vocabulary."""
+    """Check positions of codes, which `site.round.check_modes` compares with a vocabulary."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():
@@ -261,7 +262,7 @@ def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
 
 
 def _checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
-    """Check that the weights of codes, one array per mode, are from `LEAST_WEIGHT` to 1."""
+    """Check that the weights of codes, one array per mode, lie between `LEAST_WEIGHT` and 1."""
     for mode, weights in enumerate(arrays, start=1):
         if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
             raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")
@@ -333,7 +334,7 @@ def _field(
 
 
 def _name(config: Mapping[str, object], key: str) -> str:
-    """Check a name, which becomes a folder and appears in logs."""
+    """Check a name, which will be used for a folder and appear in logs."""
     name = _field(config, key, str)
     try:
         check_name(key, name)

@@ -1,8 +1,8 @@
 """The layout of requests and replies in Flower's records.
 
 Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
-`fitres`, which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. The layout's names are
-copied here, because Flower's module with these names has moved between versions.
+`fitres`, which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. The names are copied here,
+because the module of Flower that defines them has moved between versions.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
         raise MessageError(f"message: need the records {arrays_name!r} and {config_name!r}")
     try:
         return Payload([_received(array) for array in arrays.values()], config)
-    except Exception as error:  # NumPy, zlib and Flower have different errors
+    except Exception as error:  # NumPy, zlib and Flower raise different errors
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
 
 

@@ -36,9 +36,10 @@ class MemberKey(NamedTuple):
 class SecureStage:
     """A stage of the exchange.
 
-    If a site is lost, another `attempt` follows with fewer sites. `members` has all sites that gave
-    keys, sorted by name, and `asked` the sites in this attempt, or the sites whose keys are
-    requested. In the stage `open`, `sealed` has each sender's share that is sealed for this site.
+    If a site is lost, another `attempt` follows with fewer sites. `members` lists all sites that
+    sent keys, sorted by name. `asked` lists the sites in this attempt or, in the stage `keys`, the
+    sites whose keys are requested. In the stage `open`, `sealed` has the shares that are sealed for
+    this site, by sender.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -84,7 +85,7 @@ class SecureStage:
         if stage == "keys":
             names = list(asked)
         if not names or not {*asked, *sealed} <= set(names):
-            raise MessageError("secure sum: asked and sealed must be of members")
+            raise MessageError("secure sum: asked and sealed must name members")
         return cls(stage, attempt, members, asked, sealed)
 
 
@@ -96,7 +97,7 @@ def packed_bytes(content: bytes) -> NDArray[np.uint8]:
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:
-    """Return the site's name and the parts of a reply, whose number is checked."""
+    """Check the number of parts in a reply, and return the site's name and the parts."""
     try:
         name = _site(config.get("site"))
     except DataError as error:
