@@ -89,7 +89,7 @@ def test_the_figures_of_the_roll_up(ehr_folder):
 
     if ehr_folder is None:
         pytest.skip("open EHR data not found")
-    assert "581 diagnoses in 275 categories and 164 procedures in 41" in PAGE
+    assert "581 diagnoses of MIMIC-III's demo to 275 categories, and 164 procedures to 41" in PAGE
     groups = {"diagnoses": "icd3", "procedures": "first2"}
     cohort = read("mimic3", ehr_folder / "mimic3_demo", top=None, rolled_up=groups)
     assert [len(v) for v in cohort.vocabularies] == [41, 275]
