@@ -2,9 +2,9 @@
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
 Every update minimises eq. (norm) over a column or over the whole factor, so the objective never
-rises. If a phenotype's column of A is zero, the data no longer affect its feature columns, which
-then follow only their anchors. The phenotype returns only if the gradient at the zero column,
-computed with these feature factors, has a norm above mu.
+rises. If a phenotype's column of A becomes zero, the data no longer affect the phenotype's feature
+columns, which then follow only their anchors. The phenotype returns only if the gradient at the
+zero column, computed with these feature columns, has a norm above mu.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def exact(problem: LocalProblem) -> LocalResult:
                 )
     factors = tuple(site.factor(n).copy() for n in range(site.modes))
     grams, norm_squared = tuple(site.grams), site.fibres.norm_squared
-    everywhere = 2 * loss(norm_squared, after, grams)  # non-zeros would need another pass
+    everywhere = 2 * loss(norm_squared, after, grams)  # the non-zeros' error would need a pass
     error = SquaredError.on(problem.tensor, everywhere, None, norm_squared)
     return LocalResult(factors, tuple(trace), problem.step_size, 0, grams, error)
 
@@ -136,7 +136,7 @@ def update_patients(
 ) -> NDArray[np.float32]:
     """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times.
 
-    `product` is the MTTKRP of mode 0, and `q` the Hadamard product of the feature factors' Gram
+    `product` is the MTTKRP of mode 0, and `q` is the Hadamard product of the feature factors' Gram
     matrices. `floor` is 0 for non-negative factors and minus infinity otherwise.
     """
     columns = np.array(A.T, np.float32, order="C")
@@ -185,7 +185,7 @@ def update_features(
 def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) -> None:
     """Minimise ``1/2 tr(F Q F^T) - tr(F P^T) + mu * sum_r ||F_r||`` by one sweep over columns.
 
-    The minimum over each column is exact, and the column is updated in place. A column's gradient
+    The minimum over each column is exact, and each column is updated in place. A column's gradient
     depends on all other columns, so a plain sweep over R columns would read the factor R times.
     Instead, one matrix product gives the gradients of a *panel* of columns. Whenever a column
     changes, the gradients of the later columns in its panel are corrected.
@@ -208,7 +208,7 @@ def _descend_panel(
 ) -> None:
     """Minimise over the columns of a panel in turn; `first` is the panel's first column.
 
-    `gradient` is ``target - q @ columns`` for the panel. Its values are overwritten.
+    `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
     """
     real = columns.dtype.type
     rows = columns.shape[1]

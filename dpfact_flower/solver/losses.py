@@ -32,9 +32,9 @@ class Loss:
     value: CellFunction
     """The function f, which takes two numbers or two arrays."""
     gradient: CellFunction
-    """The derivative df/dm. Because it is compiled, it may only use arithmetic on numbers."""
+    """The derivative df/dm, which is compiled and may therefore use only arithmetic on numbers."""
     nothing: Callable[[float], float]
-    """Function that returns, for the data's mean, the value of a constant model."""
+    """Function from the mean of the data to the value of a constant model."""
     counts: bool = True
     """Whether the loss is a likelihood of counts. If so, counts must not be scaled per patient."""
     binary: bool = False
@@ -58,7 +58,7 @@ class Loss:
         """Refuse settings that cannot be used with this loss."""
         if self.positive and not settings.nonnegative:
             raise SettingsError(
-                f"loss: {self.name!r} needs a model that is not negative: set nonnegative to true"
+                f"loss: {self.name!r} needs a non-negative model: set nonnegative to true"
             )
         if self.counts and settings.scale != "counts":
             raise SettingsError(

@@ -60,8 +60,8 @@ class Fibres:
 
     `starts` holds the first entry of each fibre, `patients` the first fibre of each patient,
     `blocks` the first patient of each block, `chunks` the first block of each chunk, and `offsets`
-    the first row of each mode in a stack. The last element of each sequence is the total number of
-    the items that it points to.
+    the first row of each mode in a stack. Each sequence ends with the number of items that it
+    refers to.
     """
 
     tensor: SparseTensor

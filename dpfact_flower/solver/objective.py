@@ -18,7 +18,8 @@ class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
     `factors` holds the starting values, patients first, and `anchors` holds the global feature
-    factors. psgd orders visits and draws zero cells by `rng`. `eta` is the last round's step size.
+    factors. psgd uses `rng` for the order of visits and for zero cells. `eta` is the last step
+    size.
     """
 
     tensor: SparseTensor
@@ -45,7 +46,7 @@ class LocalResult:
     after each pass or iteration. With ``zeros="none"``, psgd's loss covers only the non-zero cells.
     For losses other than the squared loss, the sum over zero cells is estimated; see `psgd`."""
     eta: float
-    """Step size for the next round. The exact solver does not use the step size or change it."""
+    """Step size for the next round. The exact solver neither uses nor changes the step size."""
     rollbacks: int
     """Number of psgd passes that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]
@@ -75,7 +76,7 @@ def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error along a feature's row.
 
     The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, which is the product of
-    the squared norms of column r in the other modes. An elastic weight competes with the curvature.
+    the squared norms of column r in the other modes. `relative_elastic` is relative to it.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

@@ -5,10 +5,10 @@ Objective of a pass
     pull's weight is therefore gamma times a row's number of entries, not gamma as in eq. (norm).
 
 Step control (bold driver)
-    A pass is undone if both eq. (norm) and the objective of the pass have risen, or are not finite.
-    The solver then repeats the pass with half the step size. After an accepted pass, the step size
-    grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the
-    anchors are far away.
+    A pass is undone if both eq. (norm) and the objective of the pass have risen, or if they are not
+    finite. The solver then repeats the pass with half the step size. After an accepted pass, the
+    step size grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm)
+    when the anchors are far away.
 
 Losses
     For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
@@ -16,10 +16,10 @@ Losses
     model. The rest is estimated from zero cells that are drawn once.
 
     A likelihood's slope has a pole where the model is zero. A visit therefore moves a row by at
-    most the square root of the step size: the length of a step along the slope at the step's end.
-    Patients' rows are longer than feature rows and are visited less often, so their steps are
-    multiplied by the ratio of the squared lengths. With `clip`, neither rule applies, because paper
-    mode's privacy claim assumes equal steps.
+    most the square root of the step size, which is the length of an implicit step from the pole.
+    Patients' rows are longer than feature rows and are visited less often, so patients' steps are
+    multiplied by the ratio of the squared lengths. With `clip`, steps have neither this limit nor
+    this factor, because paper mode's privacy claim assumes equal steps.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Value:
 def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
-    The proximal step, eq. (an2), can set a phenotype's column of A to zero. Only the column's own
-    gradient can restore the column, if the next pass moves the column by more than eta * mu.
+    The proximal step, eq. (an2), can set a phenotype's column of A to zero. Such a column returns
+    only if its own gradient moves it by more than eta * mu in a pass.
     """
     settings = problem.settings
     stack = stack_factors(problem.factors)
@@ -112,7 +112,7 @@ class _Site:
         self.visits = often[1:]
         self.norm_squared = tensor.norm_squared()
         # A clipped gradient is not the objective's gradient, so the objective may rise at any step
-        # size. With clipping, a loss no greater than a constant model's also makes a pass accepted.
+        # size. With clipping, a pass is also accepted if its loss is at most a constant model's.
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:

@@ -45,7 +45,7 @@ class Solver:
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(
-                f"loss: solver {name!r} minimises squared errors alone; set solver to 'psgd' for "
+                f"loss: solver {name!r} minimises only squared errors; set solver to 'psgd' for "
                 f"{settings.loss!r}"
             )
         loss.check(settings)
@@ -56,8 +56,8 @@ class Solver:
             )
         if self.relative_l21 and settings.mu > 0 and settings.relative_l21 > 0:
             raise SettingsError(
-                f"mu: with solver {name!r}, relative-l21 = {settings.relative_l21:g} replaces it; "
-                "set one of them to 0"
+                f"mu: with solver {name!r}, relative-l21 = {settings.relative_l21:g} replaces mu; "
+                "set one of the two to 0"
             )
         if settings.clip > 0 and not self.clips:
             raise SettingsError(f"clip: applies to psgd alone; set it to 0 with solver {name!r}")
@@ -68,8 +68,9 @@ class Solver:
     ) -> float:
         """Return gamma of eq. (norm): as given, or `relative_elastic` times the loss's curvature.
 
-        A solver that takes steps applies the weight at every visit to a row. The weight is
-        therefore divided by the mean number of visits per row, and eta * gamma is at most 1/2.
+        A solver that takes steps applies the weight at every visit to a row. For squared errors,
+        the weight is therefore divided by the mean number of visits per row. Also, eta * gamma <=
+        1/2.
         """
         if not settings.is_relative:
             return settings.gamma

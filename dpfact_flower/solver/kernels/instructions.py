@@ -9,7 +9,8 @@ The tuple `registers` contains one zero for each register of a vector. A tuple's
 its type, so numba compiles one kernel per padded rank, with unrolled loops. A `pointer` and an
 offset, counted in values, identify a place in memory. Bounds are not checked. Passing a pointer
 costs no time, whereas numba counts references to an array at each call. A pointer does not keep its
-array alive, so only take pointers to a kernel's arguments. A number stands for equal values.
+array alive, so take pointers only to a kernel's arguments. In place of a vector, a number means
+equal values.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dpfact_flower.machine.compiled import WIDTH
 Registers = tuple[int, ...]
 Pointer = Any
 Offsets = tuple[int, ...]
-"""First row of each mode in a stack, and the number of rows. Loops over tuples are unrolled."""
+"""First row of each mode in a stack, then the number of rows. numba unrolls loops over tuples."""
 
 _INT32 = ir.IntType(32)
 _FLAGS = ("contract", "nsz")

@@ -1,9 +1,9 @@
 """The visits in a pass of psgd: entries in random order, and zero cells drawn from the model.
 
-In a sparse tensor, uniform draws seldom hit the cells where the model is large, but each such draw
-has a large weight. A step size that is safe for this weight is too small for all other visits. Most
-zero cells are therefore drawn from the model as it is at the start of the pass: first a phenotype
-according to its mass, then a row of each mode according to its weight in the phenotype.
+In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
+large weight. A step size that is safe for this weight is too small for all other visits. Most zero
+cells are therefore drawn from the model at the start of the pass: first a phenotype according to
+its mass, then a row of each mode according to its weight in the phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
 value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
@@ -30,8 +30,7 @@ _BLOCK = 512
 _UNIFORM = 0.2
 """Fraction u of draws that are uniform if the model is not zero."""
 _LEAST_MASS = 1e-200
-"""Limit below which a sum of model values counts as zero. Division by a smaller sum would
-overflow."""
+"""Limit below which a sum of model values counts as 0. Division by a smaller sum may overflow."""
 _WHOLE = 2**31 - 1
 """Threshold of a place that a draw always keeps; see `_table`."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
@@ -66,8 +65,8 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. Each yielded block holds row numbers of the factor stack, and
-    counts. A zero cell's count is minus its weight. If a draw hits a non-zero cell, its count is 0.
+    Zero cells are drawn from `model`. Each yielded block holds row numbers in the factor stack, and
+    counts. The count of a drawn cell is minus its weight, or 0 if the draw hits a non-zero cell.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -171,7 +170,7 @@ class _ZeroCells:
         )
 
     def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
-        """Replace the count -1 of each zero cell in a block by minus the cell's weight."""
+        """Replace the count -1 of each zero cell in a block with minus the cell's weight."""
         values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
         _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
 
@@ -284,7 +283,7 @@ def _weigh(counts: Array, values: Array, per_cell: float, of_model: float) -> No
 def random_number(seed: np.uint64, number: int) -> float:
     """Return the `number`-th value of SplitMix64 (Steele, Lea & Flood 2014) as a float in [0, 1).
 
-    A call of a NumPy generator would take longer than the gradient step.
+    Calling a NumPy generator would take longer than the gradient step.
     """
     z = seed + np.uint64(number) * _ODD
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

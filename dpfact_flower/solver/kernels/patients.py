@@ -4,7 +4,8 @@ Without an l2,1 weight, patients are independent: each patient's row of A depend
 patient's own entries and the feature factors. All work on a block of patients is therefore done
 while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
 part of A's Gram matrix and of the next mode's MTTKRP. The second MTTKRP reuses the sums over the
-last mode. An l2,1 weight shortens whole columns, so this module is not used with such a weight.
+last mode. An l2,1 weight shrinks whole columns and so couples patients, so `exact` then avoids this
+module.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers while they are computed.
@@ -56,7 +57,7 @@ _STRIP = (0,) * (TILE * STRIP)  # registers for the gradients of a panel
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
 ) -> tuple[Array, float, Array]:
-    """Sweep over the columns of A, in place; `q` is as in `update_patients`.
+    """Update A in place by sweeps over its columns; `q` is as in `update_patients`.
 
     Return the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last mode), <X, M>
     with the old rows, and the Gram matrix of the new rows.

@@ -1,6 +1,6 @@
 """Stochastic gradient steps in vector instructions.
 
-A row has as many slices as the tuple `slices` has elements. Each slice fills `registers`; see
+Each row has one slice per element of the tuple `slices`, and each slice fills `registers`; see
 `instructions`. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are a
 fifth faster than kernels that accept any rank.
 """
@@ -79,8 +79,9 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
     factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to row I_0 +
-    q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the counts of entries, whose
-    weight is 1, and the negated weights of sampled zero cells. A count of 0 causes no step.
+    q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the count of each entry
+    (entries have weight 1) and the negated weight of each sampled zero cell. A count of 0 means no
+    step.
     """
     whole, numbers = stack.shape[1] // WIDTH, step.numbers()
     three, any_number = _visits(step.loss)
@@ -208,7 +209,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that its product with two rows has norm `longest` at most.
+    """Return `step`, shortened so that its product with two rows has a norm of at most `longest`.
 
     If `longest` is 0, there is no bound.
     """
