@@ -98,14 +98,6 @@ class Fibres:
         """Return a view of one mode's rows in a stack, padding included."""
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
-    def patient_ranges(self) -> list[tuple[int, int]]:
-        """Return each chunk's first patient, and the first patient after the chunk."""
-        return list(itertools.pairwise(self.blocks[self.chunks].tolist()))
-
-    def fibre_ranges(self) -> list[tuple[int, int]]:
-        """Return each chunk's first fibre, and the first fibre after the chunk."""
-        return list(itertools.pairwise(self.patients[self.blocks[self.chunks]].tolist()))
-
 
 @remembered
 def fibres_of(tensor: SparseTensor) -> Fibres:
@@ -153,7 +145,9 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
         return out
 
     total = np.zeros((size if mode > 0 else 0, width))
-    for out in in_batches(part, fibres.fibre_ranges(), threads=threads or thread_count()):
+    ends = fibres.patients[fibres.blocks[fibres.chunks]].tolist()
+    ranges = list(itertools.pairwise(ends))
+    for out in in_batches(part, ranges, threads=threads or thread_count()):
         if mode > 0:
             total += out
     return total if mode > 0 else patients
@@ -245,7 +239,8 @@ def squared_error(
         entries = slice(*fibres.starts[fibres.patients[[first, end]]])
         return sgd.squares(stack, tensor.indices[entries], tensor.values[entries], offsets)
 
-    parts = list(in_batches(part, fibres.patient_ranges(), threads=thread_count()))
+    chunks = list(itertools.pairwise(fibres.blocks[fibres.chunks].tolist()))
+    parts = list(in_batches(part, chunks, threads=thread_count()))
     nonzeros = sum(squares for squares, _, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, _, mass in parts)

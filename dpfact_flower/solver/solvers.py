@@ -45,7 +45,7 @@ class Solver:
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(
-                f"loss: solver {name!r} minimises only squared errors; set solver to 'psgd' for "
+                f"loss: solver {name!r} minimises squared errors only; set solver to 'psgd' for "
                 f"{settings.loss!r}"
             )
         loss.check(settings)
@@ -69,8 +69,8 @@ class Solver:
         """Return gamma of eq. (norm): as given, or `relative_elastic` times the loss's curvature.
 
         A solver that takes steps applies the weight at every visit to a row. For squared errors,
-        the weight is therefore divided by the mean number of visits per row. At most, eta * gamma
-        is 1/2.
+        the weight is therefore divided by the mean number of visits per row. eta * gamma never
+        exceeds 1/2.
         """
         if not settings.is_relative:
             return settings.gamma

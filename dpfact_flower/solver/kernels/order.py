@@ -95,16 +95,9 @@ def visits(
 
 @compiled(**FAST)
 def _draw_entries(
-    indices: Array,
-    values: Array,
-    offsets: tuple[int, ...],
-    start: int,
-    seed: np.uint64,
-    number: int,
-    places: Array,
-    rows: Array,
-    counts: Array,
-) -> None:
+    indices: Array, values: Array, offsets: tuple[int, ...], start: int, seed: np.uint64,
+    number: int, places: Array, rows: Array, counts: Array,
+) -> None:  # fmt: skip
     """Write a block's entries in random order to the places that hold no zero cells.
 
     Entries are read in sequence and written in random order, because the output fits into the
@@ -218,19 +211,10 @@ def _table(sizes: Array) -> Array:
 
 @compiled(**FAST)
 def _draw_zero_cells(
-    indices: Array,
-    offsets: tuple[int, ...],
-    first: int,
-    starts: Array,
-    seed: np.uint64,
-    places: Array,
-    rows: Array,
-    counts: Array,
-    uniform: float,
-    masses: Array,
-    patients: Array,
+    indices: Array, offsets: tuple[int, ...], first: int, starts: Array, seed: np.uint64,
+    places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
-) -> int:
+) -> int:  # fmt: skip
     """Draw a block's zero cells, and write them to random places in `rows` and `counts`.
 
     The remaining places are written to `places` in ascending order. `rows` and `counts` have the

@@ -51,7 +51,7 @@ _FEW = 8  # number of blocks whose Gram matrices are summed in float32
 _MINUS = np.float32(-1)
 
 _TILE = (0,) * TILE  # registers for a column of a block
-_STRIP = (0,) * (TILE * STRIP)  # registers for the gradients of a panel
+_STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 
 
 def update_rows(
@@ -97,7 +97,7 @@ def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
     """Allocate scratch memory for a block of `fibres` fibres.
 
     The arrays hold, in order: each fibre's sum over the last mode; rows of A and of the MTTKRP;
-    columns of A and of the MTTKRP; the gradients of a panel; the Gram matrix.
+    columns of A and of the MTTKRP; the gradients of a strip; the Gram matrix.
     """
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (

@@ -68,11 +68,6 @@ class Step:
     patients: float = 1.0
     loss: Loss = squared
 
-    def numbers(self) -> tuple[np.float32, ...]:
-        """Return eta, gamma, clip, floor and `patients`, as a kernel takes them."""
-        given = (self.eta, self.gamma, self.clip, self.floor, self.patients)
-        return tuple(map(np.float32, given))
-
 
 def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) -> None:
     """Take one stochastic gradient step per visit, in the given order; eqs. (ai), (bj).
@@ -83,8 +78,8 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     (entries have weight 1) and the negated weight of each sampled zero cell. A count of 0 means no
     step.
     """
-    whole, numbers = stack.shape[1] // WIDTH, step.numbers()
-    three, any_number = _visits(step.loss)
+    whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
+    numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
     if rows.shape[1] == 3:
         registers = (0,) * math.gcd(whole, _TOGETHER)
         slices = (0,) * (whole // len(registers))
