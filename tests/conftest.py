@@ -31,8 +31,9 @@ settings.register_profile("long", settings.get_profile("any-machine"), max_examp
 settings.load_profile("any-machine")
 
 SURROGATES = {(surrogate_fit, "_FEW"): 4_000, (surrogate_fit, "_MANY"): 6_000,
-              (certainty, "_SURROGATES"): 1_000}  # fmt: skip
-"""A tenth of the surrogate patients: small cohorts need no more, and runs are thrice as fast."""
+              (surrogate_fit, "_RANDOM"): 4, (certainty, "_SURROGATES"): 1_000,
+              (certainty, "SPLITS"): 2}  # fmt: skip
+"""A tenth of the surrogate patients and a third of the fits: enough for small cohorts, and fast."""
 ALL_SURROGATES = [(module, name, getattr(module, name)) for module, name in SURROGATES]
 for (_module, _name), _few in SURROGATES.items():
     setattr(_module, _name, _few)
