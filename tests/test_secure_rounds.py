@@ -27,6 +27,8 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage
 from tests.conftest import CODES, count_tensor, make_vocabularies
 from tests.patience import Clock
 
+pytestmark = pytest.mark.slow
+
 SOLVER = SolverSettings(rank=3)
 PRIVACY = PrivacySettings(
     epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0.1, secure_sums=True, noise_seed=7,
@@ -132,7 +134,6 @@ def test_a_run_learns_from_sums_and_charges_each_release_once(tmp_path, whole):
         assert not any(row.payload_kept for row in rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "number"), [("sum", 1), ("sum", 2), ("open", 1), ("open", 3)])
 def test_a_site_that_is_lost_leaves_a_sum_of_the_others(tmp_path, stage, number):
     made = strategy()
@@ -152,7 +153,6 @@ def test_a_site_that_is_lost_leaves_a_sum_of_the_others(tmp_path, stage, number)
         assert [row.round for row in charged(tmp_path, site)] == wanted
 
 
-@pytest.mark.slow
 def test_a_reply_that_is_lost_after_the_charge_is_sent_again_for_nothing(tmp_path, whole):
     made = strategy()
     lost = {("site-2", "sum", 1): "reply", ("site-3", "open", 2): "reply"}
@@ -162,7 +162,6 @@ def test_a_reply_that_is_lost_after_the_charge_is_sent_again_for_nothing(tmp_pat
     assert [row.round for row in charged(tmp_path, "site-2")] == [1, 2, 3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("times", [3, 8])
 def test_openings_that_come_late_leave_no_word_of_a_failure(tmp_path, times):
     made = strategy()
@@ -178,7 +177,6 @@ def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_p
     assert not (tmp_path / "state" / "site-2" / "ledger.sqlite").exists()
 
 
-@pytest.mark.slow
 def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     made = strategy()
     made.start(simulated(tmp_path, lost={(s, "sum", 2): 99 for s in ("site-2", "site-5")}))
@@ -187,7 +185,6 @@ def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     assert made.coordinator.records[1].sites == tuple(paid)  # for nothing, as the status says
 
 
-@pytest.mark.slow
 def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
     made = strategy()
     made.start(simulated(tmp_path, lost={("site-7", "keys", 1): 99}))
@@ -204,7 +201,6 @@ def test_three_sites_have_one_attempt_and_nothing_to_open(tmp_path):
     assert {stage for _, stage, _ in grid.asked} == {"query", "keys", "sum", "train"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [3, 7])
 def test_a_server_that_died_goes_on_and_nobody_pays_twice(tmp_path, monkeypatch, number):
     folder = tmp_path / "run"

@@ -15,6 +15,8 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.hospital import read_node_config
 from tests.commands import dpfact
 
+pytestmark = pytest.mark.slow
+
 FINGERPRINT = r"(?:[0-9a-f]{4} ){7}[0-9a-f]{4}"
 FLWR = """#!/bin/sh
 echo "$FLWR_HOME $@" >> {folder}/asked

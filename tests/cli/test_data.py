@@ -15,6 +15,8 @@ from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import serve
 from tests.commands import dpfact
 
+pytestmark = pytest.mark.slow
+
 
 def data(*arguments: str) -> str:
     return dpfact("data", *arguments)
@@ -160,7 +162,6 @@ def test_groups_are_checked(group, says, tmp_path):
         data("synpuf", str(tmp_path), "--out", str(tmp_path / "out"), "--group", group)
 
 
-@pytest.mark.slow
 def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):
     """As docs/how-to/deploy.md has it: a file a hospital, and a server with code lists alone."""
     lists, nodes = [], []

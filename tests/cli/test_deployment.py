@@ -19,6 +19,8 @@ from dpfact_flower.server.history import Failure
 from tests.commands import dpfact
 from tests.server.test_status import begun, close
 
+pytestmark = pytest.mark.slow
+
 FLWR = """#!/bin/sh
 echo "$@" >> {folder}/asked
 case "$1" in

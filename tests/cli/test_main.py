@@ -23,6 +23,7 @@ from tests.commands import dpfact
 APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 
 
+@pytest.mark.slow
 def test_help_teaches_every_command():
     commands = {
         (): "data ledger centre site keys plan audit run simulate demo init superlink "
@@ -198,6 +199,7 @@ def test_importing_the_package_is_light():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_another_preset_is_other_data_and_an_unknown_one_leaves_nothing_behind(tmp_path):
     """Data that an earlier run left in the sites' folder is not taken for this run's."""
     unknown, *places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))

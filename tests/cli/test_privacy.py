@@ -26,6 +26,8 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.release import release_nothing
 from tests.commands import dpfact
 
+pytestmark = pytest.mark.slow
+
 SECRET = 9876543.0
 KINDS = {"entry": ("replace", PAPER_CLAIM), "patient": ("add-remove", PATIENT_CLAIM)}
 
@@ -216,7 +218,6 @@ def files_below(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-@pytest.mark.slow
 def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     before = files_below(tmp_path)

@@ -7,6 +7,8 @@ from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.tables import connect, count_rows
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
+pytestmark = pytest.mark.slow
+
 
 def rolled(codes, how, texts=None, mode="dx"):
     """Groups and descriptions of the codes of one mode; each code is an event of one encounter."""
@@ -84,7 +86,6 @@ def test_a_group_keeps_the_hospitals_own_words():
     assert rolled(["401", "4019"], "icd3", texts)[0] == {"401": "Bluthochdruck"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["icd3", "chapter", "ccs"])
 def test_procedures_are_not_taken_for_diagnoses(how):
     for codes in (["icd9:3605", "icd9:8856"], ["icd10:02HV33Z"], ["02HV33Z", "5A1221Z"]):

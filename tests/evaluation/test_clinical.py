@@ -127,6 +127,7 @@ def test_the_auc_of_known_pairs_counts_pairs_of_pairs():
     assert abs(expected - 0.5) > 0.01
 
 
+@pytest.mark.slow
 def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
     features, lists = three_diseases()
     systems, ccs = clinical_measures(features, lists)
@@ -195,6 +196,7 @@ def test_any_report_shows_what_needs_no_patient(tmp_path):
         assert ('<td class="n">0.14</td><td class="n">-0.25</td>' in page) == (name == "simulated")
 
 
+@pytest.mark.slow
 def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
     features, lists = three_diseases()
     run = run_folder(tmp_path / "run", rank=4)

@@ -24,6 +24,8 @@ from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, SEEDED_CLAIM
 from tests.evaluation.folders import dpfact, run_folder
 from tests.evaluation.summaries import DEPLOYED, SIMULATED, SPENT
 
+pytestmark = pytest.mark.slow
+
 EPSILON = "epsilon (replacing a record)"
 
 
@@ -71,7 +73,6 @@ def test_what_was_measured_stands_in_its_column(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     names = ("first", "second", "other-codes", "nothing")
     runs = [run_folder(tmp_path / name, noise=0.1 * (name == "second")) for name in names]
@@ -155,7 +156,6 @@ def test_runs_of_other_modes_are_refused(tmp_path):
         replications(run, [other])
 
 
-@pytest.mark.slow
 def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     run, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other", noise=0.05)
     dpfact("report", run, "--beside", other)

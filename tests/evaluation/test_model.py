@@ -28,6 +28,8 @@ from dpfact_flower.runtime.serve import federate
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.folders import dpfact, lines_of, refusal
 
+pytestmark = pytest.mark.slow
+
 RANK = 3
 
 
@@ -123,7 +125,6 @@ def test_a_site_that_lacks_codes_is_told_so(model, cohort):
         model.memberships(SiteData("foreign", site.tensor, (renamed, site.vocabularies[1])))
 
 
-@pytest.mark.slow
 def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     name = 'renal, "ESRD" é'
     dpfact("label", unnamed, 2, name)

@@ -18,6 +18,8 @@ from dpfact_flower.evaluation.run_folder import Review, read_model, read_names, 
 from dpfact_flower.tensor import SparseTensor
 from tests.evaluation.folders import dpfact, lines_of, refusal, run_folder
 
+pytestmark = pytest.mark.slow
+
 RANK, NUMBER, PATIENTS = 5, 3, 80
 
 
@@ -146,7 +148,6 @@ def test_the_files_are_their_owners_alone_and_say_so(sheet):
         assert "guarantee covers it" in text
 
 
-@pytest.mark.slow
 def test_a_sheet_that_is_read_back_counts_and_notes_its_decision(run, sheet):
     write_report(run)
     fill(sheet, confirm_highest, "Name", "renal failure")
@@ -213,7 +214,6 @@ def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
     assert read_sheet(run, sheet) == found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -279,7 +279,6 @@ def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
     assert not list(run.glob("x*"))
 
 
-@pytest.mark.slow
 def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     site.save(tmp_path / "site.npz")

@@ -12,6 +12,8 @@ from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.survey import read_survey, write_survey
 from tests.evaluation.folders import dpfact, lines_of, refusal, run_folder
 
+pytestmark = pytest.mark.slow
+
 RANK = 24
 
 

@@ -25,6 +25,8 @@ from dpfact_flower.wire.protocol import SiteReply
 from tests.hostile.strategies import ODD, damaged, odd_array
 from tests.hostile.watch import SIZES, Watch, canary_site, check_sent, check_text
 
+pytestmark = pytest.mark.slow
+
 PRIVACIES = (
     PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1),
     PrivacySettings(start_share=0.7, refine_rounds=1, bound=0.1, codes="3x4"),
@@ -111,7 +113,6 @@ def asked(draw, site: Site) -> Asked:
     return Asked(arrays, config)
 
 
-@pytest.mark.slow
 @given(data=st.data())
 @settings(suppress_health_check=[*HealthCheck])
 def test_a_hostile_request_is_answered_or_refused_by_a_code(site, data):

@@ -16,6 +16,8 @@ from dpfact_flower import DPFact, DPFactClient, PrivacySettings, Run, SiteSettin
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"privacy": "none", "rank": 3, "rounds": 3}
 
 
@@ -34,7 +36,6 @@ def private(cohort):
     return federate(sites=list(cohort.sites), rank=2, epsilon=8.0, measure=False)
 
 
-@pytest.mark.slow
 def test_a_config_gives_a_run_that_stands_for_its_folder_with_the_numbers_of_memory(
     run, cohort_folder, tmp_path
 ):
@@ -45,7 +46,6 @@ def test_a_config_gives_a_run_that_stands_for_its_folder_with_the_numbers_of_mem
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.slow
 def test_what_a_run_knows_is_in_frames(run, private):
     assert (run.summary.row_unit, private.summary.row_unit) == ("discharge", "patient")
     assert list(run.phenotypes(top=1)["place"].unique()) == [1]
@@ -111,7 +111,6 @@ def test_public_objects_show_what_they_are(cohort, run, tmp_path):
         assert " object at 0x" not in repr(thing)
 
 
-@pytest.mark.slow
 def test_names_show_everywhere(run, tmp_path):
     named = run.label(2, "renal failure").save(tmp_path / "named")
     again = Run.read(named)
@@ -144,7 +143,6 @@ def test_plots_are_drawn_where_the_caller_wants(run):
         run.plot_phenotype(4, axes[5])
 
 
-@pytest.mark.slow
 def test_what_was_not_measured_is_said(private, tmp_path):
     for draw in (private.plot_usage, private.plot_auc):
         with pytest.raises(DataError, match="only a simulation that was measured"):

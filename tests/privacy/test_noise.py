@@ -197,6 +197,7 @@ def test_one_coin_that_does_not_fall_refuses_a_far_value(last):
 # --- the right distribution -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1, 2, 3, 5])
 def test_every_integer_has_its_exact_probability(bits):
     sigma, count = 2**bits, 1_000_000

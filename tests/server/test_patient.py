@@ -278,6 +278,7 @@ def two_exist(monkeypatch):
     monkeypatch.setattr(module, "distinct_number", lambda *_: 2)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_exist")
 @pytest.mark.parametrize("split", [1, 3])
 def test_a_lower_rank_is_filled_up_on_the_wire_and_survives_a_checkpoint(tmp_path, split):
@@ -299,6 +300,7 @@ def test_a_lower_rank_is_filled_up_on_the_wire_and_survives_a_checkpoint(tmp_pat
     assert_bits(go_to(again, again.rounds).factors, go_to(whole, whole.rounds).factors)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_exist")
 def test_what_sites_add_for_a_dropped_phenotype_changes_nothing():
     noisy, clean = (go_to(make(privacy=PLANNED, auto_rank=True), 1) for _ in range(2))

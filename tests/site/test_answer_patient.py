@@ -410,6 +410,7 @@ def without_kept_codes(data):
     return replace(data, tensor=SparseTensor.from_coo(cells, [1] * len(cells), data.tensor.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poor", [without_cells, without_kept_codes],
                          ids=lambda make: make.__name__)  # fmt: skip
 def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplog, poor):
@@ -461,6 +462,7 @@ def texts_of(error: BaseException | None) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_no_text_holds_a_value_of_a_patient(data, tmp_path, caplog):
     own = planted(data)
     client, server = make_client(own, tmp_path), make_server(own, CODES)

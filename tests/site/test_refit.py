@@ -19,6 +19,8 @@ from tests.bits import assert_bits
 from tests.site import federation
 from tests.site.federation import Watched, ask, go_to, make_settings, rows_of
 
+pytestmark = pytest.mark.slow
+
 PRIVACY = PrivacySettings(start_share=0.8, refine_rounds=1)
 CODES = PrivacySettings(start_share=0.8, refine_rounds=1, codes="6x8")
 
@@ -130,7 +132,6 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
 # --- the site's own model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
 def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
     last = ended(data, tmp_path, privacy)

@@ -101,6 +101,7 @@ def test_from_coo_is_a_dense_accumulation(coo):
     assert tensor.norm_squared() == pytest.approx((tensor.to_dense() ** 2).sum(), rel=1e-14)
 
 
+@pytest.mark.slow
 @given(coordinates(), st.randoms(use_true_random=False))
 def test_order_of_entries_does_not_matter(coo, random):
     index, value, shape = coo
@@ -339,6 +340,7 @@ def tensor(entries: int) -> SparseTensor:
     return SparseTensor.from_coo(cells, np.ones(entries), (entries, 1))
 
 
+@pytest.mark.slow
 def test_the_oldest_go_where_entries_are_too_many_and_the_newest_stays(monkeypatch):
     monkeypatch.setattr(module, "_MOST", 10)
     of = remembered(lambda _: Made())

@@ -4,6 +4,8 @@ from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError
 from tests.data.readers.cells import cells_of_site, described
 
+pytestmark = pytest.mark.slow
+
 # Patient A: hospital stay 1 has two unit stays, 11 (MICU, 1000 minutes after admission to the
 # hospital) and 12 (Med-Surg, 100 minutes after it, hence the first); then a stay 2 in another
 # hospital and region, in which A dies. Patient B: a hospital without region, discharge status

@@ -13,6 +13,8 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
 
+pytestmark = pytest.mark.slow
+
 # Patient 1: 3605 with 41401 exactly 30 days later, and with 4019 a minute later still. Patient 2:
 # 40 twice on one day, once a row that is repeated. Patient 3: no diagnosis.
 PROCEDURES = (

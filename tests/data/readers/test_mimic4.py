@@ -6,6 +6,8 @@ from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of, described
 
+pytestmark = pytest.mark.slow
+
 # The published columns of MIMIC-IV 3.1, in their order; only those that are read hold much.
 COLUMNS = {
     "hosp/patients": "subject_id,gender,anchor_age,anchor_year,anchor_year_group,dod",

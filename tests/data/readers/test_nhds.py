@@ -17,6 +17,8 @@ from dpfact_flower.notebook.federated import federate
 from tests.cli.test_data import data
 from tests.data.readers.cells import cells_of
 
+pytestmark = pytest.mark.slow
+
 
 def line(diagnoses, procedures, *, status="1", place="111", newborn="2", year="10"):
     """One discharge; `place` is region, beds and ownership."""
@@ -124,7 +126,6 @@ def test_one_command_says_discharges(file, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_runs_promise_is_for_a_discharge(tmp_path):
     made = synthetic(preset("demo", patients=600))
     rows = tuple(replace(site, row_unit="discharge") for site in made.sites)
@@ -139,7 +140,6 @@ def test_a_runs_promise_is_for_a_discharge(tmp_path):
     assert "; replacing a discharge's record: " in dict(headline(run.summary))["privacy"]
 
 
-@pytest.mark.slow
 def test_the_survey_has_the_discharges_it_is_known_for(ehr_data):
     path = ehr_data / "nhds2010" / "NHDS10.PU.txt.bz2"
     if not path.is_file():

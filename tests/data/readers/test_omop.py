@@ -19,6 +19,8 @@ from tests.data.readers.cells import cells_of, described
 from tests.data.readers.test_event_tables import assert_same_sites
 from tests.patience import await_that
 
+pytestmark = pytest.mark.slow
+
 # Person 1: fracture and cast in one visit, amoxicillin (a drug of the ingredient 9). Person 2 dies
 # in a visit, and takes a drug without an ingredient. Person 3: concept 0 alone. Person 9: unknown.
 TABLES = {

@@ -8,6 +8,8 @@ from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of, described
 
+pytestmark = pytest.mark.slow
+
 INPATIENT = "DE1_0_2008_to_2010_Inpatient_Claims_Sample_{}.csv"
 OUTPATIENT = "DE1_0_2008_to_2010_Outpatient_Claims_Sample_{}.csv"
 INPATIENT_COLUMNS = (

@@ -23,6 +23,7 @@ def test_masks_cancel(sites, colluding, dropouts):
     assert all(len(answer.words) == 4 * COUNT for answer in answers.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sites", "colluding", "dropouts"), [(4, 0, 1), (5, 0, 2), (6, 1, 1)])
 def test_every_set_of_losses(sites, colluding, dropouts):
     """Lost before their vectors, or before they open, at most so many in all."""

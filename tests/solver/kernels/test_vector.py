@@ -23,6 +23,8 @@ from dpfact_flower.solver.kernels.instructions import (
     zeros,
 )
 
+pytestmark = pytest.mark.slow
+
 REGISTERS = (0, 0, 0)
 SIZE = len(REGISTERS) * WIDTH
 OPERATIONS = 7
