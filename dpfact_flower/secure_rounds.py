@@ -27,8 +27,8 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends requests to nodes and returns the replies, waiting for lost sites if
-True."""
+"""A function that sends requests to nodes, waits for lost sites if asked to, and returns
+replies."""
 
 
 class SecureRounds:

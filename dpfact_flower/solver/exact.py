@@ -61,7 +61,7 @@ def exact(problem: LocalProblem) -> LocalResult:
                 )
     factors = tuple(site.factor(n).copy() for n in range(site.modes))
     grams, norm_squared = tuple(site.grams), site.fibres.norm_squared
-    everywhere = 2 * loss(norm_squared, after, grams)  # the non-zeros' error would need a pass
+    everywhere = 2 * loss(norm_squared, after, grams)  # the non-zeros would need a pass
     error = SquaredError.on(problem.tensor, everywhere, None, norm_squared)
     return LocalResult(factors, tuple(trace), problem.step_size, 0, grams, error)
 
@@ -163,10 +163,11 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. It
-    is computed as a correction to the factor, which therefore stays unchanged in directions where
-    Q + gamma I is singular. With non-negativity, the objective is minimised over one column after
-    another. `product` and `q` are as in `update_patients`, but for this factor's mode.
+    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
+    solution is computed as a correction to the factor, which therefore stays unchanged in
+    directions where Q + gamma I is singular. With non-negativity, the objective is minimised over
+    one column after another. `product` and `q` are as in `update_patients`, but for this factor's
+    mode.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

@@ -5,9 +5,9 @@ fibre's entries is done once per fibre. Each entry then reads or writes only one
 A sorted tensor holds the fibres one after the other, so only their first entries need to be found.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
-of blocks that one thread processes. Blocks and chunks depend only on the data. Within a chunk, sums
-have the precision of the factors. The sums of all chunks are added in float64 and in a fixed order,
-so the number of threads does not affect the result.
+of blocks, each processed by one thread. Blocks and chunks depend only on the data. Within a chunk,
+sums have the precision of the factors. The sums of all chunks are added in float64 and in a fixed
+order, so the number of threads does not affect the result.
 
 Loops over fibres use vector instructions. Each row is processed in slices that fill `registers`
 (see `dpfact_flower.tensor.stack.slices`), and `column` is the start of a slice. Stacks are float32
@@ -173,7 +173,7 @@ def row_of(
     registers: Registers, indices: Pointer, entry: int, mode: int, stack: Pointer, width: int,
     column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """Load an entry's row of the factor of the given mode."""
+    """Load the row of a mode's factor that belongs to an entry."""
     row = offsets[mode] + read(indices, entry * (len(offsets) - 1) + mode)
     return load(registers, stack, row * width + column)
 

@@ -69,8 +69,8 @@ class Solver:
         """Return gamma of eq. (norm): as given, or `relative_elastic` times the loss's curvature.
 
         A solver that takes steps applies the weight at every visit to a row. For squared errors,
-        the weight is therefore divided by the mean number of visits per row. eta * gamma never
-        exceeds 1/2.
+        the weight is therefore divided by the mean number of visits per row. The product eta *
+        gamma never exceeds 1/2.
         """
         if not settings.is_relative:
             return settings.gamma

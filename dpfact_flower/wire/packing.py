@@ -1,6 +1,6 @@
 """Compression of released values, which are integer multiples of a grid's step.
 
-Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... Their bytes are
+Zigzag coding makes the integers unsigned: 0, -1, 1, -2, ... become 0, 1, 2, 3, ... The bytes are
 written in planes: first the lowest byte of every value, then the second byte, and so on. Most
 values are small, so the upper planes are mostly 0. Unpacking restores the float32 values exactly.
 

@@ -50,7 +50,7 @@ class RoundRequest:
     """The server's request to a site for one round.
 
     `seed` is public and determines the site's start and visiting order, never its noise.
-    `vocabulary` has the digests of the feature vocabularies, one per mode, joined by commas; it is
+    `vocabulary` has the digests of the feature vocabularies, one per mode, joined by commas, or is
     empty if they are unknown. `anchors` (float32) are the global feature factors, each of shape
     (I_n, R), or empty before the start. In mode "none", a request without factors asks for
     co-occurrences. If the code lists are long, the first such request asks for counts of codes.
@@ -334,7 +334,7 @@ def _field(
 
 
 def _name(config: Mapping[str, object], key: str) -> str:
-    """Check a name, which will be used for a folder and appear in logs."""
+    """Check a name that becomes a folder's name and appears in logs."""
     name = _field(config, key, str)
     try:
         check_name(key, name)

@@ -87,8 +87,8 @@ class Facts(NamedTuple):
 class Lever(NamedTuple):
     """A quantity that could change while the others stay fixed. New sites would bring new patients.
 
-    `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance` is
-    the chance at half the current value (rank, codes) or at twice the current value (others).
+    `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance`
+    applies at half the current rank or number of codes, or at twice any other value.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -97,7 +97,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The text of `good`, rounded up if the value must grow, so that the text is a change."""
+        """`good` as text. A value that must grow is rounded up, and so exceeds the current one."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -212,7 +212,7 @@ def _levers(
         Lever("sites", float(math.ceil(facts.sites * lacking**steep)), gain),
     )
     changed = (lever._replace(chance=chance_of(strength * lever.chance)) for lever in found)
-    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: ties keep order
+    return tuple(sorted(changed, key=lambda lever: -lever.chance))  # stable: ties keep their order
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:

@@ -31,7 +31,7 @@ def add_pairs(
     """Add each patient's part, scaled to norm `scale` and truncated toward zero, to `total`.
 
     `starts` lists each patient's first cell, and `offsets` each feature mode's first code. Both
-    lists end with the number after the last cell or code. `total` is the strict upper triangle over
+    lists end with the index after the last cell or code. `total` is the strict upper triangle over
     all codes, row by row.
     """
     modes, everything = len(offsets) - 1, offsets[-1]
@@ -99,7 +99,7 @@ def _number_codes(
 
 @compiled()
 def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -> None:
-    """Sum the counts over all modes but two, for each pair of modes."""
+    """For each pair of modes, sum the counts over all other modes."""
     modes = places.shape[1]
     for cell in range(cells):
         for mode in range(modes):

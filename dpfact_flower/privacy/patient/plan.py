@@ -57,11 +57,11 @@ patients whose data the model explains well get less weight. A bound of 1 clips 
 _WIDER = 0.1
 """Ratio of the bound to signal * rank / codes. With more codes, parts have smaller norms."""
 _CLEAR = 1000.0
-"""Refinements are averaged over rounds only if the signal with the whole budget is lower."""
+"""Refinements are averaged over rounds if the signal with the whole budget is below this value."""
 _MEMORY = 0.5
 """Weight of the earlier rounds when refinements are averaged."""
 _MOST_NOISE = 1e4
-"""Largest ratio of sigma to sensitivity, which limits the number of releases. Even a nearly free
+"""Largest ratio of sigma to sensitivity, to limit the number of releases. Even a nearly free
 release makes the site read its patients' data, and the server sees how long this takes."""
 MOST_VALUES = 2 * 10**8
 """Largest number of values in one release. SQLite allows a billion bytes in a ledger field."""

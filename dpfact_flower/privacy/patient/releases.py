@@ -146,7 +146,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields that a request may carry. The last round has no release."""
+    """Return the fields that a request for a release, or for the last round (None), may carry."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 

@@ -35,7 +35,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return each site's standard deviation of noise, with which honest sites reach `sigma`."""
+        """Return one site's noise (standard deviation) if `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:

@@ -55,7 +55,7 @@ MAX_PATIENTS = 2**27
 """Largest number of patients at a site for which sums cannot overflow. The limit is constant so
 that no refusal depends on patients' data."""
 _MOST_UNITS = 2.0**62
-_MOST_SHARED = 4_000_000  # largest size of a sum of which every thread has a copy
+_MOST_SHARED = 4_000_000  # largest sum of which every thread has a copy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -234,7 +234,7 @@ def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> No
     for _ in range(_SWEEPS):
         largest = 0.0
         for r in range(rank):
-            if a[r] == 0.0 and score[r] <= pull[r]:  # most entries stay 0 without a division
+            if a[r] == 0.0 and score[r] <= pull[r]:  # most entries stay 0, so skip the division
                 continue
             curvature = gram[r, r] + ridge[r]
             if not 0 < curvature < math.inf:

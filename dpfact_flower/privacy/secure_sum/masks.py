@@ -27,8 +27,8 @@ from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
 
 Words = NDArray[np.uint64]
 LOW = 16
-"""Number of low bits that are never sent. Their value is below 2**16, which is 1/256 of the
-standard deviation of a site's noise."""
+"""Number of low bits that are never sent. Together, these bits are below 2**16, which is 1/256 of
+the standard deviation of a site's noise."""
 _NOISE_BITS = 24
 PRIME = 2**255 - 19
 SEED_BYTES = 32
@@ -84,7 +84,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the bits of each word that are sent, as bytes."""
+    """Return, as bytes, those bits of each word that are sent."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 

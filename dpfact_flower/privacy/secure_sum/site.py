@@ -11,7 +11,7 @@ is sent. The functions here enforce three rules:
 Without these rules, a server could learn two sums in a round, one with and one without a given
 site. The server would then know the site's vector with only one share of noise. For the same
 reason, a site adds its own mask and shares the mask's seed among the other sites (Bonawitz et al.
-2017). If no site may be lost, a round has a single attempt, without openings and own masks.
+2017). If no site may be lost, a round has a single attempt, without openings or sites' own masks.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ class _ZeroCells:
 def _table(sizes: Array) -> Array:
     """Build a table for drawing rows by size in each column (Walker's alias method, after Vose).
 
-    A draw hits every place with the same probability. If its remaining fraction is below the
-    place's threshold, the draw keeps the place. Otherwise it takes the place's alternative.
+    A draw hits every place with the same probability. The draw keeps the place if the rest of the
+    random number is below the place's threshold, and takes the place's alternative otherwise.
 
     `sizes` holds non-negative values and has shape (places, R). The result has shape (R, places, 2)
     and holds each threshold times `_WHOLE`, and each alternative. If all sizes in a column are 0,

@@ -224,7 +224,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move each of three rows along the product of the other two, as these were before the step."""
+    """Move each of three rows along the product that the other two rows had before the step."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
@@ -254,7 +254,7 @@ def _multiply(
 
 @compiled(forceinline=True, **FAST)
 def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Float) -> Any:
-    """Move a row in the direction `along`. Unless 0, `longest` bounds the 2-norm of the step."""
+    """Move a row in the direction `along`. A non-zero `longest` bounds the 2-norm of the step."""
     if longest > _ZERO:
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (longest / norm) if norm > longest else step
