@@ -59,7 +59,7 @@ class Noise:
         if settings.noise_seed < 0:
             return cls.from_os()
         if not simulation:
-            raise PrivacyRefusedError("noise-seed: allowed in simulations only; set it to -1")
+            raise PrivacyRefusedError("noise-seed: allowed in simulation only; set it to -1")
         return cls.from_seed(settings.noise_seed, *stream)
 
     def gaussian(self, shape: tuple[int, ...], sigma: float) -> NDArray[np.float64]:
