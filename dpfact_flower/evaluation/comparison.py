@@ -30,15 +30,15 @@ from dpfact_flower.tensor.cp import match_columns
 _CHANCES = 20
 _CHANCE_LEVEL = 95
 _DIGITS = 6
-"""Number of decimals to which likenesses are rounded, so that equal ones compare as equal."""
+"""Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 FAIR = 0.85
-"""Cosine from which two columns count as alike (Lorenzo-Seva and ten Berge, 2006)."""
+"""Cosine above which two columns count as similar (Lorenzo-Seva and ten Berge, 2006)."""
 Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
 Dense = tuple[NDArray[np.float64], ...]
 
 
 def comparison(folders: Sequence[Path]) -> str:
-    """Return a Markdown table with a row for each run. Values that were not measured are ``-``."""
+    """Return a Markdown table with a row for each run, and ``-`` for values not measured."""
     rows = [
         {"run": folder.resolve().name, **columns(read_summary(folder), GlobalModel.read(folder))}
         for folder in folders
@@ -48,7 +48,7 @@ def comparison(folders: Sequence[Path]) -> str:
 
 
 def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
-    """Return the values of a run in the table, by column header."""
+    """Return a run's values for the table, by column heading."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -84,21 +84,21 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 
 def protection(summary: Summary) -> str:
-    """Describe the protection of a run's patients. Every epsilon comes with its claim."""
+    """Describe how a run protects patients. An epsilon is always followed by its claim."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
 
 
 def _privacy(summary: Summary) -> str:
-    """Return the privacy mode, with the claim if its epsilon is less than a guarantee."""
+    """Return the privacy mode, with the claim if its epsilon is not a guarantee."""
     claim = SEEDED_CLAIM if SEEDED_CLAIM in summary.claim else summary.claim
     is_less = claim == SEEDED_CLAIM or "not proven" in claim
     return f"{summary.privacy} ({claim})" if is_less else summary.privacy
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon, followed in brackets by epsilon for replacing a record."""
+    """Return epsilon, and in brackets the epsilon for replacing a record."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -113,7 +113,7 @@ def _area(auc: AUC | None) -> str | None:
 
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Write a page about several finished runs. Only its owner can read the page."""
+    """Write a page that compares finished runs. Only its owner can read the page."""
     if not out.absolute().parent.is_dir():
         raise SettingsError(f"--out: there is no folder {out.parent}")
     with belonging(folders[0]):
@@ -166,7 +166,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return the measured qualities by title and run, and their figure (None without qualities)."""
+    """Return the measured qualities by title and run, and a figure if there are any."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -204,7 +204,7 @@ def _replication(ours: Model, other: Path) -> Replication:
 
 
 def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
-    """Return both models with a row for every code of either model."""
+    """Return both models, each with a row for every code that is in either model."""
     names = [[v.name for v in lists] for _, lists in (ours, theirs)]
     if names[0] != names[1]:
         raise DataError(f"{other}: its modes are {', '.join(names[1])}; need {', '.join(names[0])}")

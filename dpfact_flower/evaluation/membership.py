@@ -1,9 +1,8 @@
 """The rule that assigns phenotypes to patients.
 
 A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whose columns have norm
-1. Therefore, a score does not depend on the number of a patient's codes. A score of 1 means that
-the record consists of the phenotype alone. The rule was chosen on tuning halves
-(``simulation.studies.who_has``).
+1. Therefore, a score does not depend on how many codes a patient has. A score of 1 means that the
+record consists of the phenotype alone. The rule was chosen on separate tuning data.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dpfact_flower.tensor.arrays import distinct
 LEAST_SCORE = 0.15
 """A patient with a score above this threshold has the phenotype."""
 LEADING = 1 / 3
-"""Smallest share of a mode's largest weight with which a code leads a phenotype."""
+"""A leading code has at least this share of the largest weight in its mode."""
 
 
 def scores(
@@ -33,7 +32,7 @@ def scores(
 ) -> NDArray[np.float64]:
     """Return each patient's score for each phenotype, (patients, R). Scores stay at the site.
 
-    `norms` are the `column_norms` of the whole model, if `features` has only some of its rows.
+    If `features` has only some rows of a model, `norms` are the `column_norms` of the whole model.
     """
     fitted = fitted_patients(tensor.scaled_to_unit_patients(), features, nonnegative=nonnegative)
     return np.asarray(fitted * (column_norms(features) if norms is None else norms))
@@ -58,7 +57,7 @@ def has_phenotype(scores: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
 
 
 def leading_codes(factor: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
-    """Return which codes of a mode lead each phenotype, shape (I_n, R)."""
+    """Return a mask of each phenotype's leading codes in one mode, shape (I_n, R)."""
     weights = np.abs(factor)
     return np.asarray((weights > 0) & (weights >= LEADING * weights.max(axis=0)))
 

@@ -1,7 +1,7 @@
-"""The global model of a run: phenotypes with their codes and names, and patients fitted to them.
+"""The global model of a run: its phenotypes, and the scores of patients fitted to the phenotypes.
 
-The model is as public as the run made it. A table of memberships is made from a site's own data and
-stays at that site, because no privacy guarantee covers it.
+The run's noise, if any, protects the model. No noise protects a table of memberships, which is made
+from a site's own data and stays at that site.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SITE, PATIENT, HAS = "site", "patient", "has"
-"""Headings of tables of memberships: the patients' sites, identifiers and phenotypes."""
+"""Column headings in a table of memberships: a patient's site, identifier and phenotypes."""
 _SHOWN_CODES = 3
 _FORMULA = ("=", "+", "-", "@", "\t")
 
@@ -48,10 +48,10 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 class CodeRow:
     """A code in a phenotype. The phenotype has a number, from 1, and possibly a `name`.
 
-    The code with `place` 1 has the largest share of its mode. `weight` is the factor's entry,
-    `share` that entry over the column's absolute sum, and `lift` the share over the code's mean
-    share in all phenotypes. A code with a lift near 1 is common to all. `false_discovery` is the
-    chance, if known, that the phenotype is missing in other patients.
+    The code with `place` 1 has the largest share in its mode. `weight` is the factor's entry, and
+    `share` is that entry divided by the absolute sum of the column. `lift` is the share divided by
+    the code's mean share over all phenotypes. `false_discovery` is the probability, if known, that
+    other patients lack the phenotype.
     """
 
     phenotype: int
@@ -68,11 +68,11 @@ class CodeRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memberships:
-    """Scores of a site's patients for each phenotype, (patients, R). They must not leave the site.
+    """The score of each patient of a site for each phenotype. Scores must not leave the site.
 
-    `patients` are the site's own identifiers, or row numbers from 1, and `names` the phenotypes'.
-    `without` counts the patients who have no code of the model and score 0, and `missing` the
-    model's codes that the site's lists lack.
+    `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
+    (patients, R). `without` is the number of patients who score 0 because they have none of the
+    model's codes. `missing` is the number of the model's codes that the site's lists lack.
     """
 
     patients: tuple[str, ...]
@@ -95,7 +95,7 @@ class Memberships:
         return pandas().DataFrame(values, index=self.patients, columns=self.names)
 
     def write(self, path: Path) -> None:
-        """Write each patient's phenotypes and scores as a CSV file that only its owner can read."""
+        """Write each patient's phenotypes and scores to a CSV file that only its owner can read."""
         write_csv(path, (PATIENT, HAS, *self.names), self.rows())
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
@@ -105,7 +105,7 @@ class Memberships:
 
 
 def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
-    """Write the patients of several sites as `Memberships.write` does, with a column ``site``."""
+    """Write the memberships of several sites to one CSV file, with a column ``site``."""
     names = next(iter(by_site.values())).names
     rows = ((site, *row) for site, found in by_site.items() for row in found.rows())
     write_csv(path, (SITE, PATIENT, HAS, *names), rows)
@@ -113,10 +113,10 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GlobalModel:
-    """The model that all sites of a run share: a factor for each feature mode, float32, (I_n, R).
+    """The model that all sites of a run share: a float32 factor, (I_n, R), for each feature mode.
 
-    `vocabularies` have the codes of the factors' rows. `names` maps a phenotype's number, from 1,
-    to the name that people gave. `false_discovery` is as in `CodeRow`, for each phenotype.
+    `vocabularies` list the codes of the factors' rows. `names` maps a phenotype's number, from 1,
+    to the name that a person gave it. `CodeRow` explains `false_discovery`.
     """
 
     factors: Factors
@@ -142,20 +142,20 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique name for each phenotype. Names that occur more than once include the number."""
+        """A unique name for each phenotype. A name that occurs twice is followed by the number."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Return every phenotype's codes of non-zero weight, or the `top` largest in each mode."""
+        """Return each phenotype's codes with non-zero weight, or the `top` codes of each mode."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
         lists = (rows for by_mode in self.codes_by_mode().values() for rows in by_mode.values())
         return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Return each phenotype's codes of non-zero weight by mode, the largest share first."""
+        """Return each phenotype's codes with non-zero weight by mode, largest share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
@@ -183,8 +183,9 @@ class GlobalModel:
     def memberships(self, site: SiteData) -> Memberships:
         """Fit a site's patients, old or new, to the phenotypes, which do not change.
 
-        (``dpfact site refit`` fits another model, the site's own.) Codes are matched by name: the
-        site's lists may be longer or in another order, and may lack some codes, but not all.
+        (By contrast, ``dpfact site refit`` fits the site's own model.) Codes are matched by name. A
+        site's list may be longer, have another order, and lack some of the model's codes, but not
+        all.
         """
         if not isinstance(site, SiteData):
             raise DataError(f"memberships: need a SiteData, got {type(site).__name__}")
@@ -199,7 +200,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model of a site's patients and the phenotypes, both scaled to norm 1."""
+        """Return a CP model of a site's scores and the feature factors, with columns of norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 
@@ -221,7 +222,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Return ascending positions of the model's codes in the site's lists, and their rows."""
+        """Return the shared codes' positions in the site's lists, ascending, and their rows."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
@@ -235,8 +236,8 @@ class GlobalModel:
             pairs = sorted((known.index[c], row) for row, c in own_rows if c in known.index)
             if not pairs:
                 raise DataError(
-                    f"site {site.name}: none of the model's {len(codes)} codes of {codes.name} is "
-                    "in the site's list; are they of the same code system?"
+                    f"site {site.name}: the site's list has none of the model's {len(codes)} "
+                    f"{codes.name} codes; do both use the same code system?"
                 )
             at, rows = np.array(pairs).T
             positions.append(at)
@@ -264,7 +265,7 @@ def write_phenotype_table(
     titles: Mapping[int, str],
     about: Mapping[int, Sequence[str]],
 ) -> None:
-    """Write phenotypes as CSV, with titles, body systems and disease groups by number."""
+    """Write a CSV table of phenotypes with their titles, body systems and disease groups."""
     number, *others = (field.name for field in fields(CodeRow))
     header = (number, "title", *others, "body_system", "disease_group")
     numbered = ((row.phenotype, astuple(row)[1:]) for row in rows)
@@ -272,7 +273,7 @@ def write_phenotype_table(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file that only its owner can read and that contains no formula."""
+    """Write a CSV file without formulas that only its owner can read."""
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}")
     text = io.StringIO()

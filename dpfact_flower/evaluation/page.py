@@ -1,7 +1,7 @@
-"""Single HTML pages that need no network and load nothing, and the numbers on pages as text.
+"""Self-contained HTML pages that load nothing, and the formats of the numbers on pages.
 
-The Content-Security-Policy allows only the page's own script, by its hash. The same values give the
-same bytes. matplotlib and Jinja2 are imported only here, because a site must not wait for them.
+The Content-Security-Policy allows only the page's own script, identified by its hash. Equal content
+gives equal bytes. matplotlib and Jinja2 are imported when needed, because they are slow to import.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_libraries() -> None:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Turn errors about files that do not fit each other into a `DataError` about the folder."""
+    """Report files that do not belong together as a `DataError` about the folder."""
     check_libraries()
     from jinja2 import UndefinedError  # noqa: PLC0415
 
@@ -79,9 +79,9 @@ def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
 
 
 def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]) -> Any:
-    """Return a figure of panels side by side, as an SVG element in the page's colours.
+    """Return panels side by side, as one SVG element in the page's colours.
 
-    `name` makes its ids unique. `label` describes the figure for people who cannot see it.
+    `name` makes the element's ids unique. `label` describes the figure to people who cannot see it.
     """
     import matplotlib  # noqa: PLC0415
     from markupsafe import Markup, escape  # noqa: PLC0415
@@ -101,7 +101,7 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         drawn.savefig(file, format="svg", metadata=metadata, transparent=True)
     text = file.getvalue()
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # HTML needs none
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # not needed in HTML
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
     for colour, variable in plots.THEME.items():
         text = text.replace(colour, f"var({variable})")
@@ -118,12 +118,12 @@ _OUTCOMES = {"died": "death in hospital", "readmitted": "readmission"}
 
 
 def outcome(label: str) -> str:
-    """Return the name of a label's outcome, or the label itself if it is not in the list."""
+    """Return a readable name of an outcome, or its label if no such name is known."""
     return _OUTCOMES.get(label, label)
 
 
 def counted(count: int) -> str:
-    """Format a count for a sentence, as a word up to twenty and in digits above that."""
+    """Format a count for a sentence: as a word up to twenty, and otherwise in digits."""
     return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
 
 
@@ -145,12 +145,12 @@ def duration(seconds: float) -> str:
 
 
 def p_value(p: float) -> str:
-    """Format a p-value with its relation sign, as in the tables of medical journals."""
+    """Format a p-value as medical journals do, such as ``p < 0.001``."""
     return f"p < {_SMALLEST_P:g}" if p < _SMALLEST_P else f"p = {p:.3f}"
 
 
 def odds(coefficient: float) -> str:
-    """Format log odds as an odds ratio with few digits, and never as 0.00."""
+    """Format a log odds ratio as an odds ratio with few digits, but never as 0.00."""
     if coefficient < math.log(0.005):
         return "<0.01"
     if coefficient > math.log(99.5):
@@ -165,7 +165,7 @@ def number(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share as a percentage with one decimal and a proper minus sign."""
+    """Format a share as a percentage with one decimal place and a proper minus sign."""
     return f"{100 * share:.1f} %".replace("-", "−")
 
 
@@ -183,9 +183,9 @@ def ranges(numbers: Iterable[int]) -> str:
 _WRITERS = (rounded_up, size, duration, p_value, number, percent, odds, outcome, ranges)
 _FILTERS: dict[str, Callable[..., Any]] = {
     **{write.__name__: write for write in _WRITERS},
-    # a place on a scale of width 160, from odds of 0.1 to 10
+    # a position on a scale of width 160 from odds of 0.1 to 10
     "odds_place": lambda value: round(80 + 80 * value / math.log(10)),
-    # whether the odds' interval is within 0.1 to 10; few patients give wider intervals
+    # whether the odds' interval is within 0.1 to 10; with few patients it is wider
     "odds_tell": lambda a: a.interval is not None and max(map(abs, a.interval)) <= math.log(10),
     "system_class": lambda system: f"s{BODY_SYSTEMS.index(system)}",
 }

@@ -1,7 +1,7 @@
-"""Phenotype tables: each component's codes, frequency and associations with outcomes.
+"""Phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-Only this module aggregates patients' values for a report. Reports leave the analyst's desk, so
-counts below ten patients are hidden, and so is every number from which such a count would follow.
+Only this module aggregates patients' values for a report. Reports are passed on, so counts below
+ten patients are hidden, and so is every number that would reveal such a count.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from dpfact_flower.evaluation.tables import (
 from dpfact_flower.tensor import Factors
 
 SMALL = 10
-"""Smallest count of patients that is not hidden."""
+"""Smallest count of patients that is shown."""
 _CODES = 8
 """Maximum number of codes per mode in a table."""
 _FEWEST = 5
-"""Coefficients need at least this many patients with the outcome, and as many without it."""
+"""Coefficients need at least this many patients with the outcome and this many without it."""
 _LARGEST = 20.0
-"""Limit for log odds per standard deviation and their error. Larger values mean separation."""
+"""Limit for a coefficient and its standard error. Larger values mean separation."""
 
 
 def phenotype_table(
@@ -50,8 +50,7 @@ def phenotype_table(
 ) -> PhenotypeTable:
     """Describe every phenotype by the patients who have it.
 
-    `memberships` are each site's `scores` on the `features`. Labels that some site lacks are left
-    out.
+    `memberships` holds each site's `scores`. Labels that are missing at a site are left out.
     """
     has = [has_phenotype(scores) for scores in memberships]
     everybody, who = np.concatenate(memberships), np.concatenate(has)
@@ -117,9 +116,9 @@ def _codes(
 def _tells_outside(
     inside: NDArray[Any], carriers: NDArray[Any], owners: NDArray[Any], patients: int
 ) -> NDArray[np.bool_]:
-    """Return whether the counts of carriers reveal a small count outside the phenotype.
+    """Return whether carrier counts reveal a small count among patients without the phenotype.
 
-    `inside` counts the carriers among the `owners` of the phenotype.
+    `inside` counts the carriers among the `owners`, the patients who have the phenotype.
     """
     outside = carriers - inside
     few = np.minimum(outside, patients - owners - outside) < SMALL
@@ -130,27 +129,27 @@ Count = float | np.number[Any]
 
 
 def _share(count: Count, patients: Count) -> float | str:
-    """Return a share of patients, or a text such as ``<10`` for a small count."""
+    """Return a share of patients, or ``<10`` for a small count."""
     return f"<{SMALL}" if count < SMALL else float(count / patients)
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Return `_share`, ``all`` if few patients are left over, or None if there are no patients."""
+    """Return `_share`, ``all`` for all but a few patients, or None if there are no patients."""
     if not patients:
         return None
     return "all" if patients - count < SMALL <= count else _share(count, patients)
 
 
 def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
-    """Return the shown value, or ``hidden`` if the value would reveal a small number."""
+    """Return the value to show, or ``hidden`` if the value would reveal a small number."""
     return "hidden" if tells and isinstance(shown, float) else shown
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
     """Return a phenotype's prevalence at each site, from the counts of its patients.
 
-    If small counts could follow from the prevalence of all patients, the smallest counts of the
-    other sites are hidden too.
+    If the overall prevalence would reveal a small count, the smallest counts of other sites are
+    hidden too.
     """
     shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
     small = [site for site, count in counts.items() if count < SMALL]
@@ -168,7 +167,7 @@ def _tells(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Return whether the other sites' numbers narrow the range of a hidden small number."""
+    """Return whether the numbers of other sites narrow the range of a hidden small number."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
@@ -202,7 +201,7 @@ def top_codes(
 def _associations(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Return each phenotype's rate of an outcome, and its odds, other phenotypes held equal."""
+    """Return each phenotype's rate of an outcome, and its odds given the other phenotypes."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())
@@ -217,8 +216,8 @@ def _associations(
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
     """Return an outcome's rate among a phenotype's patients, unless a count behind it is small.
 
-    The numbers of patients are known, so the rate reveals all four counts: with and without the
-    phenotype, and with and without the outcome.
+    The totals are known, so the rate reveals all four counts: patients with or without the
+    phenotype who have or lack the outcome.
     """
     events = [int(label[who].sum()) for who in (has, ~has)]
     counts = [int(has.sum()), int((~has).sum())]
@@ -239,7 +238,7 @@ def _coefficients(
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
         memberships, has, label = memberships[some], has[some], label[some]
     if min(label.sum(), (1 - label).sum()) < _FEWEST:
-        return [Association(reason=f"fewer than {_FEWEST} patients with or without it")] * rank
+        return [Association(reason=f"fewer than {_FEWEST} patients with it, or without it")] * rank
     reasons = [_obstacle(memberships[:, r], label[has[:, r]]) for r in range(rank)]
     usable = [r for r in range(rank) if reasons[r] is None]
     associations = [Association(reason=reason) for reason in reasons]
@@ -252,15 +251,15 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype has no coefficient, or None. `label` is its patients' outcome."""
+    """Return why a phenotype has no coefficient, or None. `label` covers only its patients."""
     if np.ptp(column) == 0:
-        return "the membership is the same for all patients"
+        return "all patients have the same score"
     if len(label) < SMALL:
         return f"fewer than {SMALL} patients have it"
     if label.sum() < SMALL:
-        return f"fewer than {SMALL} patients with both"
+        return f"fewer than {SMALL} patients have both"
     if (1 - label).sum() < SMALL:
-        return f"fewer than {SMALL} patients who have it are without the outcome"
+        return f"fewer than {SMALL} patients who have it lack the outcome"
     return None
 
 

@@ -1,7 +1,7 @@
-"""Figures of a run, drawn into given axes from the values in its folder, without `pyplot`.
+"""Figures of a run, drawn into given axes without `pyplot`.
 
-Lines have the colours of Okabe and Ito, which can be distinguished with any colour vision, and each
-line has its own marker.
+Lines have different markers and the colours of Okabe and Ito, which colour-blind readers can
+distinguish.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ except ImportError:
 
 BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
 THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours that a page may replace by its own CSS variables, for dark screens."""
+"""Colours that a page replaces with its own CSS variables, for dark screens."""
 
 STYLE: dict[str, Any] = {
     "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
@@ -36,7 +36,7 @@ STYLE: dict[str, Any] = {
     "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6,
     "svg.fonttype": "none", "svg.hashsalt": "dpfact-flower",
 }  # fmt: skip
-"""Settings of matplotlib for the report. A notebook keeps its own settings."""
+"""Settings of matplotlib for reports. Notebooks keep their own settings."""
 
 ERRORS = {
     "all_cells": "RMSE over all cells",
@@ -57,7 +57,7 @@ _LONGEST_NAME, _LONGEST_CODE = 24, 48
 
 
 def errors(axes: Axes, summary: Summary, measure: str = "fit") -> None:
-    """Draw an error of the sites' models by round: "fit", "all_cells" or "nonzeros"."""
+    """Plot a measure of the sites' models by round: "fit", "all_cells" or "nonzeros"."""
     if not summary.errors or not summary.errors.error_by_round:
         raise DataError("summary: no error_by_round; errors are measured only where the data is")
     if measure not in ERRORS:
@@ -71,7 +71,7 @@ def errors(axes: Axes, summary: Summary, measure: str = "fit") -> None:
 
 
 def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
-    """Draw the bytes sent in each round, in both directions, and mark rounds with failures."""
+    """Plot the bytes sent per round in each direction, and mark rounds in which a site failed."""
     rounds = [record.round for record in records]
     most = max(max(record.bytes_down, record.bytes_up) for record in records)
     scale, unit = (1e6, "MB") if most >= 1e6 else (1e3, "kB")
@@ -88,7 +88,7 @@ def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
 
 
 def auc(axes: Axes, prediction: OutcomePrediction) -> None:
-    """Draw the AUC of an outcome, overall and for each site, beside two baselines."""
+    """Plot the AUC of an outcome, overall and for each site, beside two baselines."""
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")
@@ -108,7 +108,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Draw one phenotype's rows as bars: the share of each code in its mode."""
+    """Plot the codes of one phenotype as bars, whose lengths are the codes' shares."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]
@@ -124,11 +124,11 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 
 
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
-    """Draw a heat map of sites by phenotypes: how much each site uses each phenotype.
+    """Plot a heat map of how much each site uses each phenotype.
 
-    A cell is the column norm of the site's patient factor, divided by that site's largest norm
-    because norms grow with the number of patients. Columns that the l2,1 penalty switched off are
-    crossed. `names` are shown instead of numbers.
+    A cell shows a column norm of the site's patient factor, divided by the site's largest norm
+    because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
+    switched off. Up to 60 phenotypes are labelled with their `names`, if any.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)
     largest = norms.max(axis=1, keepdims=True)
@@ -156,13 +156,13 @@ def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
 QUALITIES: dict[str, Callable[[Summary], float | None]] = {
     "shared fit": lambda s: s.measured.fit_shared if s.measured else None,
     "AUC, first outcome": lambda s: s.measured.auc if s.measured else None,
-    "match with the planted": lambda s: s.measured.fms if s.measured else None,
+    "match with planted phenotypes": lambda s: s.measured.fms if s.measured else None,
 }
-"""Qualities of a run, by the titles of their `tradeoff` figures."""
+"""Functions that return a quality of a run, by the title of its `tradeoff` figure."""
 
 
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:
-    """Draw a quality against epsilon. Runs without noise are horizontal lines."""
+    """Plot a quality against epsilon. Runs without noise are horizontal lines."""
     text: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}
     for name, (spent, value) in runs.items():
         if spent is None:
@@ -180,7 +180,7 @@ def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None
         axes.minorticks_off()
     axes.margins(x=0.25, y=0.2)
     axes.set_title(title)
-    axes.set_xlabel("epsilon, each with the claim in the table")
+    axes.set_xlabel("epsilon (for its claim, see the table)")
 
 
 def _line(axes: Axes, rounds: list[int], values: list[float], *, marker: str, **look: Any) -> None:

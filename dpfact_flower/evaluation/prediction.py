@@ -1,8 +1,8 @@
-"""Prediction of an outcome from patient factors, compared with predictions without them.
+"""Prediction of an outcome from phenotype scores, compared with predictions from codes alone.
 
 The mere number of a patient's codes predicts outcomes well, and even random factors predict a
-little. Therefore every AUC appears beside those of raw codes and of code volume, from the same
-splits. Patient factors never leave a site: the overall figure is for simulations.
+little. Therefore every AUC is shown beside those of raw codes and code volume on the same splits.
+Scores never leave a site, so only a simulation has an overall AUC.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MOST_PREDICTED = 100_000
 """Largest number of patients in a simulation's regressions. More patients would hardly change a
 figure, and their codes would need more memory than the data."""
 SPLITS = 10
-"""Number of repetitions."""
+"""Number of random splits."""
 TRAIN = 0.6
 """Share of the patients in the training set."""
 FEWEST = 5
-"""Smallest number of patients with each label for which a group gets figures."""
+"""A group gets figures if at least this many patients have each value of the label."""
 _ITERATIONS = 2000
 _OVERALL = -1
-"""Key for the group of all patients, whereas other keys are the sites' numbers."""
+"""Key of the group of all patients. The other keys are site numbers."""
 
 
 def predict_outcome(
     patient_factors: Sequence[ArrayLike], sites: Sequence[SiteData], label: str = DIED
 ) -> OutcomePrediction:
-    """Predict a label by logistic regression on repeated 60 to 40 splits (paper, section Utility).
+    """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
 
-    Each split is drawn once over the patients of all sites, stratified by site and label, so that
-    all figures of a split share their test patients. Columns of the memberships must mean the same
+    A split covers the patients of all sites and is stratified by site and label, so all figures of
+    a split use the same test patients. A column of `patient_factors` must mean the same phenotype
     at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
@@ -54,7 +54,7 @@ def predict_outcome(
         patients = sum(len(sites[t]) for t in of)
         if not patients:
             return GroupAUC(name, 0, reason="no labels")
-        reason = None if found[key] else f"fewer than {FEWEST} patients with or without it"
+        reason = None if found[key] else f"fewer than {FEWEST} patients with it, or without it"
         return GroupAUC(name, patients, **found[key], reason=reason)
 
     return OutcomePrediction(
@@ -68,7 +68,7 @@ def predict_outcome(
 def _areas(
     labelled: Sequence[int], memberships: Sequence[ArrayLike], sites: Sequence[SiteData], label: str
 ) -> dict[int, dict[str, AUC]]:
-    """Return the AUC of each kind of predictor, by group of patients. Small groups have no AUC."""
+    """Return each predictor's AUC by group of patients. Small groups have no AUC."""
     tensors = [sites[t].tensor for t in labelled]
     own = [np.asarray(memberships[t], np.float64) for t in labelled]
     kinds: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -98,8 +98,8 @@ def split_scores(
 ) -> dict[int, list[float]]:
     """Return the AUC on the test patients of each split, by group of patients.
 
-    `model` makes a new scikit-learn classifier. Each group is trained and tested on its own
-    patients alone. Groups with fewer than `least` patients of either label are left out.
+    `model` returns a new scikit-learn classifier, which is trained and tested on one group's
+    patients. Groups with fewer than `least` patients of either label are left out.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
@@ -120,12 +120,12 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Return fourth roots of the skewed memberships. The power was chosen on tuning halves."""
+    """Return the fourth roots of the skewed memberships. The power was chosen on tuning data."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 
 def code_presence(tensor: SparseTensor) -> scipy.sparse.csr_array:
-    """Return the codes of each patient as ones, with all feature modes side by side."""
+    """Return a 0/1 matrix of patients by codes, with all feature modes side by side."""
     modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
     return scipy.sparse.csr_array(scipy.sparse.hstack(modes))
 
@@ -149,7 +149,7 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield one mask of the training patients for each repetition. All strata are split alike.
+    """Yield a mask of the training patients for each split, with the same share of each stratum.
 
     Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
     """

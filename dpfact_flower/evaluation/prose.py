@@ -1,7 +1,7 @@
-"""A run in words: phenotypes' titles, sentences for clinicians, and a headline for a terminal.
+"""A run in words: titles of phenotypes, sentences for clinicians, and lines for a terminal.
 
-A title such as ``Stroke with hypertension`` says no more than the table of codes, so a name that a
-person gives is better. The same model always gets the same titles.
+A title such as ``Stroke with hypertension`` says no more than the codes do, so a name from a person
+is better. The same model always gets the same titles.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _FILLERS = re.compile(
 _CODES = 4
 """A sentence names at most this many codes of a mode."""
 _OFTEN, _MORE = 0.2, 1.5
-"""A code marks a phenotype if `_OFTEN` of its patients or more have the code, and at least `_MORE`
-times the share of all patients."""
+"""A code marks a phenotype if its share of the phenotype's patients is at least `_OFTEN`, and at
+least `_MORE` times its share of all patients."""
 _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
@@ -68,16 +68,16 @@ def _relevance(row: CodeRow) -> float:
 
 
 Rows = Mapping[str, Sequence[CodeRow]]
-"""A phenotype's codes by mode, the largest share first."""
+"""A phenotype's codes by mode, largest share first."""
 
 
 def titles(model: GlobalModel) -> dict[int, str]:
-    """Return the title of each phenotype: the name that a person gave, or one made of its codes."""
+    """Return each phenotype's title: a person's name for it, or a title made from its codes."""
     return made_titles(model.codes_by_mode()) | dict(model.names)
 
 
 def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
-    """Return a unique title for each phenotype of a model. Diagnoses come before treatments."""
+    """Make a unique title for each phenotype, in which diagnoses come before treatments."""
     led = Counter(
         (mode, row.code)
         for rows in phenotypes.values()
@@ -93,14 +93,14 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return the leading codes of one mode of a phenotype, from rows in order of weight."""
+    """Return a phenotype's leading codes in one mode. Rows must start with the largest weight."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a code's name for a sentence: the end of its path without fillers, or the code.
+    """Return a short name for a code: the end of its description's path, or the code itself.
 
-    The fourth level of a path is a subtype of the third level: ``sepsis – severe``.
+    The fourth level of a path is a subtype, so the third level is named too: ``sepsis – severe``.
     """
     path = description.split("|")
     text = " – ".join(path[-2:] if len(path) > 3 else path[-1:]) or code
@@ -135,9 +135,9 @@ def _either(names: Sequence[str], most: int) -> str:
 
 
 def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str) -> str:
-    """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have one``.
+    """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have at least one``.
 
-    `words` has the `certainty` of each phenotype. `unit` names a row of the data, in the plural.
+    `words` holds each phenotype's `certainty`. `unit` names the data's rows, such as patients.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -145,13 +145,13 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], un
         sure = words.count(best)
         parts.append(f"{counted(sure) if sure else 'none'} {'is' if sure < 2 else 'are'} {best}")
     if table is not None and isinstance(table.without, float):
-        parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have one")
+        parts.append(f"{100 * (1 - table.without):.0f} % of the {unit} have at least one")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}."
 
 
 def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[str]:
-    """Return sentences about the patients who have a phenotype of the `table`."""
+    """Return sentences that describe the patients who have a phenotype."""
     share = phenotype.prevalence
     if isinstance(share, str):
         return [f"Fewer than ten {unit}."]
@@ -171,8 +171,8 @@ def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[st
 
 
 def rate(association: Association, everybody: Share, unit: str) -> str:
-    """Describe an outcome's rate and, if known, its interval, next to the rate of all patients."""
-    of_all = f"; of all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
+    """Describe an outcome's rate with its interval, and the rate among all patients."""
+    of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
         return f"too few to say{of_all}"
     low, high = (f"{100 * end:.1f}" for end in association.rate_interval)
@@ -193,21 +193,21 @@ def certainty_sentence(pairs: Sequence[Pair], chance: float | None = None) -> st
     runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
     word = certainty(pairs, chance)
     if chance is not None and not pairs:
-        missing = f"of phenotypes like this, {percent(chance)} are missing in other patients"
-        return f"{word.capitalize()}: {missing}."
+        like_this = f"an estimated {percent(chance)} of phenotypes like this"
+        return f"{word.capitalize()}: {like_this} are absent in other patients."
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
-    any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of {counted(runs)} repeats")
+    any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of the {counted(runs)} repeats")
     return {
-        "": "Not checked: no other run stands beside this one.",
+        "": "Not checked: this run was not compared with another run.",
         STABLE: f"Stable: found again in {repeats}.",
-        PARTLY: f"Partly: found again in {counted(count)} of {counted(runs)} repeats.",
+        PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
         NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
     }[word]
 
 
 def review_sentence(review: Review | None) -> str:
-    """Describe a chart review at one hospital, if there is one."""
+    """Describe the phenotype's chart review, if there is one."""
     if review is None:
         return ""
     text = f"Chart review: {'kept' if review.verdict == 'keep' else 'dropped'}"
@@ -243,7 +243,7 @@ def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
 
 
 def search_words(texts: Iterable[str]) -> str:
-    """Return everyday words for a phenotype's codes, for a page's search."""
+    """Return everyday words for a phenotype's codes, which a page's search finds."""
     known: dict[str, str] = tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in known.items() if re.search(names, text))
@@ -253,29 +253,29 @@ def search_words(texts: Iterable[str]) -> str:
 
 _WAYS_OUT = {
     "none": "start = cooccurrence, more rounds, fewer or more frequent codes, or a lower rank",
-    "paper": "a larger epsilon, or privacy = patient; the paper's noise seldom leaves anything",
-    "patient": "more patients, fewer codes (codes), a lower rank or a larger epsilon; "
+    "paper": "a larger epsilon, or privacy = patient; the paper's noise seldom leaves a signal",
+    "patient": "more patients, fewer codes (setting codes), a lower rank or a larger epsilon; "
     "dpfact plan says how much of each",
 }
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Return the label and text of each line. Lines without a value are left out."""
+    """Return the label and text of each line for a terminal, without lines that lack a value."""
     s, sent, errors = summary, summary.exchange, summary.errors
     time, failures = duration(sent.seconds), ""
     if errors:
-        time += f" of rounds, {duration(errors.solver_seconds)} of them solver"
+        time += f" in rounds, of which the solver took {duration(errors.solver_seconds)}"
     missing = s.measured.sites_without_a_round if s.measured else ()
     if sent.failures or missing:
-        never = f"; no round of {', '.join(missing)}" if missing else ""
+        never = f"; no round with {', '.join(missing)}" if missing else ""
         failures = f"{sent.failures} failed replies{never}"
     lines = {
         "run": f"{s.name}: {s.sites} sites, {s.rounds} rounds, {s.rank} phenotypes",
         "privacy": _promise(summary),
         **_measured(summary),
         "certainty": _certainty(summary),
-        "sent": f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (so many rounds of the "
-        f"paper's scheme {size(sent.bytes_paper)}, of TRIP {size(sent.bytes_trip)})",
+        "sent": f"{size(sent.bytes_up)} up, {size(sent.bytes_down)} down (for the same rounds, the "
+        f"paper's scheme takes {size(sent.bytes_paper)}, and TRIP {size(sent.bytes_trip)})",
         "time": time,
         "failures": failures,
     }
@@ -283,13 +283,13 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
 
 
 def uninformative_message(summary: Summary) -> str:
-    """Return a warning with remedies if the model has learned nothing, else an empty text."""
+    """Return a warning with remedies if the model learned nothing, and otherwise no text."""
     measured = summary.measured
     if measured is None or not measured.is_uninformative:
         return ""
     return (
-        f"the shared phenotypes explain {percent(measured.fit_shared)} of the data, no more than "
-        f"how frequent each code is ({percent(measured.fit_frequencies)}): they are noise, so no "
+        f"the shared phenotypes explain {percent(measured.fit_shared)} of the data, and code "
+        f"frequencies alone {percent(measured.fit_frequencies)}. The phenotypes are noise, so no "
         f"prevalence, odds or AUC is shown. What can help: {_WAYS_OUT[summary.privacy]}"
     )
 
@@ -324,7 +324,7 @@ def _measured(summary: Summary) -> dict[str, str]:
     )
     lines["nothing"] = uninformative_message(summary)
     if measured.fms is not None:
-        lines["factor match"] = f"{measured.fms:.3f} with the planted phenotypes, of 1"
+        lines["factor match"] = f"{measured.fms:.3f} of 1 with the planted phenotypes"
     aucs = {outcome(label): _auc(each.overall) for label, each in measured.predictions.items()}
     return lines | aucs
 
@@ -334,8 +334,8 @@ def _auc(overall: GroupAUC) -> str:
         return ""
     auc, spread = overall.memberships.mean, overall.memberships.spread
     return (
-        f"AUC {auc:.3f} ± {spread:.3f} by phenotypes, {overall.raw_codes.mean:.3f} by raw codes, "
-        f"{overall.volume.mean:.3f} by volume"
+        f"AUC {auc:.3f} ± {spread:.3f} from phenotypes, {overall.raw_codes.mean:.3f} from raw "
+        f"codes, {overall.volume.mean:.3f} from volume"
     )
 
 
@@ -344,4 +344,4 @@ def _certainty(summary: Summary) -> str:
     if not chances or uninformative_message(summary):
         return ""
     likely = sum(certainty((), chance) == LIKELY for chance in chances)
-    return f"{likely} of {len(chances)} phenotypes are likely real, by this run's own noise"
+    return f"{likely} of {len(chances)} phenotypes are likely real, judged by this run's own noise"

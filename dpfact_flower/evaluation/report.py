@@ -1,7 +1,6 @@
-"""One self-contained HTML page about a run, made from the files of its folder alone.
+"""One self-contained HTML page about a run, made only from the files in the run folder.
 
-Phenotypes come first, each with a card. If the model has learned nothing, the page says so and
-shows no phenotypes.
+The page begins with the phenotypes. If the model learned nothing, the page says so instead.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ from dpfact_flower.settings import (
 )
 
 _MOST_CELLS = 3000
-"""Largest number of cells, phenotypes times sites, that a page has room for."""
+"""Largest number of table cells (phenotypes times sites) that a page shows."""
 _SHOWN = 6
-"""Number of codes of a mode that are shown before the others unfold."""
+"""Number of codes of each mode that are visible before the reader unfolds the list."""
 _MOST_CODES = 16
-"""Largest number of codes of a mode on a page."""
+"""Largest number of codes that a card lists for each mode."""
 _MANY_LISTS = 60
 """Number of code lists (phenotypes times modes) above which each list is half as long."""
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``report.html`` from the files of a finished run's folder. Only its owner can read it.
+    """Write ``report.html`` for a finished run. Only the owner of the file can read it.
 
-    The page of a deployed run omits measures that need the sites' data.
+    After a deployment, the report omits all measures that need the sites' data.
     """
     folder = Path(folder)
     with belonging(folder):
@@ -131,7 +130,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct spending with the names of its sites."""
+    """Return each distinct spending, with the names of the sites that spent it."""
     rows: list[tuple[SiteSpending, list[str]]] = []
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         if not any(own == spent for own, _ in rows):
@@ -141,7 +140,7 @@ def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
 
 
 def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
-    """Return the failures by site and reason, with their rounds."""
+    """Group the failures by site and reason, and list the rounds of each group."""
     rounds: dict[tuple[str, str], list[int]] = {}
     for record in records:
         for failure in record.failures:
@@ -164,7 +163,7 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 def _figures(
     summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
-    """Return inline SVG by name. Figures without values are left out."""
+    """Return the figures that have values, as inline SVG by name."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}
@@ -191,12 +190,12 @@ def _figures(
 
 @dataclass(frozen=True)
 class Card:
-    """The card of one phenotype.
+    """A phenotype's card in the report.
 
-    `title` is the name that a person gave, or a title made of the codes. With a person's
-    name, `made` is the title made of the codes. `text` describes the patients, the
-    certainty and the chart review. `codes` are by mode, the largest share first. `search` has
-    everyday words for the codes.
+    `title` is the name that a person gave the phenotype, or a title made from its codes. If a
+    person gave a name, `made` is the title made from the codes. `text` describes the patients, the
+    certainty and the chart review. `codes` lists the codes of each mode, largest share first.
+    `search` holds everyday words for the codes, which the page's search finds.
     """
 
     number: int
@@ -216,7 +215,7 @@ def cards(
     reviews: Mapping[int, Review],
     unit: str,
 ) -> list[Card]:
-    """Return the cards of a run's phenotypes. `unit` is the plural noun for a row of the data."""
+    """Return the cards of a run's phenotypes. `unit` names the data's rows, such as patients."""
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
@@ -225,7 +224,7 @@ def cards(
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
-        pairs = [  # a run without a partner has not found the phenotype
+        pairs = [  # without a partner, a phenotype was not found again
             run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications
         ]
         chance = chances.get(number)

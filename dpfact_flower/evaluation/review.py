@@ -1,8 +1,8 @@
-"""Sheets that people fill in, above all a chart review: a phenotype against patients' charts.
+"""Chart reviews, which test a phenotype against patients' charts, and other sheets to fill in.
 
-A review's sheet (CSV) and its page (HTML) name single patients in a random order. Their scores and
-groups are in a key. No privacy guarantee covers these files, which stay at the hospital. Only the
-decision and rounded shares go into the run's folder.
+A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key
+holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
+hospital. Only the decision and rounded shares are written into the run folder.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from dpfact_flower.evaluation.run_folder import (
 from dpfact_flower.machine.parsed import parse_as
 
 _NOTE = "note"
-"""Content of the first column in a line that explains the sheet."""
+"""First cell of a line that explains the sheet."""
 _KEY = ".key.json"
 _CHART_COLUMNS = ("chart", "patient", "verdict", "comment")
 _LEAST_CHARTS = 10
-"""Smallest number of charts from which a share may leave the site."""
+"""Smallest number of charts for which a share may leave the site."""
 _LEAST_PATIENTS = 4
 _VERDICTS, _DECISIONS = ("yes", "no", "unsure"), ("keep", "drop", "name")
 _WHOLE = "phenotype"
-"""Replacement for the chart number in the line that decides about the phenotype."""
-_ABOUT = "About single patients: keep this at the hospital. No guarantee covers it."
+"""First cell of the line for the decision about the phenotype."""
+_ABOUT = "About individual patients: keep this at the hospital. No privacy guarantee covers it."
 _FIRST = 8
-"""Number of codes of a mode that are shown before the others unfold."""
+"""Number of codes of each mode that are visible before the reader unfolds the list."""
 
 
 @dataclass(frozen=True)
 class SheetKey:
-    """The part of every sheet's key that identifies its run: the digest of the model."""
+    """The common part of all keys: the digest of the model, which identifies the run."""
 
     model: str
 
@@ -70,7 +70,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The key of a sheet: every patient's score and group."""
+    """The key to a chart review: every patient's score and group."""
 
     phenotype: int
     charts: tuple[Chart, ...]
@@ -79,7 +79,7 @@ class Key(SheetKey):
 
 @dataclass(frozen=True)
 class Tally:
-    """Number of a group's charts by verdict (see `_VERDICTS`). Only yes is a confirmation."""
+    """Counts of a group's charts by verdict. Only "yes" confirms the phenotype."""
 
     yes: int
     no: int
@@ -87,25 +87,25 @@ class Tally:
 
     @property
     def charts(self) -> int:
-        """Number of the group's charts that have a verdict."""
+        """Number of charts that have a verdict."""
         return self.yes + self.no + self.unsure
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Confirmed share, in tenths, and number of charts. Both are None below ten charts."""
+        """Confirmed share in tenths and number of charts, or (None, None) below ten charts."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
 
     def __str__(self) -> str:
-        """Return text for the hospital, with Wilson's 95 % interval of the share."""
+        """Describe the counts for the hospital, with Wilson's 95 % interval of the share."""
         from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
 
         text = f"{self.yes} of {self.charts} charts confirmed"
         if self.unsure:
             text += f"; {self.unsure} unsure"
         if self.charts < _LEAST_CHARTS:
-            return f"{text}; too few for a share (needs {_LEAST_CHARTS})"
+            return f"{text}; too few for a percentage (needs {_LEAST_CHARTS})"
         low, high = binomtest(self.yes, self.charts).proportion_ci(method="wilson")
         share = self.yes / self.charts
         return f"{text}: {share:.0%} (95 % interval {low:.0%} to {high:.0%})"
@@ -113,7 +113,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """A completed sheet: verdicts on patients with the highest scores, and near the threshold."""
+    """A completed sheet: verdicts on patients with the highest scores or near the threshold."""
 
     phenotype: int
     highest: Tally
@@ -131,10 +131,10 @@ def write_sheet(
     patients: int = 20,
     seed: int | None = None,
 ) -> Path:
-    """Write the `new_files` of a review, which only their owner can read. Return ``OUT.csv``.
+    """Write the `new_files` of a review, readable only by their owner. Return the sheet's path.
 
-    Half of the patients have the highest scores, and the others are nearest to the threshold on
-    both sides. `seed` determines the random order.
+    Half of the patients have the highest scores. The others are nearest to the threshold, above or
+    below it. `seed` determines the random order.
     """
     sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
@@ -169,7 +169,7 @@ def write_sheet(
 
 
 def read_sheet(folder: Path, sheet: Path) -> Verdicts:
-    """Count a sheet's verdicts, with the key beside it. Errors quote no verdict or identifier."""
+    """Count a sheet's verdicts, using its key. Errors quote no verdict and no identifier."""
     key = read_key(sheet.with_suffix(_KEY), Key, folder)
     charts = {str(number): chart for number, chart in enumerate(key.charts, start=1)}
     given: dict[bool, list[str]] = {False: [], True: []}
@@ -184,7 +184,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
             continue
         chart = charts.get(row["chart"])
         if chart is None or _bare(chart.patient) != _bare(row["patient"]):
-            raise DataError(f"{where}: this patient is not in the sheet as it was made; see its "
+            raise DataError(f"{where}: the original sheet has no such chart and patient; see its "
                             "page for the number and identifier of every chart")  # fmt: skip
         given[chart.near].append(verdict)
     highest, near = (Tally(*map(given[group].count, _VERDICTS)) for group in (False, True))
@@ -192,11 +192,11 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Record a sheet's decision in the run's ``names.toml``, with shares of ten charts or more."""
+    """Record a sheet's decision in ``names.toml``, with each share of ten charts or more."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
-            raise DataError(f"name: write it in the line {_WHOLE!r}, in the column comment")
+            raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
         write_name(folder, found.phenotype, found.name, rank)
     shares = (*found.highest.public_share, *found.near.public_share)
     review = Review("drop" if found.decision == "drop" else "keep", *shares)
@@ -206,7 +206,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Return the sheet's rows, one per patient, and whether each patient is near the threshold."""
+    """Choose patients in random order. Return their rows, and who is near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())
@@ -214,8 +214,8 @@ def _chosen(
     most = min(4 * have // 3, 4 * less + 3)
     if patients > most:
         raise DataError(
-            f"--patients: {patients} is too many: of this site's patients {have} have the "
-            f"phenotype and {less} have less of it; "
+            f"--patients: {patients} is too many: {have} of this site's patients have the "
+            f"phenotype and {less} have a lower score; "
             + (
                 f"ask for {most} or fewer"
                 if most >= _LEAST_PATIENTS
@@ -250,9 +250,9 @@ def _bare(patient: str) -> str:
 
 
 def new_files(folder: Path, out: Path) -> list[Path]:
-    """Return ``OUT.csv`` to fill in, ``OUT.html`` to read and ``OUT.key.json``.
+    """Return the paths of the sheet ``OUT.csv``, its page ``OUT.html`` and ``OUT.key.json``.
 
-    Existing files are refused, and so are files in the run's `folder`.
+    Files that exist already, or would be in the run's `folder`, are refused.
     """
     check_libraries()
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
@@ -263,29 +263,29 @@ def new_files(folder: Path, out: Path) -> list[Path]:
         raise SettingsError("--out: is in the run's folder, which others may read; write elsewhere")
     for file in files:
         if file.exists():
-            raise SettingsError(f"--out: {file} exists, perhaps with verdicts; name another file")
+            raise SettingsError(f"--out: {file} exists and may contain verdicts; name another file")
     return files
 
 
 def digest(folder: Path) -> str:
-    """Return the digest of a run's model."""
+    """Return the SHA-256 of a run's model."""
     return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
 
 
 def read_key(path: Path, kind: type[K], folder: Path) -> K:
-    """Read the key of a sheet about the run in `folder`."""
+    """Read a sheet's key, and check that the key belongs to the run in `folder`."""
     if not path.exists():
-        raise DataError(f"{path}: no such file; it was written with the sheet (see --out)")
+        raise DataError(f"{path}: no such file; it was written together with the sheet (see --out)")
     key = read_json_as(path, lambda content: parse_as(kind, content))
     if key.model != digest(folder):
-        raise DataError(f"{path}: was made from another run than {folder}")
+        raise DataError(f"{path}: belongs to a run other than {folder}")
     return key
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and cells of each filled line, in any CSV format that spreadsheets write.
+    """Yield the place and cells of each line with content, in any spreadsheet's CSV format.
 
-    The first column must differ in all lines.
+    No two lines may have the same first cell.
     """
     try:
         content = sheet.read_bytes()

@@ -1,7 +1,7 @@
-"""A run's folder: the files that a run leaves behind, without data of single patients.
+"""The files in a run folder. None of them contains data of an individual patient.
 
-``config.toml`` repeats the run, and ``names.toml`` has people's names and chart reviews of
-phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every round.
+``config.toml`` has everything needed to repeat the run. ``names.toml`` has names and chart reviews
+of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every round.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LONGEST_NAME = 120
 def write_model(
     folder: Path, factors: Sequence[NDArray[np.float32]], vocabularies: Sequence[Vocabulary]
 ) -> None:
-    """Write `global_model.npz`: arrays NAME, NAME_codes, NAME_text of each feature mode NAME."""
+    """Write ``global_model.npz``: NAME, NAME_codes and NAME_text for each feature mode NAME."""
     arrays: dict[str, Any] = {"modes": np.array([v.name for v in vocabularies])}
     for factor, vocabulary in zip(factors, vocabularies, strict=True):
         arrays[vocabulary.name] = factor
@@ -50,8 +50,8 @@ def write_model(
         arrays[f"{vocabulary.name}_text"] = np.array(vocabulary.descriptions)
     if len(arrays) != 1 + 3 * len(vocabularies) or arrays.keys() & _NUMPYS_OWN:
         raise DataError(
-            f"{MODEL}: vocabulary names must differ, from each other's NAME_codes and NAME_text "
-            f"too, and from modes, {', '.join(sorted(_NUMPYS_OWN))}; "
+            f"{MODEL}: vocabulary names must differ from each other, from each other's NAME_codes "
+            f"and NAME_text, and from modes, {', '.join(sorted(_NUMPYS_OWN))}; "
             f"got {', '.join(v.name for v in vocabularies)}"
         )
     with replacing(folder / MODEL) as file:
@@ -77,8 +77,8 @@ def read_model(folder: Path) -> tuple[tuple[NDArray[np.float32], ...], tuple[Voc
             wanted = (len(vocabulary), *factors[0].shape[1:])
             if factor.dtype != np.float32 or factor.ndim != 2 or factor.shape != wanted:
                 raise DataError(
-                    f"the array {vocabulary.name} must be float32, with one row per code and the "
-                    f"rank of the first; it is {factor.dtype}, {factor.shape}"
+                    f"the array {vocabulary.name} must be float32, with a row for each code and as "
+                    f"many columns as the first array; it is {factor.dtype}, {factor.shape}"
                 )
     return factors, vocabularies
 
@@ -116,7 +116,7 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
         return ()
     runs = read_json_as(path, lambda content: parse_as(tuple[Replication, ...], content))
     if any(run.rank != rank for run in runs):
-        raise DataError(f"{path}: it is of another model; write it again: dpfact report --beside")
+        raise DataError(f"{path}: belongs to another model; write it again: dpfact report --beside")
     return runs
 
 
@@ -144,8 +144,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    `confirmed` is the share of `charts` with the phenotype, in tenths, among patients with the
-    highest scores, and `near_confirmed` near the threshold. It is None below ten charts.
+    `confirmed` is the share, in tenths, of the highest-scoring patients' `charts` that confirm the
+    phenotype. `near_confirmed` is that share near the threshold. Both need ten charts or more.
     """
 
     verdict: Literal["keep", "drop"]
@@ -166,7 +166,7 @@ class Names:
 def read_names(folder: Path, rank: int) -> Names:
     """Read the names and reviews, if any.
 
-    People may write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
+    A person may also write the file: a table ``[phenotypes]`` with lines such as ``3 = "renal"``.
     """
     path = folder / NAMES
     if not path.exists():
@@ -183,7 +183,7 @@ def write_name(folder: Path, number: int, name: str, rank: int) -> None:
 
 
 def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
-    """Record a chart review of a phenotype in place of an earlier review."""
+    """Record a chart review of a phenotype, and replace any earlier review."""
     known = read_names(folder, rank)
     _write_names(folder, replace(known, reviewed=known.reviewed | {number: review}), rank)
 
@@ -199,7 +199,7 @@ def _write_names(folder: Path, names: Names, rank: int) -> None:
 
 
 def _checked(names: Names, rank: int) -> Names:
-    """Return `names` without empty names."""
+    """Check `names`, and return them without empty names."""
     for number in (*names.phenotypes, *names.reviewed):
         if not 1 <= number <= rank:
             raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number}")

@@ -1,7 +1,7 @@
-"""The summary of a run: the server's knowledge and, in a simulation, the measures.
+"""The summary of a run: what the server knows and, in a simulation, what can be measured.
 
 A simulation has all sites' data and state on one machine. Its errors, AUC and tables are computed
-from files, after the rounds, and no message contains them.
+from those files after the rounds, and are never part of a message.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is the data of a simulation. Without `measured`, its summary has only the content of a
-    deployment's summary. `counted` means that the plan used the exact number of patients.
+    `cohort` is the data of a simulation. Without `measured`, its summary is like that of a
+    deployment. `counted` means that the plan used the exact number of patients.
     """
     given = ""  # facts taken from the data without noise, as text after a claim
     if cohort is not None and coordinator.privacy.privacy == "patient":
@@ -105,10 +105,10 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the traffic of the run, and that of as many rounds of the papers' schemes.
+    """Return the traffic of the run, and that of the DPFact paper and of TRIP in as many rounds.
 
-    There, sites and server send all feature factors as float64 without overhead. In TRIP (consensus
-    ADMM) a site also sends the multipliers of its constraints.
+    Both send all feature factors as float64 in both directions, without overhead. In TRIP
+    (consensus ADMM), a site also sends the multipliers of its constraints.
     """
     records = coordinator.records
     up = sum(record.bytes_up for record in records)
@@ -129,9 +129,9 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """Return the largest spending of a site and that of every site, or None without noise.
+    """Return the largest spending of any site and the spending of each, or None without noise.
 
-    Sites hold different patients, so the run costs a patient only the spending of their own site.
+    Each patient is at one site only, so spending at other sites does not affect that patient.
     """
     if coordinator.privacy.privacy == "none":
         return None
@@ -175,7 +175,7 @@ def _recorded(
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     """Return the releases of all requested rounds, for every site that has replied.
 
-    Rounds whose reply did not come in time count too, because the site may have computed them.
+    Rounds without a timely reply count too, because the site may have computed its release.
     """
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
@@ -259,8 +259,8 @@ def shared_error(
 ) -> SquaredError:
     """Return the squared error over all patients, each refitted to the shared features alone.
 
-    The fit of sites' own models is mostly chance at small sites, and not comparable with systems
-    whose sites share all feature factors. The `tensors` are scaled as the run scales them.
+    Unlike this error, the fit of a small site's own model is mostly chance, and says nothing about
+    systems whose sites share all feature factors. The `tensors` must be scaled as in the run.
     """
     errors = []
     for tensor in tensors:
@@ -270,7 +270,7 @@ def shared_error(
 
 
 def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
-    """Return one component of norm 1 with every code's share in the data, a baseline model."""
+    """Return a baseline model: one component of norm 1, proportional to the codes' frequencies."""
     counts = (
         [
             np.bincount(tensor.indices[:, mode], tensor.values, minlength=size)
@@ -289,7 +289,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
 def _some(
     memberships: Sequence[NDArray[np.float32]], sites: Sequence[SiteData]
 ) -> tuple[list[NDArray[np.float32]], list[SiteData]]:
-    """Return all patients or, above `MOST_PREDICTED` of them, the same share of each site."""
+    """Return all patients or, if there are too many, the same fraction of each site's patients."""
     share, rng = min(1.0, MOST_PREDICTED / sum(map(len, sites))), np.random.default_rng(0)
     if share == 1:
         return list(memberships), list(sites)
@@ -311,7 +311,7 @@ def _errors(
     stores: Sequence[SiteStore], sites: Sequence[SiteData],
     models: Iterable[tuple[SparseTensor, Factors]],
 ) -> Errors | None:  # fmt: skip
-    """Return the errors of the sites' own models after each round, pooled: the paper's measure.
+    """Return the paper's measure: errors of the sites' own models after each round, pooled.
 
     The last round's error over non-zeros is computed from the `models` if no site measured it.
     """

@@ -1,7 +1,7 @@
-"""The result of a run: the content of ``summary.json``, one flat page of keys.
+"""The result of a run: the content of ``summary.json``, with nearly all keys on one level.
 
-Each key is a field of a class here. If the values of a class are unknown, the file has null for its
-first keys and omits the others.
+Each key is a field of a class in this module. If a class has no known values, the file sets its
+first keys to null and omits the others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 
 @dataclass(frozen=True)
 class Spending:
-    """The cost of releases: a `Guarantee`, as `Guarantee.to_dict` writes it.
+    """The cost of releases, as `Guarantee.to_dict` writes it.
 
-    `claim` says who vouches for the figures, and is shown with each of them. `epsilon` applies to
-    adding or removing a patient's record, `replacing` to replacing a record, and `alone` to secure
-    sums if all other sites collude with the server.
+    `claim` says how well the figures are proven, and is shown beside each figure. `epsilon` applies
+    to adding or removing a patient's record, and `replacing` to replacing a record. `alone` applies
+    to secure sums if all other sites collude with the server.
     """
 
     epsilon: float
@@ -60,10 +60,10 @@ class RunSpending(Spending):
 
 @dataclass(frozen=True)
 class Exchange:
-    """The traffic between the server and its sites, over all rounds, in bytes of Flower's messages.
+    """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` are the bytes of as many rounds in the schemes of DPFact and of
-    TRIP. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` are what the same number of rounds takes in the schemes of the
+    DPFact paper and of TRIP. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -77,7 +77,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RoundErrors:
-    """Errors of the sites' own models after a round, pooled over all sites, as in `RMSE`."""
+    """Errors of the sites' own models after a round, pooled over all sites; see `RMSE`."""
 
     round: int
     all_cells: float
@@ -88,7 +88,7 @@ class RoundErrors:
 
 @dataclass(frozen=True)
 class SiteFit:
-    """The size of a site's data, and the share that the site's own model explains."""
+    """The size of a site's data, and the share of the data that the site's own model explains."""
 
     site: str
     patients: int
@@ -98,7 +98,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models on all data. The first four fields are for the last round."""
+    """Errors of the sites' own models on all data. The first four are those of the last round."""
 
     rmse: float
     fit: float
@@ -119,10 +119,10 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """The predictions for the labelled patients of a site, or ``overall``, and of two baselines.
+    """How well an outcome is predicted for the labelled patients of a site, or ``overall``.
 
-    `memberships` predict from the patients' factor, `raw_codes` from the set of a patient's codes,
-    and `volume` from the sum of a patient's counts. `reason` explains missing figures.
+    `memberships` predicts from a patient's scores, `raw_codes` from the set of codes, and `volume`
+    from the sum of counts. The last two are baselines. `reason` explains missing figures.
     """
 
     group: str
@@ -135,7 +135,7 @@ class GroupAUC:
 
 @dataclass(frozen=True)
 class OutcomePrediction:
-    """The result of `predict_outcome`: one model over all labelled patients, and one at each site.
+    """The result of `predict_outcome`: one model for all labelled patients, and one for each site.
 
     `train` is the share of the patients in the training set.
     """
@@ -148,7 +148,7 @@ class OutcomePrediction:
 
 @dataclass(frozen=True)
 class Coherence:
-    """The coherence of phenotypes, and its mean over models with weights dealt at random."""
+    """The coherence of phenotypes, and the mean coherence of models with shuffled weights."""
 
     value: float
     by_chance: float
@@ -158,11 +158,11 @@ class Coherence:
 class Measured:
     """Measures of a simulation, which has all sites' data on one machine.
 
-    `fms` is the factor match score with the planted phenotypes, if these are known. `auc` is the
-    first label's. `errors` is None for another loss, and if no round has errors from all sites.
-    `fit_shared` is the share of the data that the shared factors explain with every patient
-    refitted, and `fit_frequencies` the share that the frequencies of codes explain. `coherence` is
-    None if nothing was learned.
+    `fms` is the factor match score with the planted phenotypes, if there are any. `auc` is for the
+    first label. `errors` is None if the loss is not squared, or if no round has errors from all
+    sites. `fit_shared` is the share of the data that the shared factors explain after all patients
+    are refitted. `fit_frequencies` is the share that code frequencies explain. `coherence` is None
+    if nothing was learned.
     """
 
     fms: float | None
@@ -190,9 +190,9 @@ class Summary:
     """The result of a run. `name` is the cohort's name or, in a deployment, the job's.
 
     `sites` counts the sites whose releases were used, and `rounds` the rounds that updated the
-    model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery` has,
-    if known, the chance that each phenotype is missing in other patients. Mode "none" has no
-    `spent`, and a deployment no `measured`.
+    model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery`
+    holds, if known, the probability that other patients lack each phenotype. Without noise there is
+    no `spent`, and in a deployment there is no `measured`.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """A survey that tests whether people can tell a run's phenotypes from made-up phenotypes.
 
-Half of the items are phenotypes of the model. Each made-up item is a phenotype that has the codes
-of one mode, or one leading code, from another phenotype. The key says which items are real, and
-must stay unread until the answers are in. All files are as public as the model.
+Half of the items are phenotypes of the model. A made-up item is a phenotype in which one leading
+code, or all codes of one mode, come from another phenotype. The key says which items are real, so
+nobody may read it before all answers are in. All files are as public as the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("item", "answer", "comment")
 REAL, MADE_UP = "real", "made-up"
 ANSWERS = (REAL, MADE_UP, "unsure")
 _FEWEST = 8
-"""Smallest number of items: two of each made-up kind."""
+"""Smallest number of items, with two made-up items of each kind."""
 Kind = Literal["real", "other mode", "other code"]
 _WORDS: Mapping[str, str] = {
     "real": "phenotypes of the model",
@@ -54,14 +54,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The key of a sheet: the phenotype and kind of each item."""
+    """The key to a survey: the phenotype and kind of each item."""
 
     items: tuple[Item, ...]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One reader's answers. `given` maps the position of an answered item to its answer."""
+    """One reader's answers. `given` maps the positions of the answered items to the answers."""
 
     name: str
     items: tuple[Item, ...]
@@ -94,22 +94,21 @@ def agreement(one: Answers, two: Answers) -> str:
 
 
 def write_survey(folder: Path, out: Path, *, items: int = 20, seed: int | None = None) -> Path:
-    """Write the `new_files` of a survey, which only their owner can read. Return ``OUT.csv``.
+    """Write the `new_files` of a survey, readable only by their owner. Return the sheet's path.
 
     Each phenotype is the basis of at most one item, so a small model gives fewer items. `seed`
-    determines the choice and the order.
+    determines the choice and the order of the items.
     """
     sheet, page, key = new_files(folder, out)
     chosen = _items(GlobalModel.read(folder), items, np.random.default_rng(seed))
     write_json(key, asdict(Key(digest(folder), chosen)))
-    content = {"items": chosen, "sheet": sheet.name, "run": folder, "leading": LEADING_CODES}
-    write_page(page, "survey.html.j2", content)
+    write_page(page, "survey.html.j2", {"items": chosen, "sheet": sheet.name})
     write_csv(sheet, COLUMNS, [(str(n), "", "") for n in range(1, len(chosen) + 1)])
     return sheet
 
 
 def read_survey(folder: Path, key: Path, sheets: Sequence[Path]) -> list[Answers]:
-    """Return every reader's answers, with the key that was written with the sheet."""
+    """Return every reader's answers, together with the correct answers from the key."""
     found = read_key(key, Key, folder).items
     return [Answers(sheet.name, found, dict(_given(sheet, len(found)))) for sheet in sheets]
 
@@ -138,11 +137,11 @@ def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
 
 
 Lists = Mapping[int, Mapping[str, Codes]]
-"""All codes of non-zero weight by phenotype and mode, the largest weight first."""
+"""All codes of non-zero weight by phenotype and mode, largest weight first."""
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in a random order. If the number is odd, one more is real."""
+    """Return real and made-up items in random order. An odd number has one more real item."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)
@@ -170,10 +169,9 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Return each phenotype with the codes of its last mode from another of the `numbers`.
+    """Replace the last mode's codes of each phenotype with those of another of the phenotypes.
 
-    No list is on the page twice. Partners are chosen so that their lists have the fewest codes in
-    common.
+    No list is used twice. Partners are chosen so that their lists have the fewest codes in common.
     """
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}
@@ -194,7 +192,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
     """Return the phenotype with one leading code replaced by a leading code of another phenotype.
 
-    The new code is in the second half of the phenotype's codes, or not among them.
+    The new code is in the second half of the phenotype's own list, or absent from that list.
     """
     own = _leading(lists[number])
     choices = [

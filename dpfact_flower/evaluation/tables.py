@@ -1,8 +1,8 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
-A share of patients is a number, None if patients were not counted, or a word if the number would
-reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` if fewer than ten are left
-over, and ``hidden`` if other numbers would complete it.
+A share of patients is a number, or None if patients were not counted. A word replaces a number that
+would reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` for all or all but a
+few, and ``hidden`` if a small count would follow from this and other numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's share of the phenotype's patients, `everybody` of all patients.
+    `observed` is the code's frequency among the phenotype's patients, and `everybody` among all.
     """
 
     code: str
@@ -31,10 +31,10 @@ class CodeWeight:
 class Association:
     """The association of a phenotype with an outcome, all other phenotypes held equal.
 
-    The `coefficient` is in log odds per standard deviation of the membership, with a two-sided Wald
-    test, not corrected for the number of phenotypes, and a 95 % `interval`. `reason` explains a
-    missing coefficient. `rate` is the outcome's share of the phenotype's patients, with Wilson's
-    95 % interval.
+    `coefficient` is the log odds ratio per standard deviation of the score, with a 95 % `interval`.
+    `p_value` is from a two-sided Wald test, not corrected for the number of phenotypes. `reason`
+    explains a missing coefficient. `rate` is the share of the phenotype's patients with the
+    outcome, and `rate_interval` is its Wilson 95 % interval.
     """
 
     coefficient: float | None = None
@@ -47,12 +47,12 @@ class Association:
 
 @dataclass(frozen=True)
 class Phenotype:
-    """One component. Its number counts from 1, as in the paper.
+    """One component of the model. As in the paper, `number` starts from 1.
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
-    of patients who have the phenotype. `carriers` is the share of all patients who carry a leading
-    code of every mode, and `precision` the same share of the phenotype's patients. `codes` are by
-    mode, the largest weights first, and `outcomes` by label.
+    of patients who have the phenotype. `carriers` is the share of all patients who have a leading
+    code of every mode, and `precision` is that share among the phenotype's patients. `codes` lists
+    each mode's codes, largest weight first. `outcomes` has an association for each label.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Phenotype:
 
 @dataclass(frozen=True)
 class PhenotypeTable:
-    """Phenotypes of some patients, the outcomes' `rates`, and the share `without` phenotypes."""
+    """The phenotypes, the `rates` of outcomes, and the share of patients `without` a phenotype."""
 
     patients: int
     phenotypes: tuple[Phenotype, ...]
@@ -77,9 +77,9 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """The usage of each phenotype at each site: column norms of the patients' factors, (T, R).
+    """How much each site uses each phenotype: column norms of the patient factors, (T, R).
 
-    Norms grow with a site's number of patients. The l2,1 penalty has made `off` columns zero.
+    Norms grow with a site's number of patients. `off` marks columns that the l2,1 penalty set to 0.
     """
 
     sites: tuple[str, ...]
@@ -97,7 +97,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """The content of ``phenotypes.json``: the table of all patients and, if measured, all usage."""
+    """The content of ``phenotypes.json``: a table about all patients, and usage by site."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None
@@ -108,11 +108,11 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class Pair:
-    """A phenotype and its partner in another run: numbers from 1, and their likeness.
+    """The numbers of a phenotype and of its partner in another run, and their similarity.
 
-    `match` is the product over the modes of the cosines between the two, `fair` the product of
-    cosines of .85, and `chance` the 95th percentile of matches when the modes of the other run's
-    phenotypes are recombined at random. Frequent codes alone can produce a match up to `chance`.
+    `match` is the product over modes of the cosines between the two, and `fair` is the same product
+    if each cosine is 0.85. `chance` is the 95th percentile of matches after the modes of the other
+    run's phenotypes are recombined. Frequent codes alone can produce a match up to `chance`.
     """
 
     number: int
@@ -134,9 +134,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Replication:
-    """The matches of a run's phenotypes in another run, whose folder is `name`.
+    """The matches of a run's phenotypes in another run. `name` is the other run's folder.
 
-    `how` describes the `protection` of the other run's patients. `rank` is that of the first run.
+    `how` describes the other run's `protection` of patients. `rank` is that of the first run.
     """
 
     name: str
@@ -157,14 +157,13 @@ class Replication:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, _EVEN = 0.1, 0.5
-"""A phenotype is likely real if the chance that other patients lack it is at most `MOST_FALSE`, and
-uncertain if this chance is at most `_EVEN`."""
+"""Largest probability that a likely real, or an uncertain, phenotype is absent elsewhere."""
 
 
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
-    """Return one word for a phenotype's certainty, from its pair in each other run.
+    """Return how sure a phenotype is, judged from its pair in each other run.
 
-    Without pairs, the word follows from the `chance` that other patients lack the phenotype.
+    Without pairs, the result depends on the `chance` that other patients lack the phenotype.
     """
     if not pairs:
         if chance is None:

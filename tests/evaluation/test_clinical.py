@@ -191,7 +191,7 @@ def test_codes_of_no_two_groups_are_not_measured(codes):
 def test_any_report_shows_what_needs_no_patient(tmp_path):
     for name, more in (("simulated", {}), ("deployed", {"summary": DEPLOYED})):
         page = write_report(run_folder(tmp_path / name, **more)).read_text()
-        assert "about one disease group; with the codes dealt at random" in page
+        assert "about one disease group; with codes shuffled at random" in page
         assert ("(NPMI)" in page) == (name == "simulated")
         assert ('<td class="n">0.14</td><td class="n">-0.25</td>' in page) == (name == "simulated")
 

@@ -224,14 +224,14 @@ def test_designs_without_an_answer_say_why():
 
     off = A.copy()
     off[:, 1] = 0
-    assert reasons(off, died) == [None, "the membership is the same for all patients", None]
+    assert reasons(off, died) == [None, "all patients have the same score", None]
     twice = A.copy()
     twice[:, 1] = 2 * twice[:, 0]
     assert reasons(twice, died) == ["memberships are linearly dependent"] * 3
     survived = np.where(A[:, 2] > 0, 0, died)
     assert reasons(A, survived)[2] == "fewer than 10 patients with both"
     dead = np.where(A[:, 2] > 0, 1, died)
-    assert reasons(A, dead)[2] == "fewer than 10 patients who have it are without the outcome"
+    assert reasons(A, dead)[2] == "fewer than 10 patients who have it lack the outcome"
     parted = (A.sum(axis=1) > np.quantile(A.sum(axis=1), 0.8)).astype(int)
     assert reasons(A, parted) == ["separation: the likelihood has no maximum"] * 3
     nobody = np.zeros(300, int)

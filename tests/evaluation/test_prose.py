@@ -58,9 +58,9 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 @pytest.mark.parametrize(
     ("chance", "word", "sentence"),
     [
-        (0.1, "likely real", "Likely real: of phenotypes like this, 10.0 % are missing"),
-        (0.101, "uncertain", "Uncertain: of phenotypes like this, 10.1 % are missing"),
-        (0.6, "doubtful", "Doubtful: of phenotypes like this, 60.0 % are missing"),
+        (0.1, "likely real", "Likely real: an estimated 10.0 % of phenotypes like this are absent"),
+        (0.101, "uncertain", "Uncertain: an estimated 10.1 % of phenotypes like this are absent"),
+        (0.6, "doubtful", "Doubtful: an estimated 60.0 % of phenotypes like this are absent"),
         (None, "", "Not checked"),
     ],
 )
@@ -75,9 +75,9 @@ def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance,
     ("without", "rank", "words", "line"),
     [
         (0.64, 20, ["stable"] * 9 + ["partly"] * 8 + ["unconfirmed"] * 3,
-         "Twenty patterns; nine are stable; 36 % of the patients have one."),
+         "Twenty patterns; nine are stable; 36 % of the patients have at least one."),
         (0.64, 2, ["partly", "stable"],
-         "Two patterns; one is stable; 36 % of the patients have one."),
+         "Two patterns; one is stable; 36 % of the patients have at least one."),
         ("<10", 1, ["not found"], "One pattern; none is stable."),
         (None, 50, ["", ""], "50 patterns."),
         (None, 3, ["likely real", "likely real", "doubtful"],
@@ -118,7 +118,7 @@ def test_a_paragraph_says_whom_what_and_how_it_ended():
         "1,316 patients (2.1 %).",
         "All had acute myocardial infarction (410), 77 % heart failure (428).",
         "90 % had insertion of stent (36.06).",
-        "Death in hospital: 5.9 % (95 % interval 4.7 to 7.3 %); of all patients 2.4 %.",
+        "Death in hospital: 5.9 % (95 % interval 4.7 to 7.3 %); among all patients 2.4 %.",
     ]
 
 
@@ -127,7 +127,7 @@ def test_a_paragraph_of_few_patients_has_no_figure():
     assert paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
     for hidden in ("<10", "hidden", None):
         association = Association(rate=hidden)
-        assert rate(association, 0.024, "stays") == "too few to say; of all stays 2.4 %"
+        assert rate(association, 0.024, "stays") == "too few to say; among all stays 2.4 %"
         assert rate(association, "<10", "stays") == "too few to say"
 
 
@@ -211,7 +211,8 @@ def test_a_deployment_shows_what_the_server_knows():
         ("privacy", NO_CLAIM),
         (
             "sent",
-            "1.23 MB up, 999 B down (so many rounds of the paper's scheme 2 GB, of TRIP 3 GB)",
+            "1.23 MB up, 999 B down (for the same rounds, the paper's scheme takes 2 GB, "
+            "and TRIP 3 GB)",
         ),
         ("time", "2 h 5 min"),
     ]
@@ -224,11 +225,11 @@ def test_a_simulation_shows_what_was_measured():
         f"[{PATIENT_CLAIM}]"  # rounded up
     )
     assert shown["fit"] == "−1.2 % of the data, RMSE 0.005145 over all cells, 0.124 over non-zeros"
-    assert shown["factor match"] == "0.974 with the planted phenotypes, of 1"
+    assert shown["factor match"] == "0.974 of 1 with the planted phenotypes"
     assert shown["death in hospital"] == (
-        "AUC 0.788 ± 0.012 by phenotypes, 0.812 by raw codes, 0.600 by volume"
+        "AUC 0.788 ± 0.012 from phenotypes, 0.812 from raw codes, 0.600 from volume"
     )
-    assert shown["time"] == "2 h 5 min of rounds, 0.5 s of them solver"
+    assert shown["time"] == "2 h 5 min in rounds, of which the solver took 0.5 s"
     assert "failures" not in shown
     assert "readmission" not in shown
 
@@ -240,7 +241,7 @@ def test_what_secure_sums_promise_if_all_others_collude_stands_beside():
 
 def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise():
     known = replace(SIMULATED, false_discovery=(0.02, 0.1, 0.11))
-    says = "2 of 3 phenotypes are likely real, by this run's own noise"
+    says = "2 of 3 phenotypes are likely real, judged by this run's own noise"
     assert dict(headline(known))["certainty"] == says
     noise = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
     assert "certainty" not in dict(headline(replace(known, measured=noise)))

@@ -49,7 +49,7 @@ FILES = ["summary.json", "phenotypes.json", "history.jsonl", "global_model.npz",
 SECTIONS = [
     "phenotypes", "usage", "details", "prediction", "convergence", "privacy", "settings"
 ]  # fmt: skip
-IN_FIGURES = "4 patterns, in figures"
+IN_FIGURES = "4 patterns in figures"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt", "dd", "article"}
 
@@ -241,7 +241,7 @@ def test_sites_that_spent_differently_have_a_row_each(run):
     assert "collude" not in claim
     change(run / "summary.json", lambda summary: summary.update(alone=9.0003))
     (claim,) = [t for _, tag, t in Page(run).blocks if tag == "p" and "replacing a patient" in t]
-    assert "Should all other sites collude with the server: ε = 9.001" in claim
+    assert "If all other sites collude with the server: ε = 9.001" in claim
     alike = lambda summary: summary["per_site"].update(south=summary["per_site"]["north"])  # noqa: E731
     change(run / "summary.json", alike)
     (row,) = [row for row in Page(run).rows("privacy") if PATIENT_CLAIM in row]
@@ -266,7 +266,7 @@ def test_a_deployment_shows_what_a_server_can_know(runs):
         assert "Leading codes. procedures: " in card
         assert "patients" not in card
     assert "patients" not in page.rows("phenotypes")[0]
-    (failure,) = page.rows_of("Sites that were asked and gave no usable reply")[1:]
+    (failure,) = page.rows_of("Sites that gave no usable reply to a request")[1:]
     assert failure == "west 2 1–2 late"
     assert 'id="traffic-figure_1"' in page.source
     assert "convergence-figure_1" not in page.source
@@ -371,7 +371,7 @@ def test_auc_stands_beside_its_baselines_with_the_warning(runs):
 @pytest.mark.parametrize(("fit", "is_noise"), [(-0.01, True), (0.01, False)])
 def test_a_model_that_explains_nothing_is_not_to_be_read(run, fit, is_noise):
     change(run / "summary.json", lambda summary: summary.update(fit=fit))
-    assert ("should not be read as clinical findings" in Page(run).source) == is_noise
+    assert ("Do not read its phenotypes as clinical findings" in Page(run).source) == is_noise
 
 
 def test_failures_are_gathered_and_missed_quorums_named(run):
@@ -387,7 +387,7 @@ def test_failures_are_gathered_and_missed_quorums_named(run):
     assert "No site failed in 3 rounds" in page([], [], []).texts["convergence"]
     late, gone = {"who": "site-2", "reason": "late"}, {"who": "x", "reason": "gone"}
     found = page([late], [], [late, gone], updated=False)
-    failures = found.rows_of("Sites that were asked and gave no usable reply")
+    failures = found.rows_of("Sites that gave no usable reply to a request")
     assert failures[1:] == ["site-2 2 1, 3 late", "x 1 3 gone"]
     assert "Quorum missed in round 3:" in found.texts["convergence"]
 

@@ -144,7 +144,7 @@ def test_the_files_are_their_owners_alone_and_say_so(sheet):
     for path in (sheet, sheet.with_suffix(".html"), sheet.with_suffix(".key.json")):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         text = path.read_text(encoding="utf-8").lower()
-        assert "about single patients: keep this" in text
+        assert "about individual patients: keep this" in text
         assert "guarantee covers it" in text
 
 
@@ -169,7 +169,7 @@ def test_who_is_unsure_does_not_confirm_and_who_was_not_read_does_not_count(run,
     apply_verdicts(run, found)
     assert read_names(run, RANK).reviewed == {NUMBER: Review("drop", None, None, 1.0, 10)}
     said = dpfact("review", run, "--read", sheet)
-    assert "5 of 8 charts confirmed; 3 unsure; too few for a share (needs 10)" in said
+    assert "5 of 8 charts confirmed; 3 unsure; too few for a percentage (needs 10)" in said
 
 
 def test_the_runs_folder_learns_shares_in_tenths_and_no_patient(run, site, tmp_path):
@@ -219,9 +219,9 @@ def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
     [
         (lambda text: text.replace("verdict", "answer"), "lacks the column verdict"),
         (lambda text: "", "lacks the column chart"),
-        (lambda text: text.replace("1,00", "1,99"), r"line 3: this patient is not in the sheet"),
-        (lambda text: text.replace("\n2,", "\n21,"), r"line 4: this patient is not in the sheet"),
-        (lambda text: text.replace("\n2,", "\n-2,"), r"line 4: this patient is not in the sheet"),
+        (lambda text: text.replace("1,00", "1,99"), r"line 3: the original sheet has no"),
+        (lambda text: text.replace("\n2,", "\n21,"), r"line 4: the original sheet has no"),
+        (lambda text: text.replace("\n2,", "\n-2,"), r"line 4: the original sheet has no"),
         (lambda text: text.replace("\n2,", "\n1,"), r"line 4: this chart is listed twice"),
         (lambda text: text.replace(",yes", ",surely", 1), "verdict must be no, unsure, yes or"),
         (lambda text: text.replace(",keep", ",yes"), "line 23: verdict must be drop, keep, name"),
@@ -248,7 +248,7 @@ def test_a_name_that_is_missing_or_no_line_is_refused(run, sheet):
 
 def test_a_sheet_of_another_run_or_without_its_key_is_refused(run, sheet, tmp_path):
     other = run_folder(tmp_path / "other", rank=RANK, seed=3)
-    with pytest.raises(DataError, match="was made from another run"):
+    with pytest.raises(DataError, match="belongs to a run other than"):
         read_sheet(other, sheet)
     with pytest.raises(DataError, match=r"none\.key\.json: no such file"):
         read_sheet(run, tmp_path / "none.csv")

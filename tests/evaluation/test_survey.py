@@ -173,6 +173,6 @@ def test_what_cannot_be_a_survey_is_refused(run, sheet, tmp_path):
     few = run_folder(tmp_path / "few", rank=5)
     with pytest.raises(DataError, match="needs 8 phenotypes with codes, not 5"):
         write_survey(few, tmp_path / "x")
-    assert "was made from another run" in refusal(
+    assert "belongs to a run other than" in refusal(
         "survey", few, "--out", tmp_path / "survey", "--read", sheet
     )

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting, searching and CSV. The page is whole without any of it.
+// Sorting, searching and CSV. The page is complete without this script.
 
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const make = (tag, text, attributes = {}) => {
@@ -12,7 +12,7 @@ const plain = (element) => element.textContent.replace(/\s+/g, " ").trim();
 
 // --- CSV -----------------------------------------------------------------------------------------
 
-// A spreadsheet takes text that begins with one of these for a formula.
+// A spreadsheet treats text that begins with one of these characters as a formula.
 const cell = (text) => {
   const safe = /^[=+@\t\r]|^-(?![\d.])/.test(text) ? "'" + text : text;
   return /[",\n]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
@@ -41,7 +41,7 @@ function value(row, column) {
 
 function compare(a, b) {
   if (typeof a === typeof b) return a < b ? -1 : a > b ? 1 : 0;
-  return typeof a === "number" ? -1 : 1;  // what has no number comes last
+  return typeof a === "number" ? -1 : 1;  // cells without a number come last
 }
 
 function sort(table, header) {
@@ -139,7 +139,7 @@ function reveal() {
 addEventListener("hashchange", reveal);
 reveal();
 
-// On paper nothing unfolds: all but the long lists of codes is printed.
+// Readers cannot unfold paper, so all but the long lists of codes is printed.
 let folded = [];
 addEventListener("beforeprint", () => {
   folded = all("details:not([open])").filter((part) => !part.closest(".codes"));
