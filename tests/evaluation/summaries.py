@@ -70,7 +70,7 @@ SPENT = RunSpending(
     },
 )
 OVERALL = GroupAUC("overall", 50, AUC(0.7881, 0.012), AUC(0.8124, 0.01), AUC(0.6, 0.02))
-NOBODY = GroupAUC("south", 5, reason="fewer than 5 patients with or without it")
+NOBODY = GroupAUC("south", 5, reason="fewer than 5 patients with it, or without it")
 ERRORS = Errors(
     rmse=0.00514489,
     fit=-0.0125,

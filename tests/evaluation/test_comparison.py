@@ -86,7 +86,7 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
     )  # the table is printed as ever
     page = " ".join(re.sub("<[^>]+>", " ", out.read_text("utf-8")).split())
     assert page.count("epsilon 4.000, proven: patient-level") == 4
-    assert "other-codes is left out: its codes are drugs, diagnoses" in page
+    assert "other-codes is left out: its kinds of codes are drugs, diagnoses" in page
     assert "nothing is left out: its phenotypes explain nothing" in page
     for number, title in titles(GlobalModel.read(runs[0])).items():
         assert f" {number} {title} " in page
@@ -163,7 +163,7 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     assert b"The patterns in other runs" in first
     assert write_report(run).read_bytes() == first
     assert read_replications(run, 5) == replications(run, [other])
-    with pytest.raises(DataError, match="of another model"):
+    with pytest.raises(DataError, match="belongs to another model"):
         read_replications(run, 6)
     content = json.loads((run / "beside.json").read_text())
     del content[0]["pairs"][0]["chance"]

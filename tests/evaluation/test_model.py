@@ -118,7 +118,7 @@ def test_a_site_that_lacks_codes_is_told_so(model, cohort):
     assert model.memberships(fewer).missing == 5
     odd = Vocabulary("procedures", tuple(f"x{i}" for i in range(9)))
     foreign = SiteData("foreign", site.tensor, (odd, site.vocabularies[1]))
-    with pytest.raises(DataError, match=r"none of the model's 9 codes of procedures"):
+    with pytest.raises(DataError, match=r"none of the model's 9 procedures codes"):
         model.memberships(foreign)
     renamed = Vocabulary("drugs", site.vocabularies[0].codes)
     with pytest.raises(DataError, match="its modes are drugs, diagnoses; the model's"):
@@ -132,7 +132,7 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     public, own, data = tmp_path / "p.csv", tmp_path / "m.csv", tmp_path / "s.npz"
     cohort.sites[0].save(data)
     arguments = ("--phenotypes", public, "--patients", own, "--data", data)
-    assert "no guarantee covers it" in dpfact("export", unnamed, *arguments)
+    assert "No privacy guarantee covers it" in dpfact("export", unnamed, *arguments)
     rows = lines_of(public)
     assert {row["name"] for row in rows if row["phenotype"] == "2"} == {name}
     shown = titles(GlobalModel.read(unnamed))

@@ -229,14 +229,14 @@ def test_designs_without_an_answer_say_why():
     twice[:, 1] = 2 * twice[:, 0]
     assert reasons(twice, died) == ["memberships are linearly dependent"] * 3
     survived = np.where(A[:, 2] > 0, 0, died)
-    assert reasons(A, survived)[2] == "fewer than 10 patients with both"
+    assert reasons(A, survived)[2] == "fewer than 10 patients have both"
     dead = np.where(A[:, 2] > 0, 1, died)
     assert reasons(A, dead)[2] == "fewer than 10 patients who have it lack the outcome"
     parted = (A.sum(axis=1) > np.quantile(A.sum(axis=1), 0.8)).astype(int)
     assert reasons(A, parted) == ["separation: the likelihood has no maximum"] * 3
     nobody = np.zeros(300, int)
     nobody[:4] = 1
-    assert reasons(A, nobody) == ["fewer than 5 patients with or without it"] * 3
+    assert reasons(A, nobody) == ["fewer than 5 patients with it, or without it"] * 3
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,11 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     found = predict_outcome(members, mixed)
     assert found.sites[0].memberships is not None
     assert found.sites[1].memberships is None
-    assert found.sites[1].reason == "fewer than 5 patients with or without it"
+    assert found.sites[1].reason == "fewer than 5 patients with it, or without it"
     assert found.sites[2].reason == "no labels"
     assert found.overall.memberships is not None
     assert found.overall.patients == len(members[0]) + len(members[1])
     everybody = [relabelled(site, np.ones(site.tensor.n_patients, int)) for site in sites]
     found = predict_outcome(members, everybody)
-    assert found.overall.reason == "fewer than 5 patients with or without it"
+    assert found.overall.reason == "fewer than 5 patients with it, or without it"
     assert [site.memberships for site in found.sites] == [None] * 3

@@ -44,8 +44,8 @@ AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
         ((AGAIN,), "stable", "Stable: found again in the repeat."),
         ((AGAIN, AGAIN), "stable", "Stable: found again in both repeats."),
         ((AGAIN,) * 3, "stable", "Stable: found again in all three repeats."),
-        ((AGAIN, LOST), "partly", "Partly: found again in one of two repeats."),
-        ((AGAIN, CHANCE), "partly", "Partly: found again in one of two repeats."),
+        ((AGAIN, LOST), "partly", "Partly stable: found again in one of two repeats."),
+        ((AGAIN, CHANCE), "partly", "Partly stable: found again in one of two repeats."),
         ((CHANCE, LOST), "unconfirmed", "Unconfirmed: its codes are in so many patterns"),
         ((LOST, LOST), "not found", "Not found again in either repeat"),
     ],
@@ -252,8 +252,8 @@ def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise()
     ("failures", "never", "says"),
     [
         (2, (), "2 failed replies"),
-        (0, ("north",), "0 failed replies; no round of north"),
-        (1, ("north", "south"), "1 failed replies; no round of north, south"),
+        (0, ("north",), "0 failed replies; no round with north"),
+        (1, ("north", "south"), "1 failed replies; no round with north, south"),
     ],
 )
 def test_failures_are_named(failures, never, says):

@@ -306,7 +306,7 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
         {"coefficient": -0.5, "p_value": 0.0004, "interval": [-0.7, -0.3], "rate": 0.2,
          "rate_interval": [0.15, 0.26]},
         {"coefficient": 0.25, "p_value": None, "reason": "p-values need a library"},
-        {"reason": "fewer than 10 patients with both", "rate": "<10"},
+        {"reason": "fewer than 10 patients have both", "rate": "<10"},
         {"coefficient": 2.0, "p_value": 0.04, "interval": [0.1, 2.302], "rate": "hidden"},
     ]  # fmt: skip
 
@@ -320,18 +320,18 @@ def test_an_outcome_has_its_rate_and_odds_or_the_reason_why_not(run):
     change(run / "phenotypes.json", edit)
     page = Page(run)
     cards, rows = page.cards(), page.rows_of(IN_FIGURES)[1:]
-    died = "Death in hospital: 20.0 % (95 % interval 15.0 to 26.0 %); of all patients 25.0 %."
+    died = "Death in hospital: 20.0 % (95 % interval 15.0 to 26.0 %); among all patients 25.0 %."
     assert died in cards[1]
-    assert "Back in a week: too few to say; of all patients 50.0 %." in cards[1]
+    assert "Back in a week: too few to say; among all patients 50.0 %." in cards[1]
     for number in (2, 3):
-        assert "Death in hospital: too few to say; of all patients 25.0 %." in cards[number]
+        assert "Death in hospital: too few to say; among all patients 25.0 %." in cards[number]
     assert "Fewer than ten patients. Not checked" in cards[4]
     overview = page.rows("phenotypes")[1:]
     assert "12.5 % 20.0 % (15.0–26.0)" in overview[0]
     assert "12.5 % too few" in overview[2]
     assert " 0.61 (0.50–0.74) p < 0.001" in rows[0]
     assert " 1.28 – " in rows[1]
-    assert " fewer than 10 patients with both – " in rows[2]
+    assert " fewer than 10 patients have both – " in rows[2]
     assert " 7.39 (1.11–9.99) p = 0.040" in rows[3]
     assert all(row.endswith(" too few p = 0.300") for row in rows)  # odds of up to 10.01
 
@@ -346,10 +346,10 @@ def test_phenotypes_switched_off_are_marked(runs, run):
     before = page_of(runs["simulated"])
     assert all(row.endswith(" none") for row in before.rows_of("Sites")[1:])
     assert "Switched off" not in before.texts["phenotypes"]
-    assert "the site has switched" not in before.texts["usage"]
+    assert "means that the site's own model" not in before.texts["usage"]
     change(run / "phenotypes.json", switch_off)
     page = Page(run)
-    assert "the site has switched" in page.texts["usage"]
+    assert "means that the site's own model" in page.texts["usage"]
     first, second = page.rows_of("Sites")[1:]
     assert first.endswith(" 1 of 4: 2")
     assert second.endswith(" 3 of 4: 2–4")
@@ -363,7 +363,7 @@ def test_auc_stands_beside_its_baselines_with_the_warning(runs):
     page = page_of(runs["simulated"])
     overall, south, *others = page.rows("prediction")[1:]
     assert overall == "overall 50 0.788 ± 0.012 0.812 ± 0.010 0.600 ± 0.020"
-    assert south == "south 5 – – – fewer than 5 patients with or without it"
+    assert south == "south 5 – – – fewer than 5 patients with it, or without it"
     assert "overall 50 – – – few" in others  # of the second outcome
     assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
 

@@ -284,10 +284,10 @@ def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, m
     site.save(tmp_path / "site.npz")
     made = ["review", str(run), "--data", "site.npz", "--phenotype", str(NUMBER)]
     said = dpfact(*made, "--patients", 12, "--seed", 4)
-    assert "no guarantee covers them: keep them here" in said
+    assert "No privacy guarantee covers them: keep them here" in said
     assert {p.name for p in tmp_path.glob("review*")} == {
         f"review-{NUMBER}{part}" for part in (".csv", ".html", ".key.json")
     }
     assert len(key_of(tmp_path / f"review-{NUMBER}.csv")["charts"]) == 12
     for wrong in (made[:4], [*made, "--read", "x.csv"], made[:2]):
-        assert "make a sheet with --data SITE.npz" in refusal(*wrong)
+        assert "give --data SITE.npz and --phenotype" in refusal(*wrong)
