@@ -1,4 +1,4 @@
-"""The centre's commands: `dpfact centre` sets it up; `dpfact superlink`, `submit` and `status`."""
+"""The centre's commands: `dpfact centre`, `superlink`, `submit` and `status`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dpfact_flower.server.status import RunStatus
 
 FAILED = 1
-"""Exit code of a run that failed or is not finished yet."""
+"""Exit code for a run that failed or is not finished yet."""
 UNKNOWN = 4
 """Exit code if the SuperLink does not say how a run ended."""
 
 centre_app = typer.Typer(
-    name="centre", help="The centre: set up, admit hospitals.", no_args_is_help=True
+    name="centre", help="At the centre: set up the files, admit hospitals.", no_args_is_help=True
 )
 
 
@@ -36,12 +36,12 @@ def centre_init(
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9190,
     renew: Annotated[
-        bool, Option("--renew", help="Only renew the certificate, for two years.")
+        bool, Option("--renew", help="Renew the certificate for two years, and nothing else.")
     ] = False,
 ) -> None:
     """Write a centre's files: certificates, systemd unit, proxy, connection.
 
-    NAME is the DNS name (or address) under which hospitals reach the centre.
+    NAME is the DNS name or address at which hospitals reach the centre.
     """
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
     from dpfact_flower.runtime.installation import read_certificate, renew_centre, write_centre
@@ -57,10 +57,10 @@ def centre_init(
         f"Written to {folder}.\n"
         f"1. Start it. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
         f"   To try it without root: sh {folder}/start.sh\n"
-        f"2. Move {folder}/ca.key to a safe. You need it again to renew the certificate.\n"
-        f"3. Give {folder}/ca.crt to each hospital, and read them its fingerprint by telephone:\n"
+        f"2. Move {folder}/ca.key to a safe. You need the key again to renew the certificate.\n"
+        f"3. Give {folder}/ca.crt to each hospital. Read them its fingerprint by telephone:\n"
         f"   {authority}\n"
-        f"4. Each hospital sends a .pub file: dpfact centre admit NAME.pub --folder {folder}"
+        f"4. Admit each hospital by its .pub file: dpfact centre admit NAME.pub --folder {folder}"
     )
 
 
@@ -68,12 +68,12 @@ def centre_init(
 def centre_admit(
     public_key: Annotated[Path, Argument(metavar="NAME.pub")],
     folder: opt.Home = opt.HOME,
-    fingerprint: Annotated[str, Option(help="What the hospital read; else you are asked.")] = "",
+    fingerprint: Annotated[str, Option(help="What the hospital read to you (default: ask).")] = "",
 ) -> None:
-    """Register a hospital's key under its name, after a comparison by telephone.
+    """Register a hospital's key under its name, after you compare fingerprints by telephone.
 
-    NAME.pub is the file that dpfact site init wrote. The file must be named after the hospital.
-    Admission ties that name to the key. The centre must be running.
+    NAME.pub is the file that dpfact site init wrote. The file must be named after the hospital,
+    because that name is tied to the key. The centre must be running.
     """
     from dpfact_flower.privacy.secure_sum import keys
     from dpfact_flower.runtime.installation import read_node_key
@@ -96,7 +96,7 @@ def centre_admit(
 def superlink(context: typer.Context) -> None:
     """Run Flower's SuperLink with the options of flower-superlink, and stop if its helper stops.
 
-    flower-superlink itself would keep running, and every run would stay pending.
+    flower-superlink itself would keep running, and every run would remain pending.
     """
     from dpfact_flower.runtime.services import run_superlink
 
@@ -106,7 +106,7 @@ def superlink(context: typer.Context) -> None:
 def submit(
     connection: Annotated[str, Argument()],
     out: opt.Out,
-    vocabulary: Annotated[str, Option(help="Code lists, one .json per feature mode: a,b.")],
+    vocabulary: Annotated[str, Option(help="Code lists, a .json file for each feature mode: a,b.")],
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     as_json: opt.AsJson = False,
@@ -114,9 +114,8 @@ def submit(
     """Start a run on a deployed federation, follow it, and report its result as the exit code.
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
-    The run's log is streamed, with --json to standard error. Exit code 0: finished. 1: failed. 2:
-    no start was confirmed. 4: the SuperLink does not report the result. After Ctrl-C the run
-    continues.
+    The run's log is printed, with --json to standard error. Exit codes: 0 finished, 1 failed, 2
+    start not confirmed, 4 result not reported by the SuperLink. After Ctrl-C the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
     from dpfact_flower.runtime.superlink import COMPLETED, Connection, RunUnknownError
@@ -128,14 +127,14 @@ def submit(
     load_vocabularies(RunConfig.read(config).app)
     link = Connection.of(connection, lambda text: typer.echo(f"warning: {text}", err=True))
     run = link.submit(flower_app, config)
-    typer.echo(f"run {run} on {connection}; its folder: {folder}", err=as_json)
+    typer.echo(f"run {run} on {connection}; run folder: {folder}", err=as_json)
     try:
         ended = link.follow(run, 2 if as_json else None)  # 2: standard error
     except RunUnknownError as error:
         typer.echo(f"error ({error.code}): {error}", err=True)
         ended = {"status": "unknown"}
     except KeyboardInterrupt:
-        typer.echo(f"run {run} continues: flwr stop {run} {link.name} ends it", err=True)
+        typer.echo(f"run {run} continues; to end it: flwr stop {run} {link.name}", err=True)
         raise typer.Exit(130) from None
     status, details = str(ended["status"]), ended.get("status-details", "")
     if as_json:
@@ -150,14 +149,14 @@ def status(
     folder: opt.Folder,
     as_json: opt.AsJson = False,
     prometheus: Annotated[
-        Path | None, Option(help="Write figures for Prometheus' textfile collector here.")
+        Path | None, Option(help="File to write for Prometheus' textfile collector.")
     ] = None,
 ) -> None:
     """Show the progress of a deployed run, its sites, and the budget that each used or lost.
 
-    FOLDER is the run's folder (--out). The exit code is 1 until all rounds are finished. Epsilon
-    counts the replies that arrived. If a reply was charged and then lost, only the site's own
-    ledger has its cost, and - may stand here.
+    FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon
+    covers the replies that arrived. If a reply was charged and then lost, only the site's own
+    ledger shows the cost, and the table may show -.
     """
     from dpfact_flower.machine.prometheus import write_exposition
     from dpfact_flower.server.status import run_status
@@ -178,11 +177,11 @@ def _show(found: RunStatus) -> None:
     lines = [f"{site.name}: {site.reason}" for site in found.sites if site.reason]
     if found.missed:
         rounds = ", ".join(map(str, found.missed))
-        lines.append(f"rounds that missed their quorum after sites had answered: {rounds}")
+        lines.append(f"rounds that missed the quorum although sites answered: {rounds}")
     if not found.is_finished:
         lines.append(
-            "not finished: if no process works on it, use resume=true to continue; sites resend "
-            "answers that were already charged at no cost"
+            "not finished: if no process is working on the run, continue with resume=true; sites "
+            "resend answers that were already charged, at no cost"
         )
     table = Table(show_edge=False, pad_edge=False)
     for name in ("site", "last seen, UTC"):
@@ -219,12 +218,12 @@ def _gauges(found: RunStatus) -> list[Gauge]:
 
     last = datetime.fromisoformat(found.last).timestamp() if found.last else 0.0
     return [
-        gauge("round", "Rounds that are finished.", found.finished, **job),
+        gauge("round", "Finished rounds.", found.finished, **job),
         gauge("rounds", "Rounds of the run.", found.rounds, **job),
-        gauge("round_ended_seconds", "When the latest round ended, since 1970.", last, **job),
-        gauge("rounds_missed", "Rounds below their quorum.", len(found.missed), **job),
+        gauge("round_ended_seconds", "End of the latest round, since 1970.", last, **job),
+        gauge("rounds_missed", "Rounds that missed the quorum.", len(found.missed), **job),
         of_sites("replies", "Usable replies of a site.", "used"),
-        of_sites("replies_unused", "Good replies that were not used.", "unused"),
+        of_sites("replies_unused", "Usable replies that were not used.", "unused"),
         of_sites("failures", "Rounds without a usable reply.", "failed"),
-        of_sites("epsilon", "What this job alone cost a site; never add jobs.", "epsilon"),
+        of_sites("epsilon", "Cost of this job for a site; do not add jobs.", "epsilon"),
     ]

@@ -1,4 +1,4 @@
-"""The `dpfact` command as a whole: its subcommands, and its handling of errors."""
+"""The `dpfact` command: its subcommands and its handling of errors."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _SETTINGS: dict[str, type[Settings]] = {
 def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
-    The defaults are the library's. dpfact run, simulate and submit use the Flower App's config, and
-    the defaults that differ there are listed at the end.
+    The tables show the library's defaults. dpfact run, simulate and submit use the Flower App's
+    config instead. The defaults that differ there are listed at the end.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():
@@ -56,7 +56,7 @@ def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
                 others.append(f"{row.key} = {chosen[row.key]}")
         console.print(table)
     if others:
-        say(f"The Flower App in {flower_app} has other defaults: {', '.join(others)}")
+        say(f"The Flower App in {flower_app} has different defaults: {', '.join(others)}")
 
 
 app = typer.Typer(name="dpfact", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -90,12 +90,12 @@ def every_command(
 ) -> None:
     """Learn phenotypes from several hospitals' patients, with Flower and differential privacy.
 
-    Start with: dpfact demo. For the help of a command: dpfact run --help
+    Start with dpfact demo. To see the help of a command, add --help, as in dpfact run --help.
     """
 
 
 def main() -> None:
-    """Run the command line. Our own errors and file errors give one line and exit code 2."""
+    """Run the command line. Report our own errors and file errors in one line, with exit code 2."""
     try:
         app()
     except (DPFactError, OSError) as error:

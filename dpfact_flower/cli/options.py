@@ -1,7 +1,7 @@
 """Options that several subcommands of `dpfact` share, and functions that read these options.
 
-The commands' own texts explain their arguments, because Flower requires Typer below 0.21, which
-loses an argument's help with click 8.5.
+Docstrings of commands explain the arguments, because Flower requires Typer below 0.21, which loses
+the help of arguments with click 8.5.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ PASSED_ON: dict[str, Any] = {
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED, _BESIDE = _PACKAGE / "flower_app", _PACKAGE.parent / "simulation" / "dpfact-app"
 APP_FOLDER = _BESIDE if _BESIDE.is_dir() and not _INSTALLED.is_dir() else _INSTALLED
-"""Folder of the Flower App: the installed package's copy or, without it, the repository's."""
+"""Folder of the Flower App: in the installed package or, failing that, in the repository."""
 
 console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to, or refuse a bad path before hours of work begin."""
+    """Return a folder to write to. Refuse an unusable path before hours of work begin."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
@@ -49,43 +49,41 @@ def _folder(given: str | Path) -> Path:
 
 Set = Annotated[
     list[str] | None,
-    Option("--set", "-s", help="A setting, key=value; may be repeated. See dpfact settings."),
+    Option("--set", "-s", help="A setting, KEY=VALUE; may be repeated. See dpfact settings."),
 ]
 FlowerApp = Annotated[
     Path,
     Option(
         "--app",
-        help="The Flower App's folder; its config holds the defaults.",
-        show_default="the one that is installed",
+        help="Folder of the Flower App whose config has the defaults.",
+        show_default="the installed app",
     ),
 ]
 Out = Annotated[
-    Path, Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Where to write.")
+    Path, Option("--out", "-o", parser=_folder, metavar="FOLDER", help="Folder to write to.")
 ]
 AsJson = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
-Force = Annotated[bool, Option("--force", help="Replace what the folder holds.")]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the whole log, Flower's too.")]
-Quiet = Annotated[bool, Option("--quiet", "-q", help="Show no progress, only results.")]
+Force = Annotated[bool, Option("--force", help="Replace the folder's content.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show the whole log, including Flower's.")]
+Quiet = Annotated[bool, Option("--quiet", "-q", help="Show only results, no progress.")]
 Folder = Annotated[Path, Argument()]
 Run = Annotated[Path, Argument(metavar="RUN")]
-Seed = Annotated[int | None, Option(help="Seed of the choices (default: none).", min=0)]
-Config = Annotated[Path, Option(help="The site's settings, NAME.toml of dpfact site init.")]
-Home = Annotated[Path, Option(help="Where all of it lies, for good. The default needs root.")]
+Seed = Annotated[int | None, Option(help="Seed of random choices (default: none).", min=0)]
+Config = Annotated[Path, Option(help="The site's settings: NAME.toml from dpfact site init.")]
+Home = Annotated[Path, Option(help="Permanent folder for all files. The default needs root.")]
 HOME = Path("/srv/dpfact")
-Port = Annotated[
-    int, Option(help="Of the SuperLink or SuperNode on this machine.", min=1, max=65535)
-]
+Port = Annotated[int, Option(help="Port of the SuperLink or SuperNode here.", min=1, max=65535)]
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Return the numbers of codes, one per feature mode, from a text such as ``202x316``."""
+    """Return the number of codes in each feature mode, from a text such as ``202x316``."""
     if not re.fullmatch(r"[0-9]{1,30}(x[0-9]{1,30})*", text.lower()):
         raise SettingsError(f"{option}: need numbers of codes, such as 202x316, got {text!r}")
     return tuple(int(size) for size in text.lower().split("x"))
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """Return the settings given by ``--set``. Refuse settings that are `options` of the command."""
+    """Return the settings from ``--set``. Refuse settings that are `options` of the command."""
     given = parse_assignments(settings or ())
     if twice := sorted(given.keys() & set(options)):
         raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
@@ -97,8 +95,8 @@ def run_config(
 ) -> dict[str, Scalar]:
     """Return a run config from a Flower App's defaults, ``--set``, and options named like settings.
 
-    An option that is None keeps its default. For a synthetic EHR given by name, the default rank is
-    the number of planted phenotypes.
+    An option that is None keeps its default. The default rank for a synthetic EHR is the number of
+    planted phenotypes.
     """
     from dpfact_flower.data.synthetic import preset
 
@@ -113,7 +111,7 @@ def run_config(
 def check_app(flower_app: Path) -> None:
     """Refuse a folder without a Flower App."""
     if not (flower_app / "pyproject.toml").exists():
-        raise SettingsError(f"--app: {flower_app} is no Flower App: it has no pyproject.toml")
+        raise SettingsError(f"--app: {flower_app} is not a Flower App: it has no pyproject.toml")
 
 
 def app_config(flower_app: Path) -> dict[str, Scalar]:
@@ -125,13 +123,13 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
     try:
         return dict(tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"].get("config", {}))
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise SettingsError(f"--app: {file} is no TOML with a table tool.flwr.app") from None
+        raise SettingsError(f"--app: {file} is not TOML with a table tool.flwr.app") from None
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
     """Return whether a folder contains `what`, and refuse such a folder unless `force` is set.
 
-    `file` is the file that is written last.
+    The existence of `file`, which is written last, shows that the folder contains `what`.
     """
     used = (folder / file).exists()
     if used and not force:
@@ -143,7 +141,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
-    """Show a bar with the remaining time for each reported task, on a terminal's standard error."""
+    """Show a progress bar for each reported task, if standard error is a terminal."""
     console = Console(stderr=True)
     hidden = hidden or not console.is_terminal
     with Progress(console=console, transient=True, disable=hidden) as bars:
@@ -151,14 +149,14 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
         def watch(name: str, share: float) -> None:
             if name not in tasks:
-                tasks[name] = bars.add_task(name, total=None)  # moves until a share is known
+                tasks[name] = bars.add_task(name, total=None)  # animated until a share is known
             bars.update(tasks[name], completed=share, total=1.0 if share else None)
 
         yield watch
 
 
 def echo_json(content: Any) -> None:
-    """Print JSON for another program, without rich, which would wrap the lines."""
+    """Print JSON for another program. The rich library would wrap long lines."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
 
 

@@ -1,4 +1,4 @@
-"""`dpfact plan`: the cost and the prospects of a run, before any patient's data is read."""
+"""`dpfact plan`: the cost and prospects of a run, before any patient's data is read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "de
 
 
 def plan(
-    sizes: Annotated[str, Option(help="Codes of each feature mode, e.g. 202x316.")],
-    patients: Annotated[int, Option(help="Public estimate for all sites; 0: unknown.", min=0)] = 0,
-    sites: Annotated[int, Option(help="Number of sites; 0 if unknown.", min=0)] = 0,
+    sizes: Annotated[str, Option(help="Number of codes in each feature mode, e.g. 202x316.")],
+    patients: Annotated[int, Option(help="Public estimate over all sites; 0: unknown.", min=0)] = 0,
+    sites: Annotated[int, Option(help="Number of sites; 0: unknown.", min=0)] = 0,
     rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = 20,
     epsilon: Annotated[float, Option(help="Epsilon of the whole run, for each patient.")] = 4.0,
     delta: Annotated[float, Option(help="Delta of the whole run.")] = 1e-5,
@@ -34,8 +34,8 @@ def plan(
 ) -> None:
     """Plan a run in patient mode from public facts: its releases, noise, cost and prospects.
 
-    No data is read, and no budget is spent. The server and the sites make the same plan from the
-    same settings.
+    The command reads no data and spends no budget. The server and the sites derive the same plan
+    from the same settings.
     """
     from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
@@ -46,7 +46,7 @@ def plan(
     if given["privacy"] != "patient":
         raise SettingsError(f"privacy: plans are for 'patient'; got {given['privacy']!r}")
     chosen = PrivacySettings.from_config({**given, **facts})
-    rank = SolverSettings(rank=rank).rank  # refuses a rank that a run would refuse
+    rank = SolverSettings(rank=rank).rank  # refuses whatever a run would refuse
     codes = read_sizes("--sizes", sizes)
     made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
     modes = [f"mode {mode}" for mode in range(1, len(codes) + 1)]
@@ -71,7 +71,7 @@ def plan(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Describe the benefit and the assumptions of secure sums, which only one plan uses."""
+    """Describe what secure sums gain and assume, by comparing plans with and without them."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)
@@ -82,9 +82,9 @@ def _compared(made: PatientPlan, other: PatientPlan) -> str:
     return (
         f"secure sums (secure-sums = true): signal {_short(after.signal)} instead of "
         f"{_short(before.signal)}, chance {100 * after.chance:.0f} instead of "
-        f"{100 * before.chance:.0f} in 100. They hold if at most {sharing.colluding} of "
-        f"{sharing.sites} sites collude with the server, and a sum survives the loss of "
-        f"{sharing.dropouts}. If all others collude, a patient has epsilon "
+        f"{100 * before.chance:.0f} in 100. The guarantee holds if at most {sharing.colluding} of "
+        f"{sharing.sites} sites collude with the server. A sum survives the loss of "
+        f"{sharing.dropouts} sites. If all other sites collude, a patient has epsilon "
         f"{rounded_up(alone.epsilon)} instead of "
         f"{rounded_up(shared.guarantee().headline.epsilon)}."
     )
@@ -130,10 +130,10 @@ def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, site
 
 
 def _levers(outlook: Outlook) -> Table:
-    table = Table(title="What would help, all else equal; more sites bring their own patients")
+    table = Table(title="What would help, all else equal (more sites bring more patients)")
     table.add_column("what")
     table.add_column("good from", justify="right")
-    table.add_column("chance in 100 at half or twice", justify="right")
+    table.add_column("chance in 100 at half or double", justify="right")
     for lever in outlook.levers:
         table.add_row(lever.name, lever.shown if lever.good else "-", f"{100 * lever.chance:.0f}")
     return table
@@ -141,7 +141,7 @@ def _levers(outlook: Outlook) -> Table:
 
 def _asked(needs: Needs) -> str:
     text = (
-        f"a site needs about {_bytes(needs.memory)} of memory besides its data and sends "
+        f"each site needs about {_bytes(needs.memory)} of memory besides its data, and sends "
         f"{_bytes(needs.sent)}"
     )
     if needs.server:

@@ -1,4 +1,4 @@
-"""`dpfact ledger` and `dpfact audit`: a site's releases and costs, and tests of the claims."""
+"""`dpfact ledger` and `dpfact audit`: a site's releases and costs, and tests of the proof."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ledger_app = typer.Typer(
     no_args_is_help=True,
 )
 
-Site = Annotated[str, Option(help="Which site, if the state-dir has several.")]
-Noted = Annotated[str, Option(help="A head from the site's log, ROWS:HASH: finds deleted rows.")]
+Site = Annotated[str, Option(help="Name of the site, if the state-dir has several.")]
+Noted = Annotated[str, Option(help="A head in the site's log, ROWS:HASH; detects deleted rows.")]
 
 
 @ledger_app.command()
 def show(
     folder: opt.Folder,
     site: Site = "",
-    delta: Annotated[float, Option(help="Of every epsilon; give the site's budget-delta.")] = 1e-5,
+    delta: Annotated[float, Option(help="For every epsilon; use the site's budget-delta.")] = 1e-5,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show every release, its cost and the totals, without the released values.
+    """Show the cost of every release and the totals, but not the released values.
 
     FOLDER is the site's folder, or the state-dir that contains it.
     """
@@ -72,7 +72,7 @@ def show(
 
 @ledger_app.command()
 def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
-    """Check the file, the hash chain, released bytes and costs. Exit code 1 if a check fails.
+    """Check the file, hash chain, released bytes and costs. Exit code 1 if a check fails.
 
     FOLDER is the site's folder, or the state-dir that contains it.
     """
@@ -84,7 +84,7 @@ def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
         with Ledger(place, create=False) as ledger:
             problems = ledger.verify(expected)
             head = None if problems else ledger.head()
-    except StateError as error:  # too damaged to be opened
+    except StateError as error:  # too damaged to open
         problems, head = [str(error)], None
     for problem in problems:
         console.print("[red]problem[/red]", escape(problem), soft_wrap=True)
@@ -93,8 +93,8 @@ def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
     say(f"OK: {head.rows} rows, head {head}")
     if expected is None:
         say(
-            "only a head from the site's log can show that the newest rows were deleted: give it "
-            "with --noted"
+            "to detect whether the newest rows were deleted, give a head from the site's log with "
+            "--noted"
         )
 
 
@@ -106,7 +106,8 @@ def backup(
 ) -> None:
     """Copy a whole ledger, check the copy, and print its head. The site may be running.
 
-    FOLDER is the site's folder, or the state-dir that contains it. Run it as the ledger's owner.
+    FOLDER is the site's folder, or the state-dir that contains it. Run this command as the ledger's
+    owner.
     """
     from dpfact_flower.privacy.ledger import back_up
 
@@ -123,7 +124,8 @@ def restore(
     """Restore a lost ledger from a backup that has every row up to a given head.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
-    never replaced. A backup that lacks rows is refused, because their cost would be forgotten.
+    never replaced. A backup that lacks rows is refused, because the cost of these rows would be
+    lost.
     """
     from dpfact_flower.privacy import ledger
     from dpfact_flower.privacy.ledger import Head
@@ -133,7 +135,7 @@ def restore(
 
 
 def _find(folder: Path, site: str) -> Path:
-    """Return the site's folder: `folder` itself, or one directly below."""
+    """Return the site's folder: `folder` itself, or a folder directly inside it."""
     from dpfact_flower.privacy.ledger import LEDGER
 
     folder = folder.expanduser()
@@ -144,7 +146,7 @@ def _find(folder: Path, site: str) -> Path:
         return found[site]
     if not found:
         whose = f" of site {site!r}" if site else ""
-        raise StateError(f"{folder}: no {LEDGER}{whose} here or one folder below")
+        raise StateError(f"{folder}: no {LEDGER}{whose} here or in a folder directly inside")
     if len(found) == 1 and not site:
         return next(iter(found.values()))
     raise StateError(f"--site: need one of {', '.join(found)}; got {site!r}")
@@ -155,7 +157,7 @@ def _accounted(
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
     """Return the running total after each row with a charge, and the final totals.
 
-    Only events with the same unit and the same neighbouring relation can be added up.
+    Only events with the same unit and neighbouring relation can be added up.
     """
     from dpfact_flower.privacy import account
 
@@ -170,7 +172,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """Return a table with one line per event. A release's last event shows the running total."""
+    """Return a table with a line for each event, and the running total in a release's last line."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"
@@ -203,7 +205,7 @@ def _epsilon(total: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """Yield the total cost under every accountant, each with its claim."""
+    """Yield the total cost under every accountant, with the claim of each figure."""
     if not totals:
         yield "nothing was charged"
     for total in totals:
@@ -217,13 +219,13 @@ def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterat
             yield f"  {total.alone}"
     if len(totals) > 1:
         yield (
-            "totals of different units cannot be added up; each covers only its own releases, and "
-            "all concern the same patients"
+            "totals of different units cannot be added up; each covers only its own releases, "
+            "although all concern the same patients"
         )
     if unprotected := sum(row.unprotected for row in rows):
         yield (
             f"{unprotected} releases without noise: no epsilon bounds them, and no total holds "
-            "for a patient who was in that data"
+            "for a patient in those releases"
         )
 
 
@@ -232,20 +234,22 @@ def audit(
         str, Option(help="Folder that dpfact data wrote, a site's .npz file, or synthetic:PRESET.")
     ] = "synthetic:demo",
     settings: opt.Set = None,
-    site: Annotated[str, Option(help="Which site of a folder; by default the first.")] = "",
+    site: Annotated[str, Option(help="Name of a site in the folder (default: the first).")] = "",
     state_dir: Annotated[
-        Path | None, Option(help="The hospital's state-dir: its ledger and files are checked too.")
+        Path | None, Option(help="The hospital's state-dir, to check its ledger and files as well.")
     ] = None,
-    quick: Annotated[bool, Option("--quick", help="Fewer trials: only gross faults.")] = False,
-    seed: Annotated[int, Option(help="Of the auditor's choices, not of the noise.", min=0)] = 0,
+    quick: Annotated[
+        bool, Option("--quick", help="Fewer trials; finds gross faults only.")
+    ] = False,
+    seed: Annotated[int, Option(help="Seed of the audit's choices, not of the noise.", min=0)] = 0,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     as_json: opt.AsJson = False,
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Audit patient mode: sensitivity, noise and an adversary. Exit code 1 if a check fails.
+    """Test the sensitivity and noise of patient mode, and attack it. Exit code 1 if a check fails.
 
-    Nothing is sent, no budget is spent, and nothing is written into the hospital's state-dir.
+    The audit sends nothing, spends no budget, and writes nothing into the hospital's state-dir.
     """
     from dpfact_flower.audit import audit as run_audits
     from dpfact_flower.data.site_data import Cohort, SiteData
@@ -279,4 +283,4 @@ def audit(
     if failed:
         console.print(f"[red]{len(failed)} of {len(findings)} checks failed[/red]: do not release")
         raise typer.Exit(1)
-    console.print(f"all {len(findings)} checks passed; an audit finds faults, but proves nothing")
+    console.print(f"all {len(findings)} checks passed; audits find faults, but prove nothing")

@@ -1,4 +1,4 @@
-"""`dpfact report`, `compare`, `export`, `label`, `review`, `survey`: what a run has found."""
+"""`dpfact report`, `compare`, `export`, `label`, `review`, `survey`: the results of runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def report(
     folder: opt.Folder,
     beside: Annotated[
         list[Path] | None,
-        Option(help="Another finished run to look for the phenotypes in; may be repeated."),
+        Option(help="Another finished run in which to look for the phenotypes; may be repeated."),
     ] = None,
 ) -> None:
     """Rewrite report.html from the files in a finished run's folder.
 
-    With --beside, the report says for each phenotype whether other runs found it again: with other
-    noise, without noise, or at another epsilon. The matches are kept in beside.json.
+    With --beside, the report says for each phenotype whether other runs found it again. These runs
+    may have other noise, no noise or another epsilon. The matches are kept in beside.json.
     """
     from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
@@ -39,11 +39,11 @@ def report(
 
 def compare(
     folders: Annotated[list[Path], Argument()],
-    out: Annotated[Path | None, Option(help="A page to write as well, e.g. compare.html.")] = None,
+    out: Annotated[Path | None, Option(help="Page to write as well, e.g. compare.html.")] = None,
 ) -> None:
     """Compare finished runs in a Markdown table and, with --out, on a page.
 
-    The table has a row for each folder. The page shows the table, epsilon against quality, and the
+    The table has a row for each run folder. The page also shows quality against epsilon, and the
     first run's phenotypes beside their matches in the other runs.
     """
     from dpfact_flower.evaluation.comparison import comparison, write_comparison
@@ -57,23 +57,23 @@ def export(
     run: opt.Run,
     phenotypes: Annotated[
         Path | None,
-        Option(help="CSV to write: phenotype, title, mode, code, share, groups. Public."),
+        Option(help="CSV file to write: phenotype, title, mode, code, share, groups. Public."),
     ] = None,
     patients: Annotated[
         Path | None,
-        Option(help="CSV to write: a row for each patient of --data, phenotypes and scores."),
+        Option(help="CSV file to write: the phenotypes and scores of each patient in --data."),
     ] = None,
     data: Annotated[
         Path | None,
-        Option(help="A site's .npz file, of the run or of new patients, or a cohort's folder."),
+        Option(help="A .npz file of a site or of new patients, or a cohort's folder."),
     ] = None,
 ) -> None:
     """Write a run's phenotypes, or the phenotypes of a site's patients, as CSV.
 
-    RUN is the run's folder. The file of --phenotypes is as public as the model. --patients fits
-    each patient of --data to the phenotypes, at the hospital and for the hospital. No privacy
-    guarantee covers the file of --patients, and only its owner can read it. A site that took part
-    needs only the run's global_model.npz and config.toml.
+    RUN is the run folder. The --phenotypes file is as public as the model. For --patients, each
+    patient in --data is fitted to the phenotypes. No privacy guarantee covers the --patients file,
+    so it must stay at the hospital. Only its owner can read the file. A site that took part needs
+    only global_model.npz and config.toml of the run.
     """
     from dpfact_flower.data.site_data import load_site, site_files
     from dpfact_flower.evaluation.clinical import about, clinical_measures
@@ -94,7 +94,7 @@ def export(
         found = clinical_measures(model.factors, model.vocabularies)
         groups = {number: about(found, number) for number in range(1, model.rank + 1)}
         write_phenotype_table(phenotypes, rows, titles(model), groups)
-        say(f"{phenotypes}: {len(rows):,} rows of codes, public as the model is")
+        say(f"{phenotypes}: {len(rows):,} rows of codes, as public as the model")
     if patients is not None and data is not None:
         files = site_files(data) if data.is_dir() else [data]
         by_site = {file.stem: model.memberships(load_site(file)) for file in files}
@@ -110,7 +110,7 @@ def export(
             f"{patients}: {count:,} patients; {some:,} have at least one phenotype, "
             f"{count - some:,} have none; {without:,} of these have no cell with the model's "
             f"codes\n{first.missing:,} codes of the model are not in the data's lists.\n"
-            "This file is about single patients and no guarantee covers it: keep it here."
+            "This file is about individual patients. No privacy guarantee covers it: keep it here."
         )
 
 
@@ -121,8 +121,8 @@ def label(
 ) -> None:
     """Name a phenotype of a finished run: dpfact label runs/demo 3 "renal failure".
 
-    The name appears in exports and in the report, which is written again. An empty name removes an
-    earlier name. Names are kept in names.toml in the run's folder.
+    The name appears in exports and in the report, which is written again. An empty name removes the
+    earlier name. Names are kept in names.toml in the run folder.
     """
     from dpfact_flower.evaluation.run_folder import read_model, write_name
 
@@ -149,13 +149,13 @@ def review(
 ) -> None:  # fmt: skip
     """Check a phenotype against patients' charts, at the hospital: make a sheet, then read it.
 
-    --data and --phenotype write a sheet for a clinician to fill in, STEM.csv, and a page with
-    instructions, STEM.html. The order is random, and the scores are in a separate file,
-    STEM.key.json. All three files are about single patients and no privacy guarantee covers them:
-    keep them at the hospital.
+    With --data and --phenotype, the command writes STEM.csv for a clinician to fill in, and a page
+    with instructions, STEM.html. The order is random, and STEM.key.json holds the scores. All three
+    files are about individual patients. No privacy guarantee covers them: keep them at the
+    hospital.
 
-    --read STEM.csv counts the verdicts. A decision in the sheet is recorded in RUN/names.toml, with
-    rounded shares of ten charts or more, and the report is written again.
+    With --read STEM.csv, the command counts the verdicts. It records the sheet's decision in
+    RUN/names.toml, with rounded shares of ten charts or more, and writes the report again.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
@@ -166,12 +166,13 @@ def review(
         stem = out or Path(f"review-{phenotype}")
         sheet = write_sheet(run, load_site(data), phenotype, stem, patients=patients, seed=seed)
         say(
-            f"{sheet}: {patients} patients; open {sheet.with_suffix('.html')} and begin there\n"
+            f"{sheet}: {patients} patients; begin with {sheet.with_suffix('.html')}\n"
             f"{sheet.with_suffix('.key.json')}: the scores; keep it, unread, beside the sheet\n"
-            "These files are about single patients and no guarantee covers them: keep them here."
+            "These files are about individual patients. No privacy guarantee covers them: keep "
+            "them here."
         )
     else:
-        raise SettingsError("review: make a sheet with --data SITE.npz --phenotype N, or --read it")
+        raise SettingsError("review: give --data SITE.npz and --phenotype N, or only --read SHEET")
 
 
 def _read_review(run: Path, sheet: Path) -> None:
@@ -185,8 +186,8 @@ def _read_review(run: Path, sheet: Path) -> None:
         return
     apply_verdicts(run, found)
     say(
-        f"{found.decision}: noted in {run / 'names.toml'}, with shares of ten charts or more\n"
-        "These shares come from patients and no guarantee covers them."
+        f"{found.decision}: recorded in {run / 'names.toml'}, with shares of ten charts or more\n"
+        "These shares come from patients' charts. No privacy guarantee covers them."
     )
     _write_report_again(run)
 
@@ -205,18 +206,18 @@ def survey(
         Path,
         Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
     ] = Path("survey"),
-    items: Annotated[int, Option(help="Patterns on the page, half of them made up.")] = 20,
+    items: Annotated[int, Option(help="Number of patterns, half of them made up.")] = 20,
     seed: opt.Seed = None,
-    read: Annotated[list[Path] | None, Option(help="A filled sheet to score; repeatable.")] = None,
+    read: Annotated[list[Path] | None, Option(help="A sheet to score; may be repeated.")] = None,
 ) -> None:
-    """Ask people which phenotypes are real: make a blinded survey, and score the answers.
+    """Ask people which phenotypes are real: make a blinded survey, then score the answers.
 
-    STEM.html shows phenotypes of RUN and as many made-up phenotypes. People write their answers
-    into a copy of STEM.csv. STEM.key.json says which patterns are real: keep it unread. All three
-    files come from the model and are as public as the model.
+    STEM.html shows phenotypes of RUN and an equal number of made-up phenotypes. People write their
+    answers into a copy of STEM.csv. Do not open STEM.key.json, which says which patterns are real.
+    All three files are made from the model, and are as public as the model.
 
-    --read ANSWERS.csv gives each reader's accuracy and Cohen's kappa, and the kappa of each pair of
-    readers. --read needs STEM.key.json.
+    --read ANSWERS.csv prints each reader's accuracy and Cohen's kappa, and the kappa of each pair
+    of readers. This needs STEM.key.json.
     """
     from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey
 
@@ -229,4 +230,4 @@ def survey(
         return
     sheet = write_survey(run, out, items=items, seed=seed)
     typer.echo(f"{sheet.with_suffix('.html')}: the patterns; give it and {sheet} to each reader")
-    typer.echo(f"{sheet.with_suffix('.key.json')}: which are real; keep it, unread")
+    typer.echo(f"{sheet.with_suffix('.key.json')}: which are real; keep this file unread")

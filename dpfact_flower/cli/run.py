@@ -42,8 +42,8 @@ def run(
 ) -> None:
     """Run a whole federation in this process, without Ray and without a SuperLink.
 
-    Sites compute in parallel, one per thread. For example: dpfact run --data data/eicu --out
-    runs/eicu -s rank=20 -s epsilon=4
+    Sites compute in parallel threads. For example: dpfact run --data data/eicu --out runs/eicu -s
+    rank=20 -s epsilon=4
     """
     _refuse_finished(out, settings, force=force)
     with progress(hidden=verbose or quiet) as watch:
@@ -71,15 +71,15 @@ def simulate(
 ) -> None:
     """Run a whole federation in Flower's simulation, which needs Ray.
 
-    This is `flwr run`, with a SuperLink that is stopped at the end. The result is the same as with
-    dpfact run.
+    This command calls flwr run with a temporary SuperLink. The result is the same as with dpfact
+    run.
     """
     opt.check_app(flower_app)
     _refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:
         raise MissingDependencyError(
             'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
-            "does the same in one process"
+            "gives the same result in one process"
         )
     with progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
@@ -113,15 +113,15 @@ def demo(
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Start here: run six made-up hospitals in Flower's simulation, with noise.
+    """Start here: simulate a run of six made-up hospitals, with noise.
 
-    No preparation is needed. The last line is the path of the report.
+    The command needs no preparation. The last line of the output is the path of the report.
     """
     simulate(out, "synthetic:demo", force=True, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
 def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:
-    """Refuse a finished run's folder. With resume=true, the server checks the folder instead."""
+    """Refuse the folder of a finished run, except with resume=true, which the server checks."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or "resume=true" in (settings or ())
@@ -129,7 +129,7 @@ def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> N
 
 
 def _finish(folder: Path, as_json: bool) -> None:
-    """Show a run in a few lines with the paths of its files, or print its summary as JSON."""
+    """Summarise a run in a few lines with the paths of its files, or print JSON."""
     from dpfact_flower.evaluation.prose import headline
     from dpfact_flower.evaluation.run_folder import REPORT, SUMMARY, read_summary
 
@@ -152,19 +152,19 @@ FILES = (
     ".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml",
     "dpfact_app/__init__.py", "dpfact_app/client_app.py", "dpfact_app/server_app.py",
 )  # fmt: skip
-"""The files of the installed Flower App, which is dpfact-app of the publisher dpfact-flower."""
+"""The files of the installed Flower App, dpfact-app by the publisher dpfact-flower."""
 
 
 def init(
     folder: opt.Folder,
     settings: opt.Set = None,
-    publisher: Annotated[str, Option(help="Your Flower account, to publish it.")] = "your-name",
+    publisher: Annotated[str, Option(help="Your Flower account, for publishing.")] = "your-name",
 ) -> None:
     """Write a Flower project of your own: code, settings, README, Dockerfile.
 
-    FOLDER must be new or empty, and its name becomes the project's name. The settings that you
-    give, such as -s epsilon=2 -s rank=30, go into the project's pyproject.toml. The project's
-    README says how to run it.
+    FOLDER must be new or empty, and gives the project its name. Settings such as -s epsilon=2 -s
+    rank=30 are written into the project's pyproject.toml. The project's README explains how to run
+    it.
     """
     from dpfact_flower.runtime.config import RunConfig
 
@@ -177,7 +177,7 @@ def init(
                 f"got {text!r}"
             )
     if folder.is_dir() and any(folder.iterdir()):
-        raise SettingsError(f"FOLDER: {folder} is not empty; name another")
+        raise SettingsError(f"FOLDER: {folder} is not empty; name another folder")
     opt.check_app(opt.APP_FOLDER)
     given = opt.assigned(settings)
     checked = RunConfig.read({**opt.app_config(opt.APP_FOLDER), **given}).write()
@@ -190,4 +190,4 @@ def init(
                 text = re.sub(rf"^{key} = .*$", line, text, flags=re.M)
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
-    say(f"{folder / 'README.md'} says how to run it")
+    say(f"{folder / 'README.md'} explains how to run the project")

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 site_app = typer.Typer(
     name="site",
-    help="At a hospital: set it up, run both parts, check the machine.",
+    help="At a hospital: set up the files, run both parts, check the machine.",
     no_args_is_help=True,
 )
 keys_app = typer.Typer(
     name="keys",
-    help="Secure sums: make a hospital's key, show its public line.",
+    help="Secure sums: make a hospital's key, or show its public line.",
     no_args_is_help=True,
 )
 _SAFE: dict[str, Scalar] = {"allow-privacy": "patient", "budget-delta": 1e-5, "reply-after": 60.0}
@@ -35,9 +35,9 @@ _SAFE: dict[str, Scalar] = {"allow-privacy": "patient", "budget-delta": 1e-5, "r
 @site_app.command("init")
 def site_init(
     name: Annotated[str, typer.Argument()],
-    centre: Annotated[str, Option(help="The centre's name, with :PORT unless that is 443.")],
-    ca: Annotated[Path, Option(help="The ca.crt that the centre gave you.")],
-    data: Annotated[Path, Option(help="The hospital's .npz file; it is copied.")],
+    centre: Annotated[str, Option(help="The centre's name, with :PORT unless the port is 443.")],
+    ca: Annotated[Path, Option(help="The file ca.crt from the centre.")],
+    data: Annotated[Path, Option(help="The hospital's .npz file, which is copied.")],
     max_epsilon: Annotated[float, Option(help="Largest epsilon for your patients, over all runs.")],
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9200,
@@ -45,8 +45,9 @@ def site_init(
 ) -> None:
     """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
 
-    NAME is the hospital's public name. The hospital takes part in privacy mode patient, and each
-    reply leaves after 60 s. Change these and other settings with -s; see dpfact settings (Site).
+    NAME is the hospital's public name. By default, the hospital takes part only in privacy mode
+    patient, and sends each reply after 60 s. Change these and other settings with -s. The table
+    Site of dpfact settings lists them.
     """
     from dpfact_flower.data.site_data import open_site
     from dpfact_flower.privacy.secure_sum.keys import fingerprint
@@ -73,9 +74,9 @@ def site_init(
     config, key = folder / "site" / f"{name}.toml", folder / "node" / name
     say(
         f"Written to {folder}; your settings are in {config}.\n"
-        f"1. Send {folder}/{name}.pub to the centre, and read it this fingerprint by telephone:\n"
+        f"1. Send {folder}/{name}.pub to the centre. Read this fingerprint to them by telephone:\n"
         f"   {fingerprint(read_node_key(public))}\n"
-        f"   The centre reads you its own, of ca.crt, which must be:\n"
+        f"   The centre reads the fingerprint of ca.crt to you, which must be:\n"
         f"   {issuer}\n"
         f"2. Start both parts. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
         f"   To try it without root: sh {folder}/start.sh\n"
@@ -91,16 +92,16 @@ def site_answer(
     secret: Annotated[Path, Option(help="The SuperNode's --superexec-auth-secret-file.")],
     port: opt.Port = 9094,
     host: Annotated[
-        str, Option(help="The SuperNode's --host: here, or a container.")
+        str, Option(help="Host of the SuperNode: this machine or a container.")
     ] = "127.0.0.1",
     node_user: Annotated[
-        str, Option(help="The user who runs the SuperNode; others get no answer (default: you).")
+        str, Option(help="User of the SuperNode's process; others get no answer (default: you).")
     ] = "",
 ) -> None:
-    """Answer the messages that a SuperNode receives, with the installed code alone.
+    """Answer a SuperNode's messages with the installed code only, until you stop the command.
 
-    The SuperNode must have the option --isolation process. This command replaces flower-superexec,
-    which would run code that the SuperLink sends. This command runs until you stop it.
+    The SuperNode needs the option --isolation process. This command replaces flower-superexec,
+    which would run code that the SuperLink sends.
     """
     from dpfact_flower.runtime.executor import execute
 
@@ -109,9 +110,9 @@ def site_answer(
 
 @site_app.command("connect", **opt.PASSED_ON)
 def site_connect(context: typer.Context) -> None:
-    """Run Flower's SuperNode with the options of flower-supernode, and stop if it gives up.
+    """Run Flower's SuperNode with the options of flower-supernode, and stop when it goes offline.
 
-    flower-supernode itself would keep running offline, and systemd would not start it again.
+    flower-supernode itself would keep running offline, so systemd would not restart it.
     """
     from dpfact_flower.runtime.services import run_supernode
 
@@ -121,12 +122,12 @@ def site_connect(context: typer.Context) -> None:
 @site_app.command("check")
 def site_check(
     config: opt.Config,
-    key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key.")],
+    key: Annotated[Path, Option(help="The file of the SuperNode's --auth-supernode-private-key.")],
     as_json: opt.AsJson = False,
 ) -> None:
     """Check a site, above all that only the installed code answers. Exit code 1 if a check fails.
 
-    Run it as root, who sees everything, while both parts are running.
+    Run this command as root, who can see all files, while both parts are running.
     """
     from dpfact_flower.site.check import check_site
 
@@ -153,7 +154,7 @@ def site_metrics(
 ) -> None:
     """Write figures for Prometheus' textfile collector: epsilon left, last charge, failures.
 
-    Keep the figures in the hospital. Run this command as the executor's user.
+    The figures must stay in the hospital. Run this command as the executor's user.
     """
     from dpfact_flower.machine.prometheus import exposition, write_exposition
     from dpfact_flower.settings import SiteSettings
@@ -170,12 +171,12 @@ def site_metrics(
 @site_app.command("refit")
 def site_refit(
     config: opt.Config,
-    job: Annotated[str, Option(help="One run (default: all that have ended).")] = "",
+    job: Annotated[str, Option(help="One run's job (default: all finished runs).")] = "",
 ) -> None:
-    """Fit the site's own model around the global phenotypes of runs in patient mode.
+    """Fit the site's own model to its patients, starting from the global phenotypes of a run.
 
-    A run ends without this model. The model is fitted to the site's own patients without noise,
-    stays in the job's folder and is never sent. To fit a model again, name its run with --job.
+    Runs in patient mode end without this model. The model is fitted without noise, stays in the
+    job's folder and is never sent. To fit a model again, name its run with --job.
     """
     from dpfact_flower.data.site_data import load_site
     from dpfact_flower.settings import SiteSettings
@@ -204,8 +205,8 @@ def make(
 ) -> None:
     """Make a long-term key in the file KEY, and print the line that the other sites need.
 
-    Send that line to every other site, not through the centre, and compare the fingerprint by
-    telephone. Keep KEY secret: the key is never sent.
+    Send the line to every other site, but not through the centre, and compare fingerprints by
+    telephone. Keep the file KEY secret. It is never sent.
     """
     from dpfact_flower.machine.files import create_once
     from dpfact_flower.privacy.secure_sum.keys import new_signing_key
@@ -213,12 +214,12 @@ def make(
     check_name("--site", site)
     path = key.expanduser().absolute()
     if path.exists():
-        raise SettingsError(f"{path}: exists; a key is never replaced, since others pinned it")
+        raise SettingsError(f"{path}: exists; keys are never replaced, as other sites rely on them")
     path.parent.mkdir(parents=True, exist_ok=True)
     create_once(path, new_signing_key())
     _show_key(path, site)
     say(
-        "Put this line and those of all other sites into one file. In the site's settings, set "
+        "Put this line and the lines of all other sites into one file. In the site's settings, set "
         f"secure-peers to that file, and secure-key to {path}."
     )
 
