@@ -1,7 +1,7 @@
 """Audits of patient mode, which test the proof's claims on a site's own data.
 
-``docs/how-to/audit.md`` describes the findings and the audits' limits. Nothing is sent or charged.
-Findings contain no patient's values, but they are computed from data without noise, so only the
+``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends nothing and
+charges nothing. Findings contain no patient's values. They are computed without noise, so only the
 site may see them.
 """
 

@@ -1,4 +1,4 @@
-"""Audit findings, each with one measured number and its allowed range."""
+"""The findings of audits. Each has one measured number and its allowed range."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ below `ALPHA`."""
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number (NaN after a failed audit) and the lowest and highest correct value."""
+    """One measured number (NaN if an audit broke off), and the lowest and highest correct value."""
 
     name: str
     measured: float
@@ -40,5 +40,5 @@ class Finding:
 
 
 def count_of(name: str, number: int, detail: str = "") -> Finding:
-    """Return a finding that reports how often a forbidden event occurred."""
+    """Return a finding that counts how often a forbidden event occurred."""
     return Finding(name, float(number), (0.0, 0.0), detail)

@@ -16,7 +16,7 @@ from dpfact_flower.privacy import Release, replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of cells of a dense patient, enough to expose a bound that grows with this number."""
+"""Number of cells of a dense patient, enough to expose a bound that grows with the number."""
 
 
 class Patient(NamedTuple):
@@ -80,14 +80,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell, at one phenotype's largest code in each mode."""
+    """Return a patient with one cell, at the largest codes of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose cells match a phenotype at the phenotype's largest codes."""
+    """Return a patient whose cells are those of a phenotype, at the phenotype's largest codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -166,7 +166,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Functions that make global factors such as a server might send, keyed by name."""
+"""Functions that make global factors that a server might send, by name."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -175,14 +175,14 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Functions that make values such as a site might have released for the start."""
+"""Functions that make values that a site might have released for the start, by name."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
     """Return a trial's transcript. Successive trials cover all kinds of factors and starts.
 
-    Every second trial has a ridge (the settings' `relative_l21`, or 1 if it is not set), because a
-    server may ask for a ridge under any settings.
+    Every second trial has a ridge, because a server may ask for a ridge under any settings. The
+    strength is the settings' `relative_l21`, or 1 if that is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
@@ -197,5 +197,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Return values in the form in which a site reads them from its ledger."""
+    """Return values as the release that a site reads from its ledger."""
     return replay([values.astype(np.float32)], [])

@@ -2,14 +2,14 @@
 
 The adversary knows everything except whether a group of patients is present.
 
-A tiny site, with and without the group, repeatedly answers the same run, each time with an empty
-ledger. The most powerful test uses the replies' log likelihood ratio (Neyman & Pearson). Under a
-Gaussian mechanism, the ratio is normal, and its means in the two cases are mu deviations apart. The
-estimate of mu and its standard error are compared with the mu of the ledger's events.
+A tiny site answers the same run many times, with and without the group, each time with an empty
+ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman & Pearson). For
+a Gaussian mechanism, this ratio is normal. Its two means are mu standard deviations apart. The
+audit compares its estimate of mu with the mu of the ledger's events.
 
-The canaries are identical patients, numerous enough to make the estimate's error small relative to
-mu. For a group of k patients, mu is k times as large (Dong, Roth & Su 2022, Theorem 2.14), which is
-exact for Gaussian noise. The audit checks that each canary reaches the bound in every release.
+The group consists of identical patients, the canaries. There are enough of them to make the error
+of the estimate small. For k canaries with Gaussian noise, mu is exactly k times as large (Dong,
+Roth & Su 2022, Theorem 2.14). The audit checks that canaries reach the bound in every release.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance between the two means, in standard deviations, if the ledger is correct."""
+"""Distance between the two means if the ledger is correct, in standard deviations."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 
@@ -51,7 +51,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The two data sets to distinguish, the canaries alone, and the adversary's other knowledge."""
+    """Two data sets to distinguish, the canaries alone, and what else the adversary knows."""
 
     target: AuditTarget
     transcript: Transcript
@@ -64,10 +64,10 @@ class _Game:
 def audit_likelihood(
     target: AuditTarget, rng: np.random.Generator, *, runs: int = 1000
 ) -> tuple[Finding, ...]:
-    """Apply the most powerful test to distinguish two neighbouring sites by their replies.
+    """Apply the most powerful test that distinguishes two neighbouring sites by their replies.
 
-    The findings are the differences between the estimated mu and the ledger's mu, in standard
-    errors, for a run and for each release, and the fraction of the bound that the canaries reach.
+    Two findings compare the estimated mu with the ledger's mu, in standard errors: for the whole
+    run and for each release. The third is the fraction of the bound that the canaries reach.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -95,14 +95,14 @@ def audit_likelihood(
             "likelihood ratio: whole run",
             (whole.mu - k * added_up) / whole.error,
             (-Z_LIMIT, Z_LIMIT),
-            f"standard errors of mu: replies give {whole.mu / k:.4g} (+-{whole.error / k:.2g}), "
-            f"the ledger {added_up:.4g}; {runs} runs each, {k} canaries",
+            f"standard errors of mu: the replies give {whole.mu / k:.4g} "
+            f"(+-{whole.error / k:.2g}), the ledger {added_up:.4g}; {runs} runs each, {k} canaries",
         ),
         Finding(
             "likelihood ratio: each release",
             off[worst],
             (-Z_LIMIT, Z_LIMIT),
-            f"the farthest ({releases[worst].kind}, round {releases[worst].round}): replies give "
+            f"the worst ({releases[worst].kind}, round {releases[worst].round}): the replies give "
             f"{single[worst].mu / k:.4g} (+-{single[worst].error / k:.2g}), "
             f"the ledger {claimed[worst]:.4g}",
         ),
@@ -110,13 +110,13 @@ def audit_likelihood(
             "likelihood ratio: canaries",
             reached,
             (0.99, math.inf),
-            "least share of the sensitivity that a canary reached in a release",
+            "smallest share of the sensitivity that a canary reached in a release",
         ),
     )
 
 
 def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
-    """Estimate the distance between two samples' means in units of their common deviation."""
+    """Estimate the distance between the means of two samples, in pooled standard deviations."""
     spread = math.sqrt((without.var(ddof=1) + with_group.var(ddof=1)) / 2)
     mu = float(with_group.mean() - without.mean()) / spread
     runs = len(without)
@@ -124,9 +124,9 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return a game at a site with a few made-up patients and the settings' epsilon and bound.
+    """Return a game at a tiny made-up site, with the epsilon and bound of the settings.
 
-    Every release costs the same, so omitting any release from the ledger causes a large error.
+    Every release costs the same, so a ledger that omits any release causes a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
@@ -161,7 +161,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """Return a site's replies in a whole run that starts with an empty ledger, keyed by round."""
+    """Return a site's replies by round, in a whole run that starts with an empty ledger."""
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
@@ -171,10 +171,10 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return each release's log likelihood ratio in a run, and the least reached sensitivity.
+    """Return each release's log likelihood ratio, and the smallest share of the sensitivity.
 
     Each ratio is conditional on earlier releases, because un-noised sums are computed from the
-    site's own earlier replies. The log ratio of the whole run is therefore their sum.
+    site's own earlier replies. The log ratio of the whole run is therefore the sum of all ratios.
     """
     heard = replace(
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}

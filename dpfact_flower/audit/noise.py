@@ -1,9 +1,9 @@
 """Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
-The noise in a site's round is the release minus the un-noised sum. The scale is tested at several
-bounds, because at bound 1 alone, a variance mistaken for a standard deviation would go unnoticed.
-Noise is compared between rounds, jobs and sites, within one release, and with the noise of a site
-that lost its state. Comparing at every offset reveals a restarted random number generator.
+The noise is the release minus the un-noised sum. The scale is tested at several bounds, because at
+bound 1 a variance mistaken for a standard deviation would go unnoticed. Noise is compared between
+rounds, jobs and sites, within one release, and with the noise of a site that lost its state. A
+comparison at every offset reveals a random number generator that was restarted.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Number of value pairs below which a correlation is not tested."""
 _MOST_VALUES = 20_000
-"""Largest number of values per release in a correlation, enough to find any reuse."""
+"""Largest number of values per release in a correlation. This is enough to find any reuse."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise of one planned release: shape (jobs, count) for each of `_STREAMS`."""
+    """The standardised noise of one release: an array, (jobs, count), for each of `_STREAMS`."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -49,11 +49,11 @@ def audit_noise(
     values: int = 40_000,
     seeded: bool = False,
 ) -> tuple[Finding, ...]:
-    """Measure the noise in every release of the plan, using at least `values` values per release.
+    """Test the noise in every release of the plan, with at least `values` values per release.
 
     `seeded` is true if the settings have a noise seed, which makes the noise predictable. The
-    findings are each release's standard deviation as a fraction of the planned value, then the
-    mean, the shape, and the largest correlation of each kind.
+    findings are each release's standard deviation as a fraction of the planned value, the mean, the
+    shape, the largest correlation of each kind, and repeated or predictable noise.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -74,14 +74,14 @@ def audit_noise(
 def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
-    """Play one round, with one transcript, in enough jobs to obtain `values` values."""
+    """Run one round, with one transcript, in enough jobs to obtain `values` values."""
     start = target.plan.start
     released = {start.round: as_release(np.full(start.count, 100 * start.sigma))}
     transcript = target.transcript(
         _plain_factors(target, rng),
         random_selection(target, rng),
         {} if planned == start else released,
-        relative_l21=0.0,  # a ridge takes time and does not affect the noise
+        relative_l21=0.0,  # a ridge costs time, and does not affect the noise
     )
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
@@ -95,7 +95,7 @@ def _sample(
 
 
 def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
-    """Return factors such as an honest server might send: non-negative columns of norm 1."""
+    """Return factors that an honest server might send: non-negative columns of norm 1."""
     made = (rng.gamma(0.3, 1.0, (size, target.solver.rank)) + 1e-3 for size in target.sizes)
     return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
 
@@ -112,7 +112,7 @@ def _scale(target: AuditTarget, sample: _Sample, where: str) -> Finding:
         f"noise scale: {target.name(sample.planned)}, {where}",
         float(np.sqrt(np.mean(values**2))),
         (low, high),
-        f"standard deviation over the planned {sample.planned.sigma:.4g}, {n:,} values",
+        f"standard deviation divided by the planned {sample.planned.sigma:.4g}, {n:,} values",
     )
 
 
@@ -120,7 +120,7 @@ def _mean(samples: Sequence[_Sample]) -> Finding:
     z = [float(np.sum(v)) / math.sqrt(len(v)) for v in (s.values() for s in samples)]
     limit = _limit(len(z))
     return Finding(
-        "noise mean", max(z, key=abs), (-limit, limit), "standard errors from 0, the farthest"
+        "noise mean", max(z, key=abs), (-limit, limit), "largest distance from 0, standard errors"
     )
 
 
@@ -139,9 +139,9 @@ def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
     streams = [stream for sample in samples for stream in sample.streams.values()]
     noises = [row.tobytes() for stream in streams for row in stream]
     twice = len(noises) - len(set(noises))
-    detail = "releases whose noise came before"
+    detail = "releases whose noise occurred before"
     if seeded:
-        detail = "noise-seed is set: whoever knows it can take the noise away; real sites refuse it"
+        detail = "noise-seed is set: who knows it can remove the noise; real sites refuse the seed"
     return count_of("noise source", twice + seeded, detail)
 
 
@@ -165,7 +165,7 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
-    """Return the largest absolute Fisher z of paired rows' correlations, at any offset."""
+    """Return the largest absolute Fisher z of the correlations of paired rows, over all offsets."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = min(len(one), len(two))
@@ -183,13 +183,12 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
         f"noise {kind}",
         most,
         (0.0, _limit(tests)),
-        f"largest correlation in standard errors, at any of {tests:,} offsets, "
-        f"up to {reach:,} values",
+        f"largest correlation in standard errors, over {tests:,} offsets, up to {reach:,} values",
     )
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return, at every offset, the summed products of paired rows and the number of overlaps."""
+    """Return the summed products of paired rows, and the number of overlaps, at every offset."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)

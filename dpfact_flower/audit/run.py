@@ -40,9 +40,9 @@ def audit(
 ) -> tuple[Finding, ...]:
     """Audit patient mode on a site's own settings and data.
 
-    The audit uses at most 200 patients of one site, by default a cohort's first site. A noise seed
-    in the settings is reported but not used. Without the site's `state_dir`, the site's ledger is
-    not checked. `seed` determines the auditor's choices, but the noise has no seed.
+    The audit uses at most 200 patients of one site, by default the first site of a cohort. A noise
+    seed in the settings is reported but not used. The site's ledger is checked only if `state_dir`
+    is given. `seed` determines the audit's choices, but the noise has no seed.
     """
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)
@@ -65,7 +65,7 @@ def audit(
         folder = state_dir / chosen.name
         work["state"] = lambda: audit_state(folder)
     findings: list[Finding] = []
-    # Each audited run creates a ledger, about which the log would otherwise warn a site's staff.
+    # Each audited run creates a ledger. Without this change, the log would warn of every ledger.
     logger = logging.getLogger(NEW_LEDGERS)
     before, logger.disabled = logger.disabled, True
     try:
@@ -79,7 +79,7 @@ def audit(
 
 
 def audit_state(folder: Path) -> tuple[Finding, ...]:
-    """Check other users' permissions in a site's folder, and the integrity of the site's ledger."""
+    """Check that other users have no access to a site's folder, and that its ledger is intact."""
     open_to_others = [
         fault
         for path in (folder.parent, folder, *folder.rglob("*"))
@@ -99,6 +99,6 @@ def guarded(name: str, check: Callable[[], tuple[Finding, ...]]) -> tuple[Findin
         return check()
     except DPFactError as error:  # our own messages contain no patient data
         detail = f"{type(error).__name__}: {error}"
-    except Exception as error:  # of other errors, report only the type
+    except Exception as error:  # other messages might contain patient data
         detail = type(error).__name__
     return (Finding(f"{name}: broke off", math.nan, (0.0, 0.0), detail),)

@@ -1,9 +1,9 @@
 """Test that adding one patient changes a release only by that patient's own bounded part.
 
-Two sites, one of them with an additional patient, receive the same transcript. Their un-noised sums
-are exact integers and may differ by at most the sensitivity. The difference must equal the
-patient's own contribution, which shows that no other patient's part has changed. Patients are
-chosen to reach the bound. If no patient reaches the bound, the audit has no power and fails.
+Two sites, one with an additional patient, receive the same transcript. Their un-noised sums are
+exact integers and may differ by at most the sensitivity. The difference must also equal the
+patient's own contribution, so that no other patient's part has changed. The patients are chosen to
+reach the bound. If no patient reaches the bound, the audit has no power and fails.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def audit_sensitivity(
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release in the plan with random and hostile input.
 
-    Each trial has a small site, a transcript and two patients to add. The findings for each release
-    are the largest distance as a fraction of the sensitivity (0.99 to 1) and the number of changes
+    Each trial has a small site, a transcript and two patients to add. For each release, one finding
+    is the largest distance as a fraction of the sensitivity (0.99 to 1). Another counts the changes
     to other patients' parts (0).
     """
     planned = target.plan.releases
@@ -106,11 +106,11 @@ def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Frac
 
 def _reach(target: AuditTarget, release: PlannedRelease, share: Fraction) -> Finding:
     measured = math.sqrt(share)
-    # The comparison with the bound is exact; rounding must not hide its result.
+    # The comparison with the bound is exact, and rounding must not hide its result.
     measured = max(measured, math.nextafter(1, 2)) if share > 1 else min(measured, 1.0)
-    detail = f"largest move by one patient, as a share of {target.sensitivity(release):g}"
+    detail = f"largest change by one patient, as a share of {target.sensitivity(release):g}"
     if share > 1:
-        detail += f": beyond it by {measured - 1:.2g}"
+        detail += f": too large by {measured - 1:.2g}"
     elif measured < _REACHED:
         detail += ": no patient reached the bound, so it was not tested"
     return Finding(f"sensitivity: {target.name(release)}", measured, (_REACHED, 1.0), detail)

@@ -1,7 +1,7 @@
-"""The audited site and run, and a simulation of the site with real code and other data.
+"""The audited site and run, and a simulation of the site with its real code on other data.
 
-The auditor chooses the `Transcript`, which may be as hostile as a server can be. A `SimulatedSite`
-runs `PatientRound`, the code of a real site, on one data set.
+The auditor chooses the `Transcript`, which may be as hostile as a server can make it. A
+`SimulatedSite` runs `PatientRound`, the code of a real site, on one data set.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
 SIGMA = 2**24
-"""Standard deviation of the noise in grid units, as designed. The value is not imported, because
-the audited code must not supply its own reference."""
+"""Designed standard deviation of the noise, in grid units. The value is not imported, because the
+audited code must not supply its own reference."""
 JOB = "audit"
 
 
@@ -59,11 +59,11 @@ class AuditTarget:
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
-        """Return a release's name in findings."""
+        """Return the name of a release for the findings."""
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
-        """Return the L2 distance by which the design lets one patient move a release."""
+        """Return the largest L2 distance by which one patient may change a release."""
         return KINDS[planned.kind].sensitivity(self.privacy.bound)
 
     def transcript(
@@ -74,7 +74,7 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> Transcript:
-        """Return a server's requests, all of which carry these factors where factors are due."""
+        """Return a server's requests for a run, with these factors in each round that needs any."""
         solver = self.solver
         if relative_l21 is not None:
             solver = replace(solver, relative_l21=relative_l21)
@@ -93,7 +93,7 @@ class AuditTarget:
         return Transcript(anchors, selection, requests, releases or {})
 
     def _weights(self, selection: Selection) -> Weights:
-        """Return the most unequal weights that a site accepts if the settings ask for weights."""
+        """Return the most unequal weights that a site accepts, if the settings use weights."""
         if self.privacy.weighting == "none":
             return ()
         return tuple(
@@ -108,7 +108,7 @@ class AuditTarget:
             allow_privacy="patient",
             max_epsilon=1e9,
             budget_delta=min(self.privacy.delta, 0.5),
-            max_rank=self.solver.rank,  # determines the reserved space, here in memory
+            max_rank=self.solver.rank,  # determines how much space is reserved, here in memory
             max_tau=max(50, self.solver.tau),
         )
         return DPFactClient(data, settings)
@@ -118,7 +118,7 @@ class AuditTarget:
 class Transcript:
     """A server's input to a site during a run, created by `AuditTarget.transcript`.
 
-    `releases` replaces the site's own earlier releases.
+    `releases` are used in place of the site's own earlier releases.
     """
 
     anchors: Factors
@@ -150,7 +150,7 @@ class SimulatedSite:
         return self._state
 
     def release(self, round_number: int) -> Release | None:
-        """Return a round's release from the transcript or, failing that, from the site."""
+        """Return a round's release from the transcript or, if it has none, from the site."""
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
@@ -165,7 +165,7 @@ class SimulatedSite:
         self._state = outcome.state
         released = outcome.release
         if not isinstance(released, Release):
-            raise SettingsError("secure-sums: an audit plays runs in which sites add all noise")
+            raise SettingsError("secure-sums: an audit needs runs in which sites add all noise")
         self._released.setdefault(planned.round, released)
         return total, released
 
@@ -177,12 +177,12 @@ class SimulatedSite:
 def noise_of(
     planned: PlannedRelease, total: Integers, values: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Return the noise in released values, in units of the planned standard deviation."""
+    """Return the noise in released values, divided by the planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 
 
 def subsample(site: SiteData, patients: int, rng: np.random.Generator) -> SiteData:
-    """Return a site that holds a random sample of patients' cells and no other data."""
+    """Return a site with the cells of a random sample of patients, and no other data."""
     rows = np.sort(rng.permutation(site.tensor.n_patients)[:patients])
     return SiteData(site.name, site.tensor.select_patients(rows), site.vocabularies)
 
