@@ -1,6 +1,6 @@
 """`federate`: a whole run in this process, on sites in memory or from a run config.
 
-Sites in memory can be our types, tensors and matrices of other libraries, or DataFrames.
+A site in memory can be one of our types, a tensor or matrix of another library, or a DataFrame.
 """
 
 from __future__ import annotations
@@ -41,34 +41,33 @@ def federate(
 ) -> Run:
     """Run DPFact with every site in this process. Sites work in parallel threads.
 
-    The strategy, the client and the results are the same as with `flwr run`, but neither Ray nor a
+    The strategy, the client and the results are the same as with `flwr run`. Neither Ray nor a
     network is needed.
 
     Parameters
     ----------
     config : mapping, optional
         A run config with hyphenated keys, at least `data` and `out`, as in a run's
-        ``config.toml``; see ``dpfact settings``. Give either `config` or `sites`.
+        ``config.toml``; see ``dpfact settings``. Give either `config` or `sites`, not both.
     sites : optional
-        The sites' data, in any of the forms of `as_cohort`.
+        The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
         See `as_cohort`.
     out : path, optional
-        Folder for the run's files. Without it, they are in a temporary folder until the run has
-        been read, and `Run.save` writes them.
+        Folder for the run's files. Without `out`, the run is only in memory until `Run.save`.
     state_dir : path, optional
-        Folder in which the sites keep the ledgers of their releases, and their own factors. Without
-        it, a temporary folder is used and deleted at the end, so the ledgers limit no later run.
-        With `state_dir`, give `max_epsilon` too and, in patient mode, `patients`.
+        Folder in which the sites keep their ledgers and their own factors. Without `state_dir`, the
+        ledgers are deleted after the run and limit no later run. With `state_dir`, give
+        `max_epsilon` too and, in patient mode, `patients`.
     max_epsilon : float
-        Limit of each site's epsilon, over all runs with this `state_dir`. A run that would exceed
+        Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
     measure : bool
         Whether to measure the result (fit, prediction of outcomes, usage by site).
     verbose : bool
         Whether to show Flower's log.
     **settings
-        Any of a run's settings, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
+        Any settings of a run, with underscores: ``rank=12, privacy="patient", epsilon=4.0``.
 
     Raises
     ------
@@ -121,7 +120,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return the settings of sites with a lasting ledger: this privacy mode, up to a budget."""
+    """Return the settings of sites whose ledgers limit the spending in this privacy mode."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -130,7 +129,7 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
         )
     if privacy.privacy != "none" and not max_epsilon:
         raise SettingsError(
-            "max_epsilon: with a state_dir, give what each site may spend over all runs"
+            "max_epsilon: with a state_dir, give the epsilon that each site may spend over all runs"
         )
     return SiteSettings(
         state_dir=str(config.app.sites_folder),
@@ -145,9 +144,9 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
 # --- Accepted forms of a site ---------------------------------------------------------------------
 
 NAME = "sites"
-"""Name of a cohort that is assembled from separate sites."""
+"""Name of a cohort made from separate sites."""
 ONE_MODE = "codes"
-"""Name of the only feature mode of a matrix."""
+"""Name of the single feature mode of a matrix."""
 
 
 def as_cohort(
@@ -163,17 +162,17 @@ def as_cohort(
     ----------
     given : Cohort, one site, sequence of sites, or mapping of name to site
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
-        sparse.COO or an array, with patients first; a DataFrame with a row per patient and a column
-        per code; or a DataFrame of events, see `dpfact_flower.data.readers.frames`. Events with a
-        column ``site`` give several sites. Sites without names become ``site-1`` and so on.
+        sparse.COO or an array, whose first mode is the patients. It can also be a DataFrame with a
+        row per patient and a column per code, or a DataFrame of events (see `frames`). Events with
+        a column ``site`` give several sites. Sites without names become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
-        Public code lists, one per feature mode. Without them, the codes of tensors are numbers, and
-        the codes of events are those that occur. In a private run, this reveals codes without a
-        charge.
+        Public code lists, one per feature mode. By default, the codes of tensors are numbers, and
+        the codes of events are those in the data. A private run then reveals these codes without
+        a charge.
     window_days : int or None
-        For events: see `frames.read`.
+        For events only; see `frames.read`.
     keep_empty : bool
-        For events: whether to keep patients without a cell.
+        For events only: whether to keep patients without a cell.
     """
     if isinstance(given, Cohort):
         return given
@@ -191,7 +190,7 @@ def as_cohort(
 
 
 def is_site(given: Any) -> bool:
-    """Return whether an object is a single site, not a cohort or a list."""
+    """Return whether an object is a single site, and not a cohort or a list."""
     return not isinstance(given, Cohort) and len(getattr(given, "shape", ())) > 1
 
 
@@ -211,7 +210,7 @@ def is_matrix(given: Any) -> bool:
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
-    """Return the names of a frame's rows, or None. Only pandas frames have row names."""
+    """Return the row names of a pandas frame, or None for any other object."""
     return tuple(map(str, given.index)) if hasattr(given, "index") else None
 
 
@@ -232,7 +231,7 @@ def _named(given: Any) -> dict[str, Any]:
         for number, site in enumerate([given] if is_site(given) else given, start=1):
             name = site.name if isinstance(site, SiteData) else f"site-{number}"
             if name in named:
-                raise DataError(f"sites: two are called {name}; give each a name of its own")
+                raise DataError(f"sites: two are called {name}; give each site its own name")
             named[name] = site
     if not named or not all(map(is_site, named.values())):
         raise DataError(
@@ -247,8 +246,8 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         return replace(given, name=name)
     if frames.holds_events(given):
         raise DataError(
-            f"site {name}: is a DataFrame of events, and other sites are not; make a SiteData of "
-            "each with the same vocabularies"
+            f"site {name}: is a DataFrame of events, but other sites are not; make a SiteData of "
+            "each site, all with the same vocabularies"
         )
     if codes := columns_of(given):  # a frame with a row per patient
         lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
@@ -261,7 +260,7 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
             tensor = as_tensor(cells)
         except DataError as error:
             raise DataError(
-                f"site {name}: {error}. If its rows are events, read them with read_events"
+                f"site {name}: {error}. If the rows are events, read them with read_events"
             ) from None
         return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
     tensor = as_tensor(given)

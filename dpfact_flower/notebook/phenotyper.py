@@ -37,33 +37,33 @@ if TYPE_CHECKING:
 
 
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
-    """Phenotypes that sites learn together, as a scikit-learn estimator.
+    """A scikit-learn estimator for phenotypes that sites learn together.
 
     `fit` is a whole federated run in this process, with the noise of its privacy mode. `transform`
-    fits old or new patients to the phenotypes. No privacy guarantee covers the resulting scores,
-    which are only for the site that holds these patients.
+    fits old or new patients to the phenotypes. No privacy guarantee covers the resulting scores, so
+    only the site that holds the patients may see their scores.
 
     Parameters
     ----------
     rank : int
     privacy : {"patient", "none", "paper"}
-        "patient" has a proven guarantee for each patient. "none" has no protection.
+        "patient" has a proven guarantee for each patient. "none" gives no protection.
     epsilon, delta : float
         Privacy parameters of one `fit`.
     rounds : int
-        Number of federated rounds. Patient mode plans its own number.
+        Number of federated rounds. Patient mode ignores it and plans its own number.
     random_state : int, RandomState instance or None
         Public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies, window_days
-        As for `dpfact_flower.notebook.federated.as_cohort`.
+        See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon
-        As for `dpfact_flower.federate`. **Without `state_dir`, a ledger lasts for one fit**: each
+        See `dpfact_flower.federate`. **Without `state_dir`, a ledger lasts for one fit**: each
         fit spends `epsilon` again on the same patients, and no ledger records the total.
         Cross-validation with k folds is k fits.
     settings : mapping, optional
-        Any other setting of a run, with underscores: see ``dpfact settings``. In patient mode
-        ``patients`` should be a public estimate. Without it, the run is planned with the exact
-        number of patients, which is then treated as public.
+        Any other settings of a run, with underscores; see ``dpfact settings``. In patient mode,
+        ``patients`` should be a public estimate. Without an estimate, the plan uses the exact
+        number of patients, and treats this number as public.
 
     Attributes
     ----------
@@ -82,8 +82,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     Notes
     -----
-    A site and a cohort of several sites can be indexed by patients, so both can be cross-validated
-    directly. `y` and sample weights are not used.
+    Sites and cohorts can be indexed by patient, so both can be cross-validated directly. `y` and
+    sample weights are not used.
 
     Examples
     --------
@@ -148,11 +148,11 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return np.concatenate([site.scores for site in self._memberships(X)])
 
     def memberships(self, X: Any) -> DataFrame:
-        """Return `transform` as a DataFrame, indexed by the patients' identifiers."""
+        """Return the result of `transform` as a DataFrame, indexed by the patients' identifiers."""
         return pandas().concat([site.to_frame() for site in self._memberships(X)])
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return the names of the columns of `transform`, for example ``phenotype_3``.
+        """Return the column names of the result of `transform`, such as ``phenotype_3``.
 
         `input_features` is ignored.
         """
@@ -206,7 +206,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         elif reset:
             for name in ("n_features_in_", "feature_names_in_"):
                 self.__dict__.pop(name, None)
-        with flower_quiet():  # readers still warn of data that they leave out
+        with flower_quiet():  # readers still warn about data that they leave out
             cohort = as_cohort(
                 X, vocabularies=lists, window_days=self.window_days, keep_empty=not reset
             )
@@ -226,8 +226,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         except ValueError as error:
             if "could not convert" not in str(error):
                 raise
-            raise DataError(  # scikit-learn's message has the text, which may be a patient's
-                "X: could not convert text to numbers. If its rows are events, read them with "
+            raise DataError(  # scikit-learn's message quotes text that may be a patient's
+                "X: could not convert text to numbers. If the rows are events, read them with "
                 "read_events"
             ) from None
         check_non_negative(checked, f"{type(self).__name__}.fit")

@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
-    A run holds nothing about single patients and can be pickled. A simulated run's measures are
-    computed on all sites' patients, so protect the measures like the data.
+    A run holds no data about individual patients, and can be pickled. In a simulation, the measures
+    are computed from all sites' patients, so protect the measures like the data.
 
-    `model` holds the phenotypes that all sites share, `summary` the content of ``summary.json``,
-    and `records` one record per round. `tables` has the measures of all sites' patients, if known.
-    `versions` has the software versions. `folder` is None if the run is only in memory.
+    `model` holds the phenotypes that all sites share, and `summary` the content of
+    ``summary.json``. `records` has a record of each round, and `tables` the measures of all sites'
+    patients, if known. `folder` is None if the run is only in memory.
     """
 
     model: GlobalModel
@@ -67,7 +67,7 @@ class Run:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
-        """Write the input of `read`, `dpfact report`, `export` and `compare` to an empty folder."""
+        """Write the run to an empty folder, for `read` and for `dpfact` commands."""
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -83,14 +83,14 @@ class Run:
 
     def __fspath__(self) -> str:
         if self.folder is None:
-            raise DataError("run: has no folder; save(folder) gives it one")
+            raise DataError("run: has no folder; write one with save(folder)")
         return str(self.folder)
 
     # --- What it found -------------------------------------------------------------------------
 
     @property
     def guarantee(self) -> str:
-        """The protection of the patients, in words. An epsilon is always shown with its claim."""
+        """The protection of the patients, in words. An epsilon is always followed by its claim."""
         return dict(headline(self.summary))["privacy"]
 
     @property
@@ -99,11 +99,11 @@ class Run:
         return self.summary.spent.epsilon if self.summary.spent else None
 
     def phenotypes(self, *, top: int | None = None) -> DataFrame:
-        """Return the codes of every phenotype, as public as the model; see `GlobalModel.rows`."""
+        """Return the codes of each phenotype, which are as public as the model."""
         return self.model.to_frame(top=top)
 
     def clinical(self) -> DataFrame:
-        """Return a table, as public as the model, with a row per phenotype and classification."""
+        """Return clinical measures, as public as the model, by phenotype and classification."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -113,7 +113,7 @@ class Run:
         return pandas().DataFrame(rows)
 
     def history(self) -> DataFrame:
-        """Return a row per round: sites, failures, bytes, seconds and, if measured, errors."""
+        """Return a row for each round: sites, failures, bytes, seconds and, if measured, errors."""
         errors = self.summary.errors
         known = {error.round: asdict(error) for error in errors.error_by_round} if errors else {}
         rows = [
@@ -127,7 +127,7 @@ class Run:
         return pandas().DataFrame(rows).set_index("round")
 
     def ledger(self) -> DataFrame:
-        """Return each site's noisy releases and their costs. Without noise, the table is empty."""
+        """Return the noisy releases of each site, and the cost of each release."""
         spent = self.summary.spent.per_site if self.summary.spent else {}
         rows = [
             {"site": site, **asdict(event), "rho": event.rho}
@@ -138,7 +138,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Name a phenotype, also in the run's folder, and return the run with the new name."""
+        """Return the run with a new name for a phenotype. The run folder gets the name too."""
         with tempfile.TemporaryDirectory() as folder:
             write_name(self.folder or Path(folder), number, name, self.model.rank)
         names = {**self.model.names, number: name.strip()}
@@ -146,7 +146,7 @@ class Run:
         return replace(self, model=replace(self.model, names=kept))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report, one page of HTML, by default ``report.html`` in the run's folder."""
+        """Write the report, a page of HTML, by default as ``report.html`` in the run folder."""
         if path is None:
             if self.folder is None:
                 raise SettingsError("report: give a path; the run has no folder")
@@ -160,28 +160,28 @@ class Run:
     # --- Plots ---------------------------------------------------------------------------------
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Draw the `top` largest codes of each mode of a phenotype, numbered from 1, as bars."""
+        """Plot the `top` largest codes of each mode of a phenotype. `number` starts from 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
-            raise DataError(f"phenotype: the model has no {number}, or it has no codes")
+            raise DataError(f"phenotype: the model has no {number}, or the phenotype has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:
-        """Draw how well the sites' models fit their data after each round; see `RoundErrors`."""
+        """Plot how well the sites' models fit the data after each round; see `RoundErrors`."""
         return self._drawn("errors", ax, self.summary, measure)
 
     def plot_traffic(self, ax: Axes | None = None) -> Axes:
-        """Draw the number of bytes sent in each round."""
+        """Plot the bytes sent per round."""
         return self._drawn("traffic", ax, self.records)
 
     def plot_usage(self, ax: Axes | None = None) -> Axes:
-        """Draw a heat map of how much each site uses each phenotype."""
+        """Plot a heat map of how much each site uses each phenotype."""
         if self.tables.usage is None:
             raise DataError("usage: only a simulation that was measured knows it")
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Draw how well phenotypes predict a label (default: the first), beside the baselines."""
+        """Plot how well phenotypes predict a label (default: the first), beside two baselines."""
         found = self.summary.measured.predictions if self.summary.measured else {}
         label = label or next(iter(found), "")
         if label not in found:
@@ -192,7 +192,7 @@ class Run:
         return self._drawn("auc", ax, found[label])
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
-        """Draw a figure of `plots` in the caller's axes or, without axes, in new pyplot axes."""
+        """Draw a figure of `plots` in the given axes or, without axes, in new pyplot axes."""
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 
         if ax is None:

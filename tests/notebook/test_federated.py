@@ -92,7 +92,7 @@ def test_columns_with_other_names_are_read_as_the_error_says():
     elsewhere = HERE.rename(columns=NAMES).assign(birth_date="1960-01-01", icd_version=9)
     with pytest.raises(DataError, match=r"it has \['subject_id', .*; try columns=") as caught:
         read_events(elsewhere)
-    with pytest.raises(DataError, match="If its rows are events, read them with read_events"):
+    with pytest.raises(DataError, match="If the rows are events, read them with read_events"):
         as_cohort(elsewhere)
     with pytest.raises(SettingsError, match=r"columns: name some of patient, code, .* got pat"):
         read_events(elsewhere, columns={"pat": "subject_id"})
