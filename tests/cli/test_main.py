@@ -141,8 +141,8 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["data", "synthetic", "unknown", "--out", "x"], "unknown"),
         (["data", "mimic3", "/nowhere", "--out", "x"], "/nowhere"),
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
-        (["simulate", "--out", "x", "--app", "/nowhere"], "is no Flower App"),
-        (["run", "--out", "x", "--app", "/nowhere"], "is no Flower App"),
+        (["simulate", "--out", "x", "--app", "/nowhere"], "is not a Flower App"),
+        (["run", "--out", "x", "--app", "/nowhere"], "is not a Flower App"),
     ],
 )
 def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
