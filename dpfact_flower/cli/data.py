@@ -1,4 +1,4 @@
-"""`dpfact data`: from EHR tables, or made-up patients, to one file per site."""
+"""`dpfact data`: turn EHR tables, or made-up patients, into one file per site."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Codes = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FILE",
-        help="Public code list of a mode (.json, .csv, or one code per line); for all or none.",
+        help="Public code list of a mode (.json, .csv, or one code per line), for all or none.",
     ),
 ]
 Rolled = Annotated[
@@ -40,13 +40,13 @@ Rolled = Annotated[
     Option(
         "--roll-up",
         metavar="[NAME=]HOW",
-        help="Replace a mode's codes (default: of diagnoses) by groups: icd3, chapter, ccs, first2 "
-        "(so many characters), or a file of code and group.",
+        help="Replace a mode's codes (default: diagnoses) with groups: icd3, chapter, ccs, first2 "
+        "(the first two characters), or a file of codes and groups.",
     ),
 ]
 Name = Annotated[str, Option(help="Public name of the site, or of all sites together.")]
-Memory = Annotated[str, Option(help="What DuckDB may use before it spills to disk.")]
-Least = Annotated[int, Option(help="Merge sites with fewer patients into one, other.", min=1)]
+Memory = Annotated[str, Option(help="Memory for DuckDB, which then spills to disk.")]
+Least = Annotated[int, Option(help="Merge sites with fewer patients into a site other.", min=1)]
 
 
 class Asked(NamedTuple):
@@ -61,7 +61,7 @@ class Asked(NamedTuple):
     force: opt.Force = False
 
     def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
-        """Return the options for a reader. A roll-up without a name is for mode `default`."""
+        """Return the options for a reader. A roll-up without a name applies to mode `default`."""
         rolled = (
             how if how.partition("=")[2] else f"{default}={how}" for how in self.rolled_up or ()
         )
@@ -164,7 +164,7 @@ class _Readers(TyperGroup):
 
 data_app = typer.Typer(
     name="data",
-    help="Turn EHR tables into one file per site; a script of your own too: "
+    help="Turn EHR tables into one file per site. To use your own script: "
     "dpfact data READER.sql SOURCE.",
     no_args_is_help=True,
     cls=_Readers,
@@ -191,7 +191,7 @@ def data_tns(
     out: opt.Out,
     name: Name,
     patients: Annotated[int, Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
-    modes: Annotated[str, Option(help="Names of the others, as procedures,diagnoses.")] = "",
+    modes: Annotated[str, Option(help="Names of other modes, as procedures,diagnoses.")] = "",
     codes: Codes = None,
     parts: Annotated[int, Option(help="Sites to split into, for a simulation.", min=1)] = 1,
     force: opt.Force = False,
@@ -219,8 +219,8 @@ def data_events(
         Option(
             metavar="NAME=FILE[,COLUMN=NAME]",
             help="A feature mode and its table (.csv, .csv.gz, .parquet, or a pattern such as "
-            "rx_*.csv); two or more. Columns of its own as patient=, code=, time=, encounter=, "
-            "description=; and time-format=.",
+            "rx_*.csv); two or more. Name the table's own columns with patient=, code=, time=, "
+            "encounter=, description=, and the format of times with time-format=.",
         ),
     ],
     name: Name,
@@ -232,15 +232,15 @@ def data_events(
         list[str] | None,
         Option(
             metavar="NAME=FILE[,KEY=VALUE]",
-            help="A label, in the column NAME or column=; missing=0 is the label of patients who "
-            "are not in the table; patient= is the patients' column. May be repeated.",
+            help="A label and its table. column= is the label's column (default: NAME), patient= "
+            "the patients' column, and missing=0 the label of all others. May be repeated.",
         ),
     ] = None,
     sites: Annotated[
         str,
         Option(
             metavar="FILE[,COLUMN=NAME]",
-            help="Table: patient, site, for a simulation. Columns of its own as patient=, site=.",
+            help="Table: patient, site, for a simulation. Other columns as patient=, site=.",
         ),
     ] = "",
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",
@@ -249,12 +249,12 @@ def data_events(
     encounter: Annotated[str, Option(help="Column of the encounter.")] = "encounter",
     description: Annotated[str, Option(help="Column of a code's text, if any.")] = "description",
     time_format: Annotated[
-        str, Option(help="Of times, as %d.%m.%Y %H:%M (default: ISO 8601).")
+        str, Option(help="Format of times, as %d.%m.%Y %H:%M (default: ISO 8601).")
     ] = "",
     delimiter: Annotated[
-        str, Option(help="Of CSV files; default: the most frequent of , ; | \\t in the first line.")
+        str, Option(help="Of CSV files (default: the most frequent of , ; | \\t in line 1).")
     ] = "",
-    encoding: Annotated[str, Option(help="Of CSV files: utf-8, latin-1 or utf-16.")] = "utf-8",
+    encoding: Annotated[str, Option(help="For CSV files: utf-8, latin-1 or utf-16.")] = "utf-8",
     top: Top = "",
     codes: Codes = None,
     rolled_up: Rolled = None,
