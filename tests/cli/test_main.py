@@ -122,10 +122,10 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
     text = dpfact("settings")
     for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
         assert key in text
-    assert "other defaults" not in text
+    assert "different defaults" not in text
     own = (APP / "pyproject.toml").read_text().replace("rank = 12", "rank = 7")
     (tmp_path / "pyproject.toml").write_text(own)
-    assert "has other defaults: rank = 7\n" in dpfact("settings", "--app", str(tmp_path))
+    assert "has different defaults: rank = 7\n" in dpfact("settings", "--app", str(tmp_path))
     (tmp_path / "pyproject.toml").write_text('[tool.flwr.app]\npublisher = "north"\n')
     assert run_config(tmp_path, ["rank=3"], data=None) == {"rank": 3}  # an app without a config
 
