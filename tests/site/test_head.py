@@ -79,5 +79,5 @@ def test_a_damaged_key_is_said_before_a_patient_is_read(worlds, content):
     assert world.ask(2).reply == world.preflight(world.requests[2]) == "dpfact:state"
     assert world.ask(1).reply.startswith("[")
     assert not world.source.read_by_now
-    with pytest.raises(StateError, match="nothing that was charged is forgotten"):
+    with pytest.raises(StateError, match="all charges still count"):
         data_key(world.folder / "north")
