@@ -124,6 +124,13 @@ def make_cohort() -> Cohort:
     return Cohort("small", sites, None)
 
 
+@pytest.fixture(params=[0o022, 0o077, 0o000], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="module")
 def all_surrogates() -> Iterator[None]:
     """As many surrogate patients as other processes draw."""

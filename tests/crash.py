@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import resource
 import signal
 import sqlite3
 import tempfile
@@ -51,6 +52,17 @@ def failing_at(
             patch.setattr(owner, name, failing(getattr(owner, name)))
         patch.setattr(sqlite3, "connect", traced)
         yield
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, SQLite's neither: the system's own error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def die() -> None:

@@ -31,13 +31,6 @@ def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-@pytest.fixture(params=[0o022, 0o077, 0o000], ids=oct)
-def umask(request):
-    before = os.umask(request.param)
-    yield
-    os.umask(before)
-
-
 def write(path: Path, content: bytes) -> None:
     with replacing(path) as file:
         file.write(content)

@@ -50,14 +50,6 @@ def test_a_column_of_sites_makes_sites(time):
     assert cells(cohort.sites[1]) == {("bob", "P1", "D2")}
 
 
-def test_a_relation_of_duckdb_does_as_well():
-    with duckdb.connect() as connection:
-        relation = connection.from_df(EVENTS)
-        found = read_events(relation)
-        assert as_cohort(relation).patients == found.patients
-    assert [cells(site) for site in found.sites] == [cells(s) for s in read_events(EVENTS).sites]
-
-
 def as_polars(frame):
     return pytest.importorskip("polars").DataFrame(frame.to_dict("list"))
 
@@ -66,11 +58,12 @@ def as_arrow(frame):
     return pytest.importorskip("pyarrow").table(frame.to_dict("list"))
 
 
-@pytest.mark.parametrize("other", [as_polars, as_arrow])
-def test_frames_of_polars_and_arrow_are_read_as_those_of_pandas(other):
+@pytest.mark.parametrize("other", [as_polars, as_arrow, duckdb.from_df])
+def test_frames_of_polars_arrow_and_duckdb_are_read_as_those_of_pandas(other):
     assert [cells(s) for s in read_events(other(EVENTS)).sites] == [
         cells(s) for s in read_events(EVENTS).sites
     ]
+    assert as_cohort(other(EVENTS)).patients == read_events(EVENTS).patients
 
 
 @pytest.mark.parametrize("other", [lambda frame: frame, as_polars, as_arrow, duckdb.from_df])

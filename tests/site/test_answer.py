@@ -367,13 +367,9 @@ def test_a_state_dir_that_anybody_may_move_away_is_refused(data, tmp_path, caplo
     assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize("mask", [0o000, 0o022, 0o002], ids=oct)
-def test_whatever_the_umask_what_a_site_makes_is_its_own(data, tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        ask(make_client(data, tmp_path), make_request(data))
-    finally:
-        os.umask(before)
+@pytest.mark.usefixtures("umask")
+def test_whatever_the_umask_what_a_site_makes_is_its_own(data, tmp_path):
+    ask(make_client(data, tmp_path), make_request(data))
     for path in (tmp_path / "state", *(tmp_path / "state").rglob("*")):
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
 

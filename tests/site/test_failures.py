@@ -8,7 +8,6 @@ that, everything is `failed`.
 import errno
 import itertools
 import os
-import resource
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from dpfact_flower.site import admission, answer, disclosure, hospital, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
-from tests.crash import WRITES, failing_at
+from tests.crash import WRITES, failing_at, files_up_to
 from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
 
 SECRET = "no space left for 'Jane Doe'"
@@ -84,17 +83,6 @@ def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(
     assert worlds[0].rows() == worlds[1].rows() == before + charged
     assert same(worlds, number).reply == answers[0].reply
     assert worlds[0].rows() == before + charged
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes, SQLite's neither: the system's own error."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 5])

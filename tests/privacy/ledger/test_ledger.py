@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shutil
 import sqlite3
 import subprocess
@@ -27,6 +26,8 @@ from dpfact_flower.privacy.ledger import LEDGER, Head, Ledger, ReleaseKey, file
 from dpfact_flower.privacy.ledger import ledger as ledger_module
 from dpfact_flower.privacy.ledger.file import chained, pack
 from dpfact_flower.privacy.release import release_nothing
+from tests.bits import assert_bits
+from tests.crash import files_up_to
 
 DATA = "f" * 64
 MODES = ("procedures", "diagnoses")
@@ -73,11 +74,7 @@ def charge(ledger: Ledger, job: str = "job-1", round_number: int = 1, **changes)
 def assert_same(found: Release | None, expected: Release) -> None:
     assert found is not None
     assert found.events == expected.events
-    assert len(found.arrays) == len(expected.arrays)
-    for one, other in zip(found.arrays, expected.arrays, strict=True):
-        assert one.dtype == np.float32
-        assert one.shape == other.shape
-        assert one.tobytes() == other.tobytes()
+    assert_bits(found.arrays, expected.arrays)
 
 
 @contextmanager
@@ -306,13 +303,6 @@ def test_events_add_up_over_jobs_and_data(ledger):
 
 def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o777
-
-
-@pytest.fixture(params=[0o022, 0o000], ids=oct)
-def umask(request):
-    before = os.umask(request.param)
-    yield
-    os.umask(before)
 
 
 @pytest.mark.usefixtures("umask")
@@ -606,24 +596,13 @@ def test_a_head_is_read_as_it_is_written(ledger):
 # --- a disk that refuses
 
 
-@contextmanager
-def disk_full_at(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: the system's own error, at any point of a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_on_a_full_disk_nothing_is_charged_and_nothing_is_lost(ledger, folder):
     sent = charge(ledger)
     big = Release((np.ones(20_000, np.float32),), make_events()[:1])
     refused = 0
     for size in range(0, 110_000, 2048):
         head = ledger.head()
-        with disk_full_at(size):
+        with files_up_to(size):
             try:
                 ledger.charge(make_key(round_number=2), "terms", big)
                 break
@@ -642,7 +621,7 @@ def test_on_a_full_disk_nothing_is_charged_and_nothing_is_lost(ledger, folder):
 
 @pytest.mark.parametrize("size", [0, 4096, 8191])
 def test_a_ledger_that_cannot_be_made_in_full_is_not_there(folder, size):
-    with disk_full_at(size), pytest.raises(StateError):
+    with files_up_to(size), pytest.raises(StateError):
         Ledger(folder)
     assert list(folder.iterdir()) == []
     Ledger(folder).close()
