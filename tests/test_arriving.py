@@ -89,6 +89,20 @@ def play(monkeypatch):
     return run
 
 
+@pytest.fixture
+def killed(play, tmp_path):
+    """A run in `tmp_path` whose server is killed at a time: its network."""
+
+    def run(sites: dict[int, tuple[str, float]], until: float = 35.0) -> Network:
+        network = Network(sites)
+        network.until = until
+        with pytest.raises(KilledError):
+            play(network, run_dir=tmp_path)
+        return network
+
+    return run
+
+
 def failures(it: DPFact) -> list[tuple[str, str]]:
     return [(f.who, f.reason) for record in it.coordinator.records for f in record.failures]
 
@@ -154,13 +168,12 @@ def test_a_site_that_comes_back_under_another_number_goes_on(play):
 
 @pytest.mark.parametrize("numbers", [(2, 3, 4), (9, 8, 7)], ids=["same nodes", "other nodes"])
 @pytest.mark.parametrize("until", [35.0, 95.0])
-def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(play, tmp_path, numbers, until):
+def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(
+    play, killed, tmp_path, numbers, until
+):
     """The last rounds are those in which a site that is asked anew refuses: it has answered."""
     sites = [("a", 10), ("b", 10), ("c", 25)]
-    first = Network(dict(zip((2, 3, 4), sites, strict=True)))
-    first.until = until
-    with pytest.raises(KilledError):
-        play(first, run_dir=tmp_path)
+    first = killed(dict(zip((2, 3, 4), sites, strict=True)), until)
     second = Network(dict(zip(numbers, sites, strict=True)))
     second.kept, second.paid = first.kept, first.paid
     it = play(second, run_dir=tmp_path, resume=True)
@@ -172,11 +185,8 @@ def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(play, tmp_path,
     assert answered == second.paid
 
 
-def test_who_is_not_there_after_a_resume_is_noted(play, tmp_path):
-    first = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)})
-    first.until = 35.0
-    with pytest.raises(KilledError):
-        play(first, run_dir=tmp_path)
+def test_who_is_not_there_after_a_resume_is_noted(play, killed, tmp_path):
+    first = killed({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)})
     second = Network({2: ("a", 10), 3: ("b", 10)})
     second.kept = first.kept
     it = play(second, run_dir=tmp_path, resume=True, wait_timeout=5.0)
@@ -184,12 +194,9 @@ def test_who_is_not_there_after_a_resume_is_noted(play, tmp_path):
     assert it.coordinator.finished_rounds == 10
 
 
-def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, tmp_path):
+def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, killed, tmp_path):
     """It would come to its end with nobody, and could never be gone on with again."""
-    first = Network({2: ("a", 10), 3: ("b", 10)})
-    first.until = 35.0
-    with pytest.raises(KilledError):
-        play(first, run_dir=tmp_path)
+    first = killed({2: ("a", 10), 3: ("b", 10)})
     before = len(read_history(tmp_path))
     with pytest.raises(QuorumError, match=r"0 site\(s\) connected within 5 s"):
         play(Network({}), run_dir=tmp_path, resume=True, wait_timeout=5.0)

@@ -275,19 +275,6 @@ def test_a_name_belongs_to_the_key_that_is_registered_with_it(
         }
 
 
-def test_a_site_that_refuses_is_named_by_its_registration(cohort, cohort_folder, tmp_path):
-    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
-    own[1]["max-rank"] = 2
-    run = run_of(cohort, tmp_path / "run")
-    grid = Registered(own, 3, run.coordinator.reply_shapes, names=[*SITES, "liar"])
-    grid.says = {"site": "liar"}
-    with pytest.raises(
-        QuorumError, match=r"nothing was charged: site-2 \(node 3\): error 2: dpfact:m"
-    ):
-        run.start(grid)
-    assert [each.site for each in read_readiness(tmp_path / "run")] == [*SITES, "liar"]
-
-
 def test_what_a_hospital_says_is_one_short_printable_line(
     cohort, cohort_folder, tmp_path, caplog, capsys
 ):

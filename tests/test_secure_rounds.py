@@ -201,26 +201,6 @@ def test_three_sites_have_one_attempt_and_nothing_to_open(tmp_path):
     assert {stage for _, stage, _ in grid.asked} == {"query", "keys", "sum", "train"}
 
 
-@pytest.mark.parametrize("number", [3, 7])
-def test_a_server_that_died_goes_on_and_nobody_pays_twice(tmp_path, monkeypatch, number):
-    folder = tmp_path / "run"
-    grid = simulated(tmp_path, number)
-    made = strategy(number=number, run_dir=folder)
-
-    def die(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(made.coordinator, "close_round", die)
-        with pytest.raises(KeyboardInterrupt):
-            made.start(grid)
-    again = strategy(number=number, run_dir=folder, resume=True)
-    again.start(grid)
-    assert [record.updated for record in again.coordinator.records] == [True] * 4
-    for site in NAMES[:number]:
-        assert [row.round for row in charged(tmp_path, site)] == [1, 2, 3]
-
-
 def test_a_slot_s_total_is_the_sum_of_its_sites_statistics(tmp_path, monkeypatch):
     near = replace(PRIVACY, epsilon=1e5, delta=1e-3)  # hardly any noise
     totals = []
@@ -249,6 +229,18 @@ def test_flowers_older_strategies_refuse():
 def hospitals(tmp_path):
     """Clients of three real sites, and the grid that asks them."""
     return real_sites(tmp_path)
+
+
+def after_each(grid, look) -> None:
+    """Have a look after each message that the grid delivers; its reply is passed."""
+    deliver = grid._deliver
+
+    def looked_at(message):
+        found = deliver(message)
+        look(found)
+        return found
+
+    grid._deliver = looked_at
 
 
 def real_sites(tmp_path, number=3, **changed):
@@ -336,14 +328,7 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
     grid = grid_of(hospitals)
     grid.lost = {("site-1", "sum", 1): "reply"}
     kept = tmp_path / "state" / "site-1" / "site-1" / "job" / "secure-round.npz"
-    deliver = grid._deliver
-
-    def forget(message):
-        found = deliver(message)
-        kept.unlink(missing_ok=True)
-        return found
-
-    grid._deliver = forget
+    after_each(grid, lambda _: kept.unlink(missing_ok=True))
     with pytest.raises(QuorumError):
         made.start(grid)
     assert "vector for the sum is missing" in caplog.text
@@ -355,15 +340,7 @@ def test_a_site_whose_vector_is_gone_refuses_the_rest_of_the_round(tmp_path, hos
 def test_a_secret_that_others_may_change_is_not_read(tmp_path, hospitals, caplog, name):
     grid, kept = grid_of(hospitals), tmp_path / "state" / "site-1" / "site-1" / "job" / name
     grid.lost = {("site-1", "sum", 1): "reply"}
-    deliver = grid._deliver
-
-    def expose(message):
-        found = deliver(message)
-        if kept.exists():
-            kept.chmod(0o622)
-        return found
-
-    grid._deliver = expose
+    after_each(grid, lambda _: kept.exists() and kept.chmod(0o622))
     with pytest.raises(QuorumError):
         strategy(REAL, number=3).start(grid)
     assert f"{name}: others may write to it" in caplog.text
@@ -404,20 +381,17 @@ def test_a_pending_key_that_is_damaged_shuts_out_no_job(tmp_path, hospitals):
 
 def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals):
     own, grid, seen = tmp_path / "state" / "site-1" / "site-1", grid_of(hospitals), []
-    deliver = grid._deliver
 
-    def look(message):
-        found = deliver(message)
+    def look(_):
         if (own / "job" / "secure-job.json").exists():
             key = json.loads((own / "job" / "secure-job.json").read_text())["key"].encode()
             seen.append((key, holding(key)))
-        return found
 
     def holding(secret):
         found = [p for p in own.rglob("*") if p.is_file() and secret in p.read_bytes()]
         return [path.parent.name for path in found]
 
-    grid._deliver = look
+    after_each(grid, look)
     strategy(REAL, number=3).start(grid)
     assert {tuple(folders) for _, folders in seen} == {("job",)}
     assert holding(seen[0][0]) == []  # the run has ended
@@ -426,18 +400,15 @@ def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospita
 
 def test_the_vector_is_in_no_reply_and_no_folder_of_the_run(tmp_path):
     grid, sent = simulated(tmp_path, 3), []
-    deliver = grid._deliver
 
-    def watch(message):
-        found = deliver(message)
-        sent.append(found)
+    def watch(reply):
+        sent.append(reply)
         if path.exists():
             with np.load(path) as kept:
                 vectors.append(kept["noisy"].tobytes())
-        return found
 
     path, vectors = tmp_path / "state" / "site-1" / "job" / "secure-round.npz", []
-    grid._deliver = watch
+    after_each(grid, watch)
     made = strategy(number=3, run_dir=tmp_path / "run")
     made.start(grid)
     vector = vectors[-1]
