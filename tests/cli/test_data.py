@@ -149,17 +149,9 @@ def test_samples_of_synpuf_in_groups(ehr_data, tmp_path):
     assert [site.name for site in Cohort.load(tmp_path / "out").sites] == ["north", "south"]
 
 
-@pytest.mark.parametrize(
-    ("group", "says"),
-    [
-        ("north=1;2", "--group: need sites as SITE=1,2,3"),
-        ("north=1,1", "--group: samples must be at one site each"),
-        ("north=99", "lacks sample 99: need DE1_0_2008"),
-    ],
-)
-def test_groups_are_checked(group, says, tmp_path):
-    with pytest.raises(DPFactError, match=says):
-        data("synpuf", str(tmp_path), "--out", str(tmp_path / "out"), "--group", group)
+def test_groups_are_checked(tmp_path):
+    with pytest.raises(DPFactError, match="--group: need sites as SITE=1,2,3"):
+        data("synpuf", str(tmp_path), "--out", str(tmp_path / "out"), "--group", "north=1;2")
 
 
 def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):

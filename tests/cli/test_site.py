@@ -94,14 +94,6 @@ def test_keys_of_two_hospitals_fit_each_other(tmp_path):
         keyring_of(settings, "s")
 
 
-def test_a_key_is_never_replaced(tmp_path):
-    keys("make", tmp_path / "a.pem", "--site", "a")
-    before = (tmp_path / "a.pem").read_bytes()
-    with pytest.raises(SettingsError, match="never replaced"):
-        keys("make", tmp_path / "a.pem", "--site", "a")
-    assert (tmp_path / "a.pem").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -119,6 +111,11 @@ def test_a_peers_file_that_is_wrong_names_its_line(tmp_path, content, says):
 def test_names_and_files_that_cannot_be_are_refused(tmp_path):
     with pytest.raises(DataError, match="--site"):
         keys("make", tmp_path / "a.pem", "--site", "no name")
+    keys("make", tmp_path / "a.pem", "--site", "a")
+    before = (tmp_path / "a.pem").read_bytes()
+    with pytest.raises(SettingsError, match="never replaced"):
+        keys("make", tmp_path / "a.pem", "--site", "a")
+    assert (tmp_path / "a.pem").read_bytes() == before
     with pytest.raises(SettingsError, match="cannot be read"):
         keys("show", tmp_path / "nothing")
     (tmp_path / "text.pem").touch(mode=0o600)

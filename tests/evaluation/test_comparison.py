@@ -21,7 +21,8 @@ from dpfact_flower.evaluation.run_folder import (
     write_summary,
 )
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, SEEDED_CLAIM
-from tests.evaluation.folders import dpfact, run_folder
+from tests.commands import dpfact
+from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, SIMULATED, SPENT
 
 pytestmark = pytest.mark.slow

@@ -26,7 +26,8 @@ from dpfact_flower.evaluation.run_folder import (
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.runtime.serve import federate
 from dpfact_flower.tensor import SparseTensor
-from tests.evaluation.folders import dpfact, lines_of, refusal
+from tests.commands import dpfact
+from tests.evaluation.folders import lines_of, refusal
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from dpfact_flower.runtime.serve import federate_cohort
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.tensor import remembered
 from dpfact_flower.tensor.cp import CPModel
-from tests.evaluation.folders import dpfact
+from tests.commands import dpfact
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.survey import read_survey, write_survey
-from tests.evaluation.folders import dpfact, lines_of, refusal, run_folder
+from tests.commands import dpfact
+from tests.evaluation.folders import lines_of, refusal, run_folder
 
 pytestmark = pytest.mark.slow
 
