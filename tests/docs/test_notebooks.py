@@ -1,7 +1,4 @@
-"""docs/notebooks, run as they stand: every cell, in order, in an empty folder.
-
-own-data.ipynb has a file of its own, test_notebook.py.
-"""
+"""docs/notebooks, run as they stand: every cell, in order, in an empty folder."""
 
 import json
 import re
@@ -14,6 +11,7 @@ import pytest
 mpl.use("agg")
 from matplotlib import pyplot
 
+from dpfact_flower.tensor.cp import factor_match_score
 from simulation.paper.datasets import open_data
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
@@ -57,6 +55,32 @@ def test_it_is_short_shows_what_came_out_and_is_in_the_docs(notebook):
     assert not re.search(r"/(?:tmp|home|root|work)/", text), "a path of somebody's machine"
     assert len(text) < 400_000
     assert f"notebooks/{notebook.name}" in (NOTEBOOKS.parent / "notebooks.md").read_text()
+
+
+@pytest.mark.slow
+def test_own_data(run):
+    names = run("own-data")
+    made_up, cohort, model = names["made_up"], names["cohort"], names["run"].model
+    assert len(cohort.sites) == len(made_up.sites) == 3
+    # A cell is an encounter: patients without a cell are no rows of the events.
+    assert [s.tensor.nnz for s in cohort.sites] == [s.tensor.nnz for s in made_up.sites]
+    # Codes are found by their names: the reader lists them in an order of its own.
+    order = [vocabulary.name for vocabulary in made_up.vocabularies]
+    assert order == [vocabulary.name for vocabulary in model.vocabularies]
+    planted = [
+        factor[[vocabulary.index[code] for code in found.codes]]
+        for vocabulary, factor, found in zip(
+            made_up.vocabularies, made_up.truth.factors, model.vocabularies, strict=True
+        )
+    ]
+    # Of six phenotypes at random the score was below 0.3 in each of 100 draws.
+    assert factor_match_score(model.factors, planted) > 0.5
+    # Chance is 0.5; over 1,000 test patients of whom a tenth died its deviation is below 0.03.
+    assert all(scores.mean() > 0.5 + 3 * 0.03 for scores in names["auc"].values())
+    assert names["scores"].shape[1] == 6
+    assert set(names["scores"].index) <= set(made_up.sites[1].patients)
+    assert model.headings[0] in Path("report.html").read_text(encoding="utf-8")
+    assert set(names["run"].ledger()["site"]) == {"site-1", "site-2", "site-3"}
 
 
 @pytest.mark.slow
