@@ -10,14 +10,8 @@ from tests.patience import PATIENCE
 
 APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
 CONFIG = {"rounds": 3, "rank": 4, "seed": 5, "privacy": "none", "tau": 2}
-PATIENT = {
-    "rank": 4,
-    "seed": 5,
-    "relative-l21": 0.0,
-    "privacy": "patient",
-    "epsilon": 4.0,
-    "delta": 1e-5,
-}
+PATIENT = {"rank": 4, "seed": 5, "relative-l21": 0.0, "privacy": "patient", "epsilon": 4.0,
+           "delta": 1e-5}  # fmt: skip
 
 
 def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> dict[str, object]:

@@ -234,15 +234,9 @@ def test_select_patients_is_dense_indexing(data):
 
 
 BAD_ROWS = {
-    "none": [],
-    "twice": [0, 1, 0],
-    "negative": [-SECRET],
-    "mask": np.ones(6, bool),
-    "fractions": [0.5],
-    "2-D": [[0, 1]],
-    "ragged": [[0], [1, SECRET]],
-    "text": [str(SECRET)],
-}
+    "none": [], "twice": [0, 1, 0], "negative": [-SECRET], "mask": np.ones(6, bool),
+    "fractions": [0.5], "2-D": [[0, 1]], "ragged": [[0], [1, SECRET]], "text": [str(SECRET)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rows", BAD_ROWS.values(), ids=BAD_ROWS)
@@ -267,15 +261,10 @@ def test_select_features_is_dense_indexing(data):
 
 
 BAD_FEATURES = {
-    "too few modes": [[0]],
-    "too many modes": [[0], [0], [0]],
-    "none": [[0], []],
-    "twice": [[0, 0], [0]],
-    "descending": [[1, 0], [0]],
-    "one too large": [[0, 4], [0]],
-    "too large": [[0], [SECRET]],
-    "mask": [[0], np.ones(3, bool)],
-}
+    "too few modes": [[0]], "too many modes": [[0], [0], [0]], "none": [[0], []],
+    "twice": [[0, 0], [0]], "descending": [[1, 0], [0]], "one too large": [[0, 4], [0]],
+    "too large": [[0], [SECRET]], "mask": [[0], np.ones(3, bool)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kept", BAD_FEATURES.values(), ids=BAD_FEATURES)
