@@ -35,11 +35,11 @@ _RIVALS = ("cp-als", "trip")
 _JUDGED = ("paper", "psgd", "exact-no-l21", "patient")
 """Versions of DPFact: with the paper's noise, without noise by either solver, and ours."""
 _NEAR = 0.01
-"""A fit has converged within this share of the way from its first to its lowest RMSE."""
+"""A fit has converged once this share of the total decrease in RMSE is left."""
 
 
 def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tables: bool) -> Job:
-    """The fit that convergence, prediction and phenotypes share."""
+    """A fit that convergence, prediction and phenotypes share."""
     noisy = bool(SYSTEMS[system].noise)
     return Job(
         data.name, system, rank,
@@ -69,7 +69,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def rounds_needed(result: Result) -> int:
-    """Rounds until the RMSE is near its lowest."""
+    """Number of rounds until the RMSE is near its lowest value."""
     rmse = [point["all_cells"] for point in result.values["trace"]]
     low = min(rmse)
     target = low + _NEAR * (rmse[0] - low)
@@ -77,14 +77,14 @@ def rounds_needed(result: Result) -> int:
 
 
 def needed(found: Sequence[Result]) -> tuple[int, bool]:
-    """Median of the rounds needed over starts, and whether more rounds were played."""
+    """Median over starts of the rounds needed, and whether the fits went on after that round."""
     median = int(np.median([rounds_needed(result) for result in found]))
     played = min(len(result.values["trace"]) for result in found)
     return median, median < played or played == 1
 
 
 def needed_text(found: Sequence[Result]) -> str:
-    """The same, as tables show it."""
+    """Text of `needed` in tables."""
     median, converged = needed(found)
     return str(median) if converged else f"not in {median}"
 
@@ -106,17 +106,16 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "As in the paper, RMSE covers all cells, including zeros, of each site's own model. A "
-        "federated system therefore has more parameters than a centralised system. *RMSE shared* "
-        "is the RMSE of the shared factors after every patient is refitted. A system has "
-        f"converged when its RMSE exceeds the lowest RMSE by at most {100 * _NEAR:g} % of the "
-        "decrease since the first round.",
+        "As in the paper, RMSE covers all cells, including zeros, and each site has its own model, "
+        "so federated systems have more parameters than centralised ones. *RMSE shared* is the "
+        "RMSE of the shared factors after every patient is refitted. A system has converged once "
+        f"it has made {100 * (1 - _NEAR):g} % of its total decrease in RMSE.",
         _figure(found),
         [
             Table("convergence", rows, _DIGITS, "error, fit, rounds and seconds of every system"),
             Table(
                 "convergence_paired", pairs,
-                about="differences as a share of the rival's RMSE; below zero, DPFact is better",
+                about="differences as a share of the rival's RMSE (below zero, DPFact is better)",
             ),
         ],
         [_verdict(rows, pairs)],
@@ -129,13 +128,13 @@ _DIGITS = {"RMSE": 6, "± seeds": 6, "RMSE non-zeros": 4, "RMSE shared": 6, "fit
 
 
 def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
-    """Fit and match with planted phenotypes: a row a data set, a column a system."""
+    """Fit and match with planted phenotypes: one row per data set, one column per system."""
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "The table shows the fit of the sites' own models. A fit of 1 explains everything, and a "
-        "fit below 0 is worse than no model. The second number is the factor match of the shared "
-        "phenotypes with the planted phenotypes. Epsilon has the paper's values, 1.2 to 1.9.",
+        "The first number is the fit of the sites' own models: 1 explains all data, and below 0 is "
+        "worse than no model. The second is the factor match with planted phenotypes. Epsilon has "
+        "the paper's values, 1.2 to 1.9.",
         Table(
             "at_a_glance",
             [
@@ -166,7 +165,7 @@ def _finals(found: Sequence[Result]) -> list[float]:
 
 
 def _pairs(data: Dataset, found: Systems) -> list[dict[str, Any]]:
-    """DPFact's versions against their rivals, start by start, where both were run."""
+    """DPFact's versions compared with their rivals over the starts that both were run from."""
     rows = []
     for system in _JUDGED:
         for rival in _RIVALS:
@@ -218,7 +217,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
         x = [point["round"] for point in traces[0]]
         y = np.array([[point["all_cells"] for point in trace] for trace in traces])
         look = style(system)
-        if len(x) == 1:  # patient mode has a model for every site only after its last round
+        if len(x) == 1:  # only after patient mode's last round does each site have a model
             ax.errorbar(x, y.mean(axis=0), y.std(axis=0), marker="*", ls="", ms=9, **look)
             continue
         ax.plot(x, y.mean(axis=0), lw=1.4, **look)
@@ -253,12 +252,13 @@ def _extent(pairs: list[dict[str, Any]], system: str) -> str:
 
 
 def _published(rows: list[dict[str, Any]]) -> str:
-    """Error over all cells of a model fitted to non-zeros alone, as the paper writes."""
+    """Sentence on the fit over all cells of models fitted to non-zeros alone, as in the paper."""
     fits = [row["fit"] for row in rows if row["system"] == SYSTEMS["published"].title]
     if not fits:
         return ""
     worse = sum(fit < 0 for fit in fits)
     return (
-        "<br>P-SGD fitted to non-zeros alone, as the paper writes, is over all cells worse than no "
-        f"model on {worse} of {len(fits)} data sets (fit {min(fits):.2f} to {max(fits):.2f})."
+        "<br>If P-SGD is fitted to non-zeros alone, as the paper writes, its fit over all cells is "
+        f"worse than no model on {worse} of {len(fits)} data sets ({min(fits):.2f} to "
+        f"{max(fits):.2f})."
     )

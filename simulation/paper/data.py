@@ -11,22 +11,21 @@ from simulation.paper.report import Section, Table
 from simulation.paper.systems import DESCRIPTION
 
 _CHOSEN = (
-    "The settings of P-SGD, of the paper's noise, of TRIP and of the l2,1 weight were tuned on "
-    f"the synthetic EHR with data seed {SEARCHED_SEED}. The tables use data seed {REPORTED_SEED} "
-    "and open data, with the same settings. Two defaults of the package were chosen after a look "
-    "at open data: the cells of every patient are scaled to norm 1 "
-    "([algorithm](explanation/algorithm.md)), and patient mode has its plan "
-    "([start](explanation/start.md))."
+    "The settings of P-SGD, the paper's noise, TRIP and the l2,1 weight were tuned on the "
+    f"synthetic EHR with data seed {SEARCHED_SEED}. The tables use data seed {REPORTED_SEED} and "
+    "open data. Open data influenced two defaults of the package: each patient's cells are "
+    "[scaled to norm 1](explanation/algorithm.md), and patient mode "
+    "[plans its releases](explanation/start.md)."
 )
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """A description of every data set."""
+    """One description of each data set."""
     return [_job(data) for data in plan.sets(plan.names)]
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """The table, and how settings were chosen."""
+    """The table of data sets, and how settings were chosen."""
     rows = [
         _row(data, results[_job(data)].values)
         for data in plan.sets(plan.names) if _job(data) in results
@@ -34,8 +33,8 @@ def section(plan: Plan, results: Results) -> Section:
     table = Table(
         "data",
         rows,
-        about="sizes, sites, codes, deaths and rank of each data set, and the data set of the "
-        "paper that it replaces",
+        about="size, sites, codes, deaths and rank of each data set, and the paper's data set that "
+        "it replaces",
     )
     return Section("The data", _CHOSEN, [], [table], [])
 

@@ -1,4 +1,4 @@
-"""Factor match score against epsilon, with a ceiling of other seeds and a shuffled null."""
+"""Factor match score against epsilon, with a ceiling (other seeds) and a null (shuffled data)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from simulation.systems import NO_NOISE
 
 PRIVATE = ("patient", "paper", "paper-small", "naive")
 _HIGH = 0.9
-"""FMS at the largest epsilon that counts as having risen to 1."""
+"""An FMS above this value counts as having risen to 1."""
 _NOTHING = 0.02
-"""Fit of shared factors below which they explain next to nothing."""
+"""Shared factors with a fit below this value explain next to nothing."""
 _REFERENCES = (0, 1, 2)
 """Seeds of the fits without noise."""
 
@@ -54,7 +54,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def _systems(data: Dataset) -> tuple[str, ...]:
-    """The private systems of a data set, without the naive one where it would take hours."""
+    """The private systems of a data set. Where the naive one would take hours, it is left out."""
     return PRIVATE[:3] if data.name.startswith("paper-") else PRIVATE
 
 
@@ -68,12 +68,11 @@ def section(plan: Plan, results: Results) -> Section:
             rows += _rows(plan, data, results)
     return Section(
         "Privacy: factor match against epsilon",
-        "The factor match score (FMS) compares shared factors. *With itself* is the FMS with the "
-        "same system from the same start without noise, which is the paper's measure. *With a "
-        f"fit* is the mean FMS with {len(_REFERENCES)} fits without noise from other starts. The "
-        "ceiling is another fit without noise, and the null is a fit to shuffled patients. A "
-        "high FMS of a system with itself proves nothing alone, because a system that never "
-        "leaves its start also matches itself.",
+        "The factor match score (FMS) compares shared factors. *With itself*, the paper's measure, "
+        "compares a system with its noiseless run from the same start. *With a fit* is the mean "
+        f"FMS with {len(_REFERENCES)} noiseless fits from other starts. The ceiling is another "
+        "noiseless fit, and the null is a fit to shuffled patients. A high FMS with itself proves "
+        "nothing alone, because a system that never leaves its start also has one.",
         _figures(data_sets, rows),
         [
             Table(
@@ -163,7 +162,7 @@ def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
-    """Verdict on the paper's noise, with its best steps and with small ones."""
+    """Verdict on the paper's noise, with its best step size and with small steps."""
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
     why = "".join(
@@ -175,15 +174,14 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
         Verdict(
             "With rising epsilon, the FMS with the model without noise rises to 1",
             answer(paper),
-            "Each data set is a case, with one fit. The FMS with itself at the largest finite "
-            f"epsilon must exceed {_HIGH:g} and the FMS at the smallest "
-            f"epsilon.{why}{_empty(rows)}",
+            "Each data set is a case, with one fit. At the largest finite epsilon, the FMS with "
+            f"itself must exceed {_HIGH:g} and the FMS at the smallest epsilon.{why}{_empty(rows)}",
         )
     ]
 
 
 def _of(rows: list[dict[str, Any]], system: str) -> dict[str, list[dict[str, Any]]]:
-    """A system's rows by data set, epsilon ascending, without noise last."""
+    """A system's rows by data set in order of epsilon; the row without noise is last."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["system"] == _title(system):
@@ -211,7 +209,7 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _empty(rows: list[dict[str, Any]]) -> str:
-    """Models with the paper's noise that match themselves and explain nothing."""
+    """Sentence on models with the paper's noise that match themselves but explain nothing."""
     empty = [
         row
         for system in ("paper", "paper-small")
@@ -226,6 +224,6 @@ def _empty(rows: list[dict[str, Any]]) -> str:
     fits = [row["fit, shared"] for row in empty]
     return (
         f"<br>{len(empty)} models with the paper's noise have an FMS with themselves above "
-        f"{_HIGH:g} and explain less than {100 * _NOTHING:g} % of the data (fit {min(fits):.3f} to "
+        f"{_HIGH:g} but explain less than {100 * _NOTHING:g} % of the data (fit {min(fits):.3f} to "
         f"{max(fits):.3f}), so they match without having learned."
     )

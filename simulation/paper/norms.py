@@ -1,4 +1,4 @@
-"""Column norms of every site's patients against the l2,1 weight: the paper's appendix figure."""
+"""Column norms of each site's patient factor against the l2,1 weight: the appendix's figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulation.paper.report import Section, Table, legend, panels
 from simulation.paper.verdicts import Verdict, answer, held
 
 _ROUNDS = 40
-"""Rounds, enough for phenotypes to form before any is switched off."""
+"""Enough rounds for phenotypes to form before any is switched off."""
 _SHOWN = 4
 """Phenotypes of one site that the table shows for each weight."""
 
@@ -38,9 +38,9 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Column norms against mu",
         "`relative-l21` is the weight `mu` relative to an average column of a site's patient "
-        "factor, so that a value means the same at sites of any size. The penalty applies in the "
-        f"second half of the {_ROUNDS} rounds. A site has switched off a phenotype when the "
-        "phenotype's column is exactly zero.",
+        "factor, so a value means the same at sites of any size. The penalty applies in the last "
+        f"{_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if its column there is "
+        "exactly zero.",
         [("norms", "Column norms of every site's patient factor against mu", _figure(found))]
         if found else [],
         [
@@ -59,7 +59,7 @@ def section(plan: Plan, results: Results) -> Section:
 
 
 def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
-    """One panel per site: its column norms in falling order, one line per weight."""
+    """One panel per site with its column norms in falling order, one line per weight."""
     sites = found[0][1]["sites"]
     figure, axes = panels(len(sites), height=2.6)
     for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):
@@ -84,7 +84,7 @@ def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
-    """Whether sites switch off different phenotypes, and none without the term."""
+    """Whether different sites switch off different phenotypes, but only with the l2,1 term."""
 
     def unshared(values: dict[str, Any]) -> int:
         off = np.asarray(values["norms"]) == 0
@@ -96,22 +96,22 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
         Verdict(
             "With the l2,1 term, sites switch off phenotypes that other sites keep",
             answer([held((count > 0) == (weight > 0)) for weight, count in counts.items()]),
-            "Each weight is a case. At weights above zero, some phenotypes must be off at some "
-            "sites but not at all sites. At weight zero there must be no such phenotype. Number "
-            f"of such phenotypes: {text}.",
+            "Each weight is a case, and counts the phenotypes that are off at some sites but not "
+            "at all sites. The count must be zero at weight zero, and above zero at other weights. "
+            f"Counts by weight: {text}.",
         )
     ]
 
 
 def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
-    """Norms at every site of the phenotypes planted at one site, if any were planted."""
+    """Norms at every site of the phenotypes that were planted at only one site."""
     truth = load(job.data).truth
     if truth is None:
         return []
     match = match_columns(result.shared, truth.factors)
     norms, rows = np.asarray(result.values["norms"]), []
     alone = np.flatnonzero(truth.usage.sum(axis=0) == 1)
-    for phenotype in np.intersect1d(alone, match.truth):  # fewer columns match fewer phenotypes
+    for phenotype in np.intersect1d(alone, match.truth):  # a low rank leaves some unmatched
         position = int(np.flatnonzero(match.truth == phenotype)[0])
         own = int(np.flatnonzero(truth.usage[:, phenotype])[0])
         by_site = norms[:, match.estimate[position]].tolist()

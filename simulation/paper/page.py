@@ -1,4 +1,4 @@
-"""The page: verdicts, figures and links to the tables, written from the results alone."""
+"""The page with verdicts, figures and links to the tables, written from the results alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simulation.paper.systems import SYSTEMS, described
 from simulation.paper.verdicts import RULE, Verdict
 
 COMMANDS = """\
-With access to the full MIMIC-III or to all of SynPUF, make a cohort and run the same evaluation:
+To run the same evaluation on the full MIMIC-III or on all of SynPUF, make a cohort first:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
@@ -22,27 +22,26 @@ With access to the full MIMIC-III or to all of SynPUF, make a cohort and run the
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
 These commands were tested only on the demos."""
-"""For readers who have the data that are not available here."""
+"""For readers with access to the restricted data."""
 
 _COMPARED = """\
 Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and
-privacy. This page repeats the comparison on synthetic and open data, because the paper's own data
-is not available. The CSV files contain every figure.
+privacy. Their data is not available, so this page repeats the comparison on synthetic and open
+data. The CSV files contain every figure.
 
-- **CP-ALS** and **SGD, centralised** use the pooled data of all patients. **TRIP** is federated and
+- **CP-ALS** and **SGD, centralised** use all patients' data in one place. **TRIP** is federated and
   adds no noise.
-- **DPFact (P-SGD)** is the paper's method, either *w/o DP* or with *the paper's noise*. The epsilon
-  of the paper's noise is claimed for one entry of the tensor and not proven.
+- **DPFact (P-SGD)** is the paper's method, without noise (*w/o DP*) or with *the paper's noise*.
+  The paper claims its epsilon for one entry of the tensor, and the proof does not hold.
 - **DPFact (exact)** minimises the same objective with this package's solver, without noise.
-- **DPFact, patient mode (ours)** is the main mode of this package. Its epsilon is
-  [proven for a patient](explanation/proof.md). Epsilon and delta have the same values as in the
-  paper."""
-"""The systems, as the page introduces them."""
+- **DPFact, patient mode (ours)** has an epsilon that is [proven](explanation/proof.md) for each
+  patient."""
+"""Introduction of the systems."""
 _HEADLINED = (
     SYSTEMS["paper"].title, SYSTEMS["paper-small"].title, SYSTEMS["patient"].title,
     f"Patient mode against {SYSTEMS['raw-codes'].title}",
 )  # fmt: skip
-"""Systems whose cases are on the page; the file has all."""
+"""The page shows the lines of cases that begin with these names; verdicts.csv has all lines."""
 
 _MADE_BY = {
     "quick": "make paper QUICK=1", "full": "make paper", "thorough": "make paper THOROUGH=1",
@@ -50,17 +49,7 @@ _MADE_BY = {
 
 
 class State(NamedTuple):
-    """How far a plan is.
-
-    Attributes
-    ----------
-    finished, wanted : int
-        Fits.
-    seconds : float
-        Sum over the finished ones.
-    code : str
-        Digest of the code that computed them.
-    """
+    """Progress of a plan: numbers of fits, their seconds so far, and the digest of their code."""
 
     finished: int
     wanted: int
@@ -71,23 +60,10 @@ class State(NamedTuple):
 def write(
     folder: Path, plan: Plan, sections: Sequence[Section], state: State, page: Path | None
 ) -> Path:
-    """Write tables, figures and the page.
+    """Write tables (JSON, CSV), figures (PNG, SVG) and ``evaluation.md`` to a folder.
 
-    Parameters
-    ----------
-    folder : Path
-        Gets JSON, CSV, PNG and SVG, and ``evaluation.md``.
-    plan : Plan
-    sections : sequence of Section
-    state : State
-    page : Path or None
-        A second place of the page. Its figures go to ``images/evaluation`` beside it, and its CSV
-        files to a folder of its name.
-
-    Returns
-    -------
-    Path
-        Of the page.
+    If `page` is given, write the page there too, its figures to ``images/evaluation`` beside it,
+    and its CSV files to a folder named after it. Return the path of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = [*(table for section in sections for table in section.tables), *_own(sections)]
@@ -106,7 +82,7 @@ def write(
 
 
 def _own(sections: Sequence[Section]) -> list[Table]:
-    """Tables of the whole page: every case of the verdicts, and the systems' settings."""
+    """Tables of the whole page: all cases of the verdicts, and the systems' settings."""
     cases = [
         {"claim": verdict.claim, "verdict": verdict.answer, "cases": line}
         for verdict in _verdicts(sections)
@@ -135,7 +111,7 @@ def _write(
 
 
 def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
-    """The claims with their verdicts, and the tables that sum up a section."""
+    """The claims with their verdicts, and the summary tables of sections."""
     lines = ["## Verdicts", ""]
     verdicts = _verdicts(sections)
     if verdicts:
@@ -150,7 +126,7 @@ def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
 
 
 def _brief(why: str) -> str:
-    """The lines about `_HEADLINED`, or all lines if there are none."""
+    """The lines about `_HEADLINED`, or all lines if none is about them."""
     lines = why.split("<br>")
     own = [line for line in lines if line.startswith(tuple(f"{name}: " for name in _HEADLINED))]
     return "<br>".join(own) or why
@@ -164,11 +140,11 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
     made = _MADE_BY.get(plan.name, plan.name)
     lines = [
         "## How this page was made", "",
-        f"`{made}` wrote this page, its verdicts and its CSV files from {state.finished} fits "
+        f"`{made}` wrote this page and its CSV files from {state.finished} fits "
         f"({state.seconds / 60:.0f} minutes on one core, code {state.code}). "
-        f"{_link('settings', files)} lists the settings of every system. Delta is {DELTA:g}. On "
-        "this page the noise is drawn from a seed, so that runs can be repeated. Seeded noise "
-        "protects no patient.", "",
+        f"{_link('settings', files)} lists every system's settings. Delta is {DELTA:g}, as in the "
+        "paper. The noise comes from a seed, so that runs can be repeated. Seeded noise protects "
+        "no patient.", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
@@ -177,8 +153,8 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
         lines += [f"Differences from `{_MADE_BY['thorough']}`: {'; '.join(less)}.", ""]
     if plan.missing():
         lines += [
-            f"Left out, because they were not found: {', '.join(plan.missing())}. Set DPFACT_DATA "
-            "to the folder of the open data.", ""
+            f"These data sets were not found and are left out: {', '.join(plan.missing())}. Set "
+            "DPFACT_DATA to the folder of the open data.", ""
         ]  # fmt: skip
     return lines
 

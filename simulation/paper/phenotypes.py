@@ -1,4 +1,4 @@
-"""Tables of phenotypes: the leading ones, a site's own, with and without noise."""
+"""Tables of phenotypes: the leading ones and one site's own, with and without noise."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _job(plan: Plan, data: Dataset, system: str) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """A fit without noise, one of patient mode and one with the paper's noise."""
+    """One fit each without noise, in patient mode, and with the paper's noise."""
     return [_job(plan, data, system) for data in plan.sets(plan.phenotypes) for system in _MODELS]
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Leading phenotypes; the most site-specific one and its private and global counterparts."""
+    """Leading phenotypes, and the most site-specific one beside its private and shared matches."""
     tables = []
     for data in plan.sets(plan.phenotypes):
         jobs_of = {system: _job(plan, data, system) for system in _MODELS}
@@ -40,9 +40,9 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Phenotypes",
         "The coefficient is the change in the log odds of death per standard deviation of the "
-        "membership, estimated by maximum likelihood for all phenotypes together. Wald's p-value "
-        "is not corrected for the number of phenotypes. Counts below ten are not shown. No "
-        "privacy guarantee covers these figures, because they are computed from patient factors.",
+        "membership, from one maximum-likelihood fit with all phenotypes. Wald's p-values are not "
+        "corrected for the number of phenotypes. Counts below ten are not shown. No privacy "
+        "guarantee covers these figures, because they come from patient factors.",
         [],
         tables,
         [],
@@ -97,7 +97,7 @@ def _row(phenotype: dict[str, Any]) -> dict[str, Any]:
 
 
 def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Table:
-    """The phenotype that is most the site's own, and its counterparts in the other models."""
+    """The phenotype that is most specific to a site, and its counterparts in other models."""
     exact = found["exact"]
     norms = np.square(np.asarray(exact.values["norms"]))
     own = exact.values["sites"].index(site)
@@ -117,8 +117,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype that is most specific to {site} ({100 * weight[column]:.0f} % of its "
-        "squared norm), in all three models, with the cosine to the shared factors w/o DP",
+        f"the phenotype most specific to {site} ({100 * weight[column]:.0f} % of its squared norm) "
+        "in all three models, with cosines to the shared factors w/o DP",
     )  # fmt: skip
 
 

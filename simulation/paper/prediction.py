@@ -45,7 +45,7 @@ def _job(plan: Plan, data: Dataset, system: str, rank: int) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """A fit for every system and rank; seed 0 only, because splits vary more than starts."""
+    """A fit for every system and rank, with seed 0 only, because splits vary more than starts."""
     found = []
     for data in plan.sets(plan.prediction):
         found += [_job(plan, data, system, 0) for system in _PLAIN]
@@ -67,24 +67,23 @@ def section(plan: Plan, results: Results) -> Section:
         pairs += _paired(plan, data, group, results)
     return Section(
         "Utility: AUC of in-hospital death against rank",
-        "A logistic regression is fitted to the memberships of 60 % of the patients, and the AUC "
-        f"is computed on the other patients, with {plan.splits} splits that are the same for all "
-        "systems. *Random factors* are the factors of the exact solver with shuffled rows. The "
-        "patients of the last site are unlike all others, as in the paper's neonatal unit, so "
-        "this site has its own regression. Intervals come from the corrected resampled t-test "
-        "(Nadeau and Bengio 2003).",
+        "Logistic regression is fitted to the memberships of 60 % of the patients and tested on "
+        f"the others, with the same {plan.splits} splits for all systems. *Random factors* are the "
+        "exact solver's factors with shuffled rows. The last site has its own regression, because "
+        "its patients are unlike all others, as in the paper's neonatal unit. Intervals come from "
+        "the corrected resampled t-test (Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
             Table(
                 "auc",
                 rows,
-                about="AUC of every system and rank, and the paper's AUC for MIMIC-III",
+                about="AUC of every system and rank, and the paper's AUC on MIMIC-III",
             ),
             Table("auc_paired", pairs, about="paired differences at every rank"),
             Table(
                 "auc_paired_by_rank",
                 _over_ranks(pairs),
-                about="the range of paired differences over ranks",
+                about="range of the paired differences over ranks",
             ),
         ],
         _verdicts(plan, pairs, groups),
@@ -268,7 +267,7 @@ def _cases(rows: list[dict[str, Any]]) -> list[Case]:
 
 
 def _beside(rows: list[dict[str, Any]]) -> str:
-    """Patient mode against all codes, and against random phenotypes."""
+    """Patient mode compared with all codes and with random phenotypes."""
     found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
     return "".join(
         f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))} ({_extent(rows)})"

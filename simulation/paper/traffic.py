@@ -17,7 +17,7 @@ from simulation.paper.verdicts import Verdict, answer, held
 _SITES = {"paper-icu": 6, "paper-cms": 5, "paper-synthetic": 5}
 _COUNTS = (1, 5, 10)
 _LINEAR = 0.01
-"""Deviation from proportional that counts as none."""
+"""Largest deviation that counts as proportional growth, and largest saving that counts as none."""
 _PAPER_SECONDS = tuple(f"paper: s, T = {count}" for count in _COUNTS)
 _TITLES = {
     "dpfact": "DPFact", "patient": "DPFact, patient mode (ours)", "trip": "TRIP",
@@ -36,8 +36,8 @@ def _job(data: str, system: str, sites: int) -> Job:
 def jobs(plan: Plan) -> list[Job]:
     """Messages of every system at every size.
 
-    Patient mode takes minutes here, so it has the data set's own number of sites only, and is not
-    in the quick variant.
+    Patient mode takes minutes here. It runs only with the data set's own number of sites, and not
+    in the quick plan.
     """
     return [
         _job(data, system, sites)
@@ -55,11 +55,10 @@ def section(plan: Plan, results: Results) -> Section:
     sites = [_by_sites(data, results) for data in _SITES]
     return Section(
         "Traffic",
-        "Traffic is measured in bytes of real Flower messages, in both directions, over all "
-        "sites, with R = 50. In a round of TRIP each site also sends multipliers, as many as "
-        "factors. They sum to zero over the sites, so TRIP need not send them "
-        "(`tests/simulation/test_baselines.py`). The paper gives seconds at 15 MB/s for an "
-        "unknown number of rounds, so compare only ratios.",
+        "Traffic is the size of all sites' Flower messages in both directions, with R = 50. TRIP's "
+        "sites also send multipliers, as many as factors. The multipliers sum to zero over the "
+        "sites, so TRIP need not send them (`tests/simulation/test_baselines.py`). The paper gives "
+        "seconds for an unknown number of rounds, so compare only ratios.",
         [],
         [
             Table(
@@ -117,7 +116,7 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
 
 
 def _rounds_of(data: str, system: str, plan: Plan, results: Results) -> tuple[int | None, bool]:
-    """Rounds to converge, from the fits on data of this size if there are any."""
+    """Rounds to converge, and whether the fits have, if there are fits on data of this size."""
     fit = {"dpfact": "exact", "trip": "trip", "trip-lean": "trip"}.get(system)
     if fit is None or data not in plan.convergence:
         return None, False
@@ -150,8 +149,8 @@ def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[V
         Verdict(
             "DPFact's traffic is 20 to 47 % below TRIP's",
             answer(held(0.2 <= 1 - ratio <= 0.47) for ratio in _ratios(rows, "dpfact")),
-            f"Each size is a case. A round of DPFact takes {_below(rows, 'dpfact')} less traffic "
-            "than a round of TRIP as published. Without multipliers, a round of TRIP takes "
+            f"Each size is a case. A round of DPFact sends {_below(rows, 'dpfact')} less than a "
+            "round of TRIP as published. A round of TRIP without multipliers sends "
             f"{_below(rows, 'trip-lean')} less. {_lean(rows)}{_in_all(rows)}".strip(),
         ),
         Verdict(
@@ -164,25 +163,26 @@ def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[V
 
 
 def _ratios(rows: list[dict[str, Any]], system: str) -> list[float]:
-    """Bytes of a round over TRIP's, size by size."""
+    """Bytes of a round as a share of TRIP's bytes, for each size."""
     return [row["of TRIP's"] for row in rows if row["system"] == _TITLES[system]]
 
 
 def _below(rows: list[dict[str, Any]], system: str) -> str:
-    return ", ".join(f"{100 * (1 - ratio):.1f} %" for ratio in _ratios(rows, system)) or "-"
+    shares = " / ".join(f"{100 * (1 - ratio):.1f}" for ratio in _ratios(rows, system))
+    return f"{shares or '-'} %"
 
 
 def _lean(rows: list[dict[str, Any]]) -> str:
-    """A sentence if nothing is left of the saving once TRIP keeps its multipliers."""
+    """A sentence that is used if TRIP without multipliers sends as little as DPFact."""
     pairs = zip(_ratios(rows, "dpfact"), _ratios(rows, "trip-lean"), strict=False)
     left = [lean - own for own, lean in pairs]
     if not left or max(left) > _LINEAR:
         return ""
-    return "So the whole saving comes from multipliers that TRIP need not send. "
+    return "So the whole saving comes from the multipliers. "
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
-    """Bytes until both have converged, for sizes with measured rounds."""
+    """Savings until both systems have converged, for sizes with measured rounds."""
     found = {(row["size of"], row["system"]): row["MB in all"] for row in rows}
     told = [
         f"{title} {100 * (1 - own / trip):.0f} %"

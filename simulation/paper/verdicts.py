@@ -1,8 +1,6 @@
-"""Paired differences with intervals, and verdicts on claims by one rule.
+"""Paired differences with intervals, and verdicts on claims by one rule (`RULE`).
 
-Each claim has cases: a data set, a rank, a pair of systems. A case supports the claim where the
-95 % interval of the paired difference lies on the claimed side, contradicts it where the interval
-lies on the other side, and is open otherwise. Nothing else decides what the page says.
+Each claim has cases. A case is a combination of a data set, a rank and two systems, for example.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ LEVEL = 0.95
 RULE = (
     f"A case supports a claim if the {100 * LEVEL:.0f} % interval of the paired difference, over "
     "starts (RMSE) or splits of the patients (AUC), lies on the claimed side. A case contradicts "
-    "the claim if the interval lies on the other side. Otherwise the case is open. The verdict "
-    "is **yes** if all cases support the claim, **partly** if some do, **no** if none does and "
-    "some contradict it, and **undecided** if all cases are open."
+    "the claim if the interval lies on the other side. All other cases are open. The verdict is "
+    "**yes** if all cases support the claim, **partly** if some do, **no** if none does and some "
+    "contradict it, and **undecided** if all are open. Cases of patient mode do not count."
 )
-"""As the page states it."""
+"""The rule of the verdicts, as the page states it."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +39,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences.
+    """Mean of paired differences, with its interval at `LEVEL` and a two-sided p-value.
 
-    Attributes
-    ----------
-    mean, spread : float
-        Spread is the standard deviation of a single difference; nan where there is but one.
-    low, high : float
-        Of the interval of the mean at `LEVEL`; infinite where there is but one difference.
-    p : float
-        Two-sided; nan where there is but one.
+    `spread` is the standard deviation of one difference. If there is only one difference, `spread`
+    and `p` are NaN and the interval is infinite.
     """
 
     mean: float
@@ -60,19 +52,19 @@ class Difference:
     p: float
 
     def interval(self) -> dict[str, float | None]:
-        """As columns of a table; None where there is no interval."""
+        """Columns of a table; None if the interval is infinite."""
         known = math.isfinite(self.low)
         return {"low": self.low if known else None, "high": self.high if known else None}
 
     def case(self, wanted: Literal["below", "above"]) -> Case:
-        """Case of a claim that the difference is below, or above, zero."""
+        """Judge the claim that the difference is below, or above, zero."""
         below, above = self.high < 0, self.low > 0
         if below or above:
             return "supports" if below == (wanted == "below") else "contradicts"
         return "open"
 
     def case_within(self, low: float, high: float) -> Case:
-        """Case of a claim that the difference lies from `low` to `high`, above zero."""
+        """Judge the claim that the difference is above zero and lies between `low` and `high`."""
         if self.high < low or self.low > high:
             return "contradicts"
         return "supports" if self.low > 0 and low <= self.mean <= high else "open"
@@ -82,14 +74,9 @@ def difference(one: ArrayLike, other: ArrayLike, *, overlap: float = 0.0) -> Dif
     """Mean of ``one - other``, pair by pair, with Student's interval and test.
 
     Splits of one cohort share patients, so their differences are not independent. The variance of
-    the mean is therefore ``1/n + overlap`` times that of a difference (Nadeau and Bengio 2003).
-
-    Parameters
-    ----------
-    one, other : array_like of float
-        In the same order of starts or splits.
-    overlap : float
-        Patients that test over patients that train, of repeated splits; 0 for independent pairs.
+    the mean is therefore ``1/n + overlap`` times the variance of one difference (Nadeau and Bengio
+    2003). For repeated splits, `overlap` is the number of test patients over the number of training
+    patients. For independent pairs it is 0.
     """
     differences = np.asarray(one, np.float64) - np.asarray(other, np.float64)
     n, mean = len(differences), float(differences.mean())
@@ -105,7 +92,7 @@ def difference(one: ArrayLike, other: ArrayLike, *, overlap: float = 0.0) -> Dif
 
 
 def held(flag: bool) -> Case:
-    """A case that is measured without chance, such as bytes."""
+    """Case of a claim about a measurement without chance, such as a number of bytes."""
     return "supports" if flag else "contradicts"
 
 
@@ -120,7 +107,7 @@ def answer(cases: Iterable[Case]) -> Answer:
 
 
 def tally(cases: Sequence[Case]) -> str:
-    """How many cases say what, as ``2 of 6 support, 1 contradicts, 3 open``."""
+    """Numbers of cases, such as ``2 of 6 support, 1 contradict, 3 open``."""
     count = Counter(cases)
     words: dict[Case, str] = {"contradicts": "contradict", "open": "open"}
     said = [f"{count[case]} {word}" for case, word in words.items() if count[case]]
