@@ -94,7 +94,7 @@ def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path
     federate(**known, privacy="none", rounds=1)
     with pytest.raises(PrivacyRefusedError, match="holds releases without noise, so no epsilon"):
         federate(**known, patients=100, max_epsilon=9.0)
-    with pytest.raises(SettingsError, match="max_epsilon: with a state_dir, give what each"):
+    with pytest.raises(SettingsError, match="with a state_dir, give the epsilon that each"):
         federate(**known, patients=100)
 
 
