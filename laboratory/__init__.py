@@ -1,8 +1,8 @@
-"""What measures the package and its tests, and is no part of either; it takes minutes to hours.
+"""Programs that test the package and its tests, and take minutes to hours.
 
-`mutants` (do the tests notice a changed token?), `fuzz` (damaged files and hostile requests),
-`campaign` (runs on a network that fails), `real_campaign` (between real processes), `endurance`
-(does anything grow in hours?), `follow` (the docs, typed word by word) and `packages` (wheel and
-source archive). ``make nightly`` runs them all; each is ``python -m laboratory.NAME --help``. And
-`flower_masks`: in how many bits the masks of Flower's own secure sums differ.
+`mutants` (do the tests notice a changed token?), `campaign` (runs on a network that fails, or with
+``--real`` between real processes), `endurance` (does anything grow in hours?), `follow` (the docs,
+typed word by word) and `packages` (wheel and source archive). ``make nightly`` runs them all. Each
+explains itself with ``python -m laboratory.NAME --help``. `notebooks` stores the notebooks' output.
+`flower_masks` counts the bits in which the masks of Flower's own secure sums differ.
 """
