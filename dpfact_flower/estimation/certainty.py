@@ -58,8 +58,7 @@ def typical_counts(
     """
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return []
-    total = unpack([_sum(releases)], sum(sizes))[:, 0]
-    counts = code_counts(total, sizes, cross)
+    counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes, cross)
     return counts if math.isfinite(math.prod(counts)) else []
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,9 +37,8 @@ out the noise."""
 _LEAST = 1e-9  # least energy or norm of a column in a divisor
 
 
-@dataclass(frozen=True, eq=False)
-class Quadratic:
-    """The convex function of F >= 0 that the passes minimise, whose curvature is Q.
+class Quadratic(NamedTuple):
+    """The convex function of F >= 0 that the passes minimise. Its curvature is Q.
 
     ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``.
     """
@@ -100,8 +98,8 @@ def refine_factor(
     curvature. A column that would become empty stays unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
-    p, found = problem, problem.previous.copy()
-    _passes(found, p.target, p.curvature, p.previous, p.pull, p.shrink, tau)
+    found = problem.previous.copy()
+    _passes(found, *problem, tau)
     norms = np.sqrt(np.square(found).sum(axis=0))
     alive = norms > _LEAST
     found = np.where(alive, found / np.where(alive, norms, 1.0), problem.previous)

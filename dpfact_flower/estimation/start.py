@@ -41,10 +41,10 @@ from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _APART = 20
-"""Largest number of sites that are fitted separately. A larger number of sites is summed into this
-many groups, which bounds time and memory (docs/explanation/start.md)."""
-_RESTARTS, _GROWTHS = 6, 1
-"""Numbers of random candidates and of grown candidates."""
+"""Largest number of sites that are fitted separately. The releases of more sites are summed into
+this many groups, which bounds time and memory (docs/explanation/start.md)."""
+_RESTARTS = 6
+"""Number of random candidates."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
 """Numbers of iterations for a random start on the sum over sites and for a candidate on all sites,
 and largest numbers for a fit to the candidates' average and for the last fit to the releases."""
@@ -160,11 +160,7 @@ def _best_candidate(
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
     candidates = _candidates(seen, rank, noise, restarts)
 
-    def judged(candidate: tuple[_Candidate, np.random.Generator]) -> tuple[Model, float] | None:
-        begin, own_rng = candidate
-        begun = begin(own_rng)
-        if begun is None:
-            return None
+    def judged(begun: Model) -> tuple[Model, float]:
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
         again = _with_fresh(packed, sigma, deepcopy(before))
         return _restore_empty(model, begun), sum(
@@ -172,20 +168,21 @@ def _best_candidate(
             for (own, z), d in zip(again, model.d, strict=True)
         )
 
+    def begun_and_judged(
+        candidate: tuple[_Candidate, np.random.Generator],
+    ) -> tuple[Model, float] | None:
+        begin, own_rng = candidate
+        begun = begin(own_rng)
+        return None if begun is None else judged(begun)
+
     seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
-    tried = list(in_order(judged, seeded, threads=thread_count()))
+    tried = list(in_order(begun_and_judged, seeded, threads=thread_count()))
     found = [each for each in tried if each]
     best, score = first = max(found, key=lambda each: each[1])  # the first of equal scores
-    if not any(first is grown_one for grown_one in tried[:_GROWTHS]):
-        models = [model for model, _ in found]
-
-        def agreed(_: np.random.Generator) -> Model:
-            found = _consensus(models, best, seen)  # overwrites `seen`, to save memory
-            _see(packed, sigma, deepcopy(before), seen)
-            return found
-
-        common = judged((agreed, rng))
-        found += [common] if common else []
+    if first is not tried[0]:  # the grown candidate
+        average = _consensus([model for model, _ in found], best, seen)  # overwrites `seen`
+        _see(packed, sigma, deepcopy(before), seen)
+        found.append(judged(average))
         best, score = max(found, key=lambda each: each[1])
     _logger.info(
         "start: best of %d candidates; explains %.6g of held-out data, the others %s",
@@ -214,7 +211,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
-    return [growth] * _GROWTHS + [random] * restarts  # the longest first
+    return [growth] + [random] * restarts  # the longest first
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:

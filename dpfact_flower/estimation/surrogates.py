@@ -49,10 +49,7 @@ def surrogates_of(
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return None
-    summed = np.zeros(releases[0].shape)
-    for release in releases:
-        summed += release
-    total = unpack([summed], sum(sizes))[:, 0]
+    total = unpack([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)
     counts = code_counts(total, sizes, cross)
     most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
