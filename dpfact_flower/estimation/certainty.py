@@ -1,9 +1,9 @@
 """Estimate the chance that a phenotype is real from the releases of a single run.
 
-Let P be the releases, and let z be fresh noise with the same deviation as theirs. The noise in the
-half P + z is independent of the noise in the half P - z, so only the patients' data can make fits
-to both halves agree. A phenotype that fits with different random starts find again is likely to
-exist in other patients too. docs/explanation/certainty.md says how far to trust the figures.
+Let P be the releases, and let z be fresh noise of the same deviation. The noise in the half P + z
+is independent of the noise in the half P - z, so only the patients' data can make fits to both
+halves agree. If fits from different random starts find a phenotype again, the phenotype is likely
+to exist in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _STEEP, _MIDDLE = 6.5, 2.7
 """Slope and offset of the logistic curve that maps `returns` to the chance of being absent in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _ALIKE, _MANY_CELLS, _EVEN = 0.97, 4.0, 0.5
-"""Three limits for phenotypes that may be part of another phenotype: the smallest similarity
-without one mode, the number of cells per typical patient above which the phenotype is in doubt, and
-the smallest chance for a phenotype in doubt."""
+"""Limits for a phenotype that may be part of another phenotype: the smallest similarity in all
+modes but one, the number of cells of a typical patient above which the phenotype is in doubt, and
+the smallest chance of absence for a phenotype in doubt."""
 _ITERATIONS = 20
-"""Number of iterations in the fit to a half's co-occurrences."""
+"""Number of iterations in the fit to the co-occurrences of a half."""
 
 
 class Half(NamedTuple):
@@ -54,7 +54,7 @@ def typical_counts(
 ) -> list[float]:
     """Return a typical patient's number of codes in each mode, or [] if pairs are too noisy.
 
-    The argument `cross` is as for `code_counts`.
+    `cross` is as for `code_counts`.
     """
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return []
@@ -82,9 +82,9 @@ def halves(
 def half_patients(
     half: Half, counts: Sequence[float], sizes: Sequence[int], rank: int, rng: np.random.Generator
 ) -> SparseTensor:
-    """Draw surrogate patients for one half from a fit with one random start.
+    """Fit one half from a random start, and draw surrogate patients from the fit.
 
-    Surrogates have fewer codes than `counts` if `counts` would give too many cells.
+    If `counts` would give too many cells, surrogates have fewer codes.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -102,7 +102,7 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return each phenotype's mean similarity (0 to 1) to its match in the fits to the halves.
+    """Return each phenotype's mean similarity, from 0 to 1, to its matches in the halves' fits.
 
     `fits` holds one array per mode, of shape (fits, codes, R). The similarity of two phenotypes is
     the product of their cosines over all modes.
@@ -115,7 +115,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def alike(factors: Factors) -> NDArray[np.bool_]:
-    """Return an (R, R) array: which phenotypes are alike in all modes but one, so may be one."""
+    """Return which pairs of phenotypes are alike in all modes but one, as an (R, R) array."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
@@ -126,10 +126,10 @@ def alike(factors: Factors) -> NDArray[np.bool_]:
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
-    """Return how many different phenotypes probably exist in other patients: at least 1.
+    """Return how many distinct phenotypes probably exist in other patients, but at least 1.
 
-    The arguments are those of `false_discovery`. If patients have many cells, phenotypes that are
-    `alike` count as one.
+    See `false_discovery` for arguments. If patients have many cells, phenotypes that are `alike`
+    count as one.
     """
     with one_blas_thread:
         real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
@@ -141,7 +141,7 @@ def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[floa
     """Return the chance that each phenotype is absent from a noiseless fit to other patients.
 
     `fits` is as for `returns`, and `cells` is a typical patient's number of cells. If patients have
-    many cells, the chance for phenotypes that are `alike` is at least one half.
+    many cells, phenotypes that are `alike` have a chance of at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)

@@ -12,13 +12,13 @@ from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 
 _MOST_PAIRED = 4000
-"""Largest total number of codes that are all paired if there is no noise. A site then has 8 million
-values."""
+"""Largest total number of codes for which all codes are paired in a start without noise. A site
+then releases 8 million values."""
 _FREQUENT = 1000
-"""Number of codes that are paired if lists are longer. For a synthetic cohort with 13,515 codes,
-pairing 4,000 codes was no better and took the server 65 s instead of 4."""
+"""Number of codes that are paired if there are more. In a synthetic cohort with 13,515 codes,
+pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""
 _SEEN = 3.0
-"""Smallest count, in standard deviations of its noise. A lower count is raised to this value."""
+"""Smallest count, in standard deviations of its noise. Lower counts are raised to this value."""
 
 
 def kept_codes(
@@ -56,9 +56,9 @@ def code_weights(
 ) -> Weights:  # fmt: skip
     """Return weights in [`LEAST_WEIGHT`, 1] for the codes in `selection`.
 
-    A code that c patients have gets the weight 1 / sqrt(c), relative to the rarest code, so a
-    cell's squared error is weighted by the product of its codes' inverse frequencies, as in
-    correspondence analysis. The noise in each site's counts has deviation `sigma`.
+    A code of c patients gets a weight proportional to 1 / sqrt(c), and the rarest code the weight
+    1. Each cell's squared error is thus weighted by the product of its codes' inverse frequencies,
+    as in correspondence analysis. The noise in each site's counts has deviation `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -90,7 +90,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit each site's non-negative usages in place to results of `inner` and `pairs_gram`."""
+    """Fit each site's non-negative usages in place, given `inner` and `pairs_gram` of the model."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -125,7 +125,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
         for r in range(len(x)):
             if system[r, r] > 1e-12:
                 step = max(-x[r], slope[r] / system[r, r])
-                if step != 0.0:  # most entries are 0 and stay there
+                if step != 0.0:  # most entries are 0 and stay 0
                     x[r] += step
                     for s in range(len(x)):
                         slope[s] -= system[r, s] * step
@@ -155,7 +155,7 @@ def _update_block(
 ) -> None:  # fmt: skip
     """Minimise over the rows of F from `first` on, and write each row's step to `change`.
 
-    `products` holds the values from before the block, and `gram` is updated.
+    `gram` is updated. `products` keeps the values from before the block.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)

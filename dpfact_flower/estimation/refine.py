@@ -2,9 +2,9 @@
 
 Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
 ``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K is the Khatri-Rao
-product of the other modes' factors. Without noise, the mode's best factor F minimises
-``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the product of the other factors' Gram matrices.
-All functions here are post-processing.
+product of the other modes' factors. Patient i has the factor a_i and the weight w_i. Without noise,
+the mode's best factor F minimises ``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the
+element-wise product of the other factors' Gram matrices. All functions here are post-processing.
 
 In the pooled sum of T sites, the noise grows with sqrt(T) and the signal with T. Each site is
 weighted by its estimated usage so that other sites' noise does not hide a phenotype that occurs at
@@ -34,7 +34,7 @@ _FLOOR = 500.0
 """Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
 The pull lets a noisy statistic move a weak phenotype only a little, so that several rounds average
 out the noise."""
-_LEAST = 1e-9  # least energy or norm of a column in a divisor
+_LEAST = 1e-9  # the least energy or norm of a column that may be a divisor
 
 
 class Quadratic(NamedTuple):
@@ -65,7 +65,7 @@ def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
 
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
-    """Extract M and the full G from a site's release."""
+    """Return M and the full G from a site's release."""
     vector, expected = np.asarray(release, np.float64), packed_size(size, rank)
     if vector.shape != (expected,) or not np.isfinite(vector).all():
         raise DataError(
@@ -75,7 +75,7 @@ def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]
 
 
 def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
-    """Return a release's part about the first `kept` of `rank` phenotypes."""
+    """Return the part of a release that concerns the first `kept` of `rank` phenotypes."""
     product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
     return pack(product[:, :kept], gram[:kept, :kept])
 
@@ -110,11 +110,11 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Pool the sites' noisy problems into one convex problem, with `refine_factor`'s arguments.
+    """Pool the sites' noisy problems into one convex problem. See `refine_factor` for arguments.
 
     If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
     target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
-    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``: equal weights give plain ``sum_t M_t``.
+    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, the target is ``sum_t M_t``.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
@@ -139,7 +139,7 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """Estimate the sites' usage of each phenotype by empirical Bayes from their G's diagonals.
+    """Estimate the sites' usage of each phenotype by empirical Bayes from the diagonals of G_t.
 
     The prior mean is a site's share times a phenotype's total. The prior variance is the part of
     the squared deviations from this mean that noise of deviation `sigma` does not explain.
@@ -160,9 +160,9 @@ def site_weights(usage: Floats, noise: float) -> Floats:
     """Return the weights of sites' residuals for each phenotype, shape (T, R), at most 1.
 
     A residual and its variance between patients grow with usage, so ``usage / (usage + noise)``
-    gives the best signal-to-noise ratio: equal weights under little noise, and a matched filter
-    under much noise. `noise` is the variance of the noise on a column of a site's statistic, in
-    squared patients, because each patient's residual has norm 1 at most.
+    gives the best signal-to-noise ratio. Weights are equal under little noise, and form a matched
+    filter under much noise. `noise` is the variance of the noise on a column of a site's statistic.
+    It is comparable with usage, because the residual of each patient has a norm of at most 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -190,7 +190,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Minimise the function exactly over one column after another, in place, `tau` times."""
+    """Minimise the function over each column in turn, exactly and in place, `tau` times."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):
@@ -215,7 +215,7 @@ class Average(NamedTuple):
 
 
 class RunningAverage:
-    """The average of each mode's releases. The last average has weight `share` in the next one.
+    """A running average of each mode's releases, in which the earlier average has weight `share`.
 
     Different rounds have independent noise. If noise limits refinement, factors move little, and
     the average has the same signal as one round but less noise.
@@ -247,7 +247,7 @@ class RunningAverage:
         return newest
 
     def arrays(self) -> dict[str, Array]:
-        """Return the averages as arrays for a checkpoint, which `restore` can load."""
+        """Return the averages as arrays for a checkpoint, from which `restore` loads them."""
         found: dict[str, Array] = {}
         for mode, average in self._averages.items():
             found[f"average_{mode}"] = average.values

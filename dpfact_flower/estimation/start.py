@@ -1,11 +1,11 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
-The matrices of all sites are fitted at once (`pair_fit`). The problem is not convex, so the server
-tries *random* candidates, fitted to the sum over sites and then to every site, and *grown* ones, to
-which factors are added where the residual is largest. Candidates are compared on data with unseen
-noise: if z is fresh noise with the releases' deviation, P + z / 2 and P - 2 z have independent
-noise. If a random candidate is best, one more starts from the average of all
-(docs/explanation/start.md).
+All sites' matrices are fitted at once (`pair_fit`). Because the problem is not convex, the server
+compares several candidates. A *random* candidate is fitted to the sum over sites and then to all
+sites. A *grown* candidate gains factors where the residual is largest. Let P be the releases, and z
+fresh noise of the same deviation. Candidates are fitted to P + z / 2 and compared on P - 2 z, whose
+noise is independent. If a random candidate is best, a last candidate starts from the average of all
+candidates (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ this many groups, which bounds time and memory (docs/explanation/start.md)."""
 _RESTARTS = 6
 """Number of random candidates."""
 _POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
-"""Numbers of iterations for a random start on the sum over sites and for a candidate on all sites,
-and largest numbers for a fit to the candidates' average and for the last fit to the releases."""
+"""Largest numbers of iterations: for a random candidate on the sum over sites, for any candidate on
+all sites, for the fit to the candidates' average, and for the last fit to the releases."""
 _SETTLED = 1e-4
-"""The last fit ends when an iteration changes the explained part by less than this share."""
+"""The last two fits end when an iteration changes the explained part by less than this share."""
 _THRESHOLD = 1.0
 """Soft threshold in a fit to all sites, in standard deviations of an entry's noise. A threshold of
 2 loses faint phenotypes in real data, and refinement cannot restore lost phenotypes."""
 _SPLIT = 0.5
-"""Deviation of the fresh noise in the data to which candidates are fitted, relative to the
-releases' noise. A value of one half makes the total noise 1.12 times as large. Fresh noise in the
-test data has the inverse deviation."""
+"""Deviation of the fresh noise in the data to which candidates are fitted, relative to the noise of
+the releases. One half makes the total noise 1.12 times as large. The fresh noise in the test data
+has the inverse deviation."""
 _LEAST = 1e-6
 """Value that is added to every entry so that no column is empty."""
 _USAGE_SWEEPS = 50
@@ -66,10 +66,10 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """The first factors, estimated from co-occurrences: non-negative, with columns of norm 1.
+    """The first factors, which are non-negative and have columns of norm 1.
 
-    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. If there are
-    more than `_APART` sites, usages refer to groups' sums.
+    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. With more
+    than `_APART` sites, t is a group of sites.
     """
 
     factors: Factors
@@ -86,7 +86,7 @@ def start_factors(
     *,
     restarts: int = _RESTARTS,
 ) -> Start:
-    """Fit all sites' packed co-occurrences, whose values have noise of deviation `sigma`."""
+    """Fit factors to all sites' packed co-occurrences, whose noise has deviation `sigma`."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
@@ -104,24 +104,24 @@ def start_factors(
 
 
 def directions(sites: Sites, sigma: float) -> int:
-    """Return how many directions in the sites' summed co-occurrences stand above the noise.
+    """Return how many eigenvalues of the summed co-occurrences exceed those of noise alone.
 
-    For n codes and noise of deviation s on each entry, noise alone has eigenvalues up to about 2 s
-    sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). If directions are far
-    fewer than phenotypes, most phenotypes are noise, but sparse factors can be found below the
-    edge. The noise on each released value has deviation `sigma`.
+    For n codes and noise of deviation s on each entry, noise alone has eigenvalues up to an edge of
+    about 2 s sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). If far fewer
+    eigenvalues than phenotypes exceed this edge, most phenotypes are noise, although sparse
+    phenotypes can be found below the edge. Released values have noise of deviation `sigma`.
     """
     codes, count, _ = sites.shape
     noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) times an entry
-    edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # with the width of the edge
-    total = sites.sum(axis=1, dtype=np.float64)  # releases may be any float32
+    edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # includes the edge's width
+    total = sites.sum(axis=1, dtype=np.float64)  # a sum in float32 could overflow
     return int(np.count_nonzero(np.linalg.eigvalsh(total) > edge))
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Estimate a site's usage of each phenotype, and the usage's deviation, from a release.
+    """Estimate a site's usage of each phenotype, with its standard deviation, from a release.
 
-    Non-negative least squares fits the usage to the columns' directions.
+    Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
     units = [np.asarray(f, np.float64) for f in factors]
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
@@ -134,9 +134,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum releases over at most `_APART` groups of sites, and return the roots of the group sizes.
+    """Sum the releases in at most `_APART` groups of sites, and return the roots of group sizes.
 
-    Each sum is divided by the root of its group's size, so a sum has the noise of one release.
+    Each sum is divided by the root of its group's size, so that its noise is that of one release.
     """
     if not releases:
         raise DataError("start: there are no releases")
@@ -154,7 +154,7 @@ def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator,
     restarts: int,
 ) -> Model:  # fmt: skip
-    """Return the candidate that best predicts unseen data or, without noise, the best fit."""
+    """Return the candidate that explains held-out data best or, without noise, fits best."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
@@ -202,7 +202,7 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release with fresh noise, which an equal `rng` can draw again to save memory."""
+    """Yield each release and its fresh noise. An equal `rng` draws the same noise again."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -215,7 +215,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """Fit the candidates' average, starting from `first`. The average overwrites `mean`."""
+    """Fit the average of the candidates from `first` on. The average overwrites `mean`."""
     mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
@@ -245,10 +245,10 @@ def _restore_empty(fitted: Model, before: Model) -> Model:
 # under a soft threshold. Exact updates of f and d alternate, from several directions at once.
 
 _STEP, _SWEEPS = 2, 4
-"""Largest number of factors added in a step, and number of iterations on all factors after it."""
+"""Largest number of factors added in a step, and number of iterations on all factors per step."""
 _GROWTH_THRESHOLD, _LOWER = 2.0, 0.7
-"""Soft threshold in standard deviations of an entry's noise, suited to distinct phenotypes under
-much noise, and the multiplier that lowers the threshold when a step finds no new factor."""
+"""Soft threshold in standard deviations of an entry's noise, and its multiplier after a step that
+finds no new factor. A threshold of 2 suits distinct phenotypes under much noise."""
 _LOWERED = (1.0, 0.7, 0.5, 0.35, 0.25, 0.0)
 """Fractions of the threshold, tried in order until a new factor is not empty."""
 _TRIES, _POWER = 4, 15
@@ -260,10 +260,10 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors where the residual is largest, or return None if too few exceed the noise.
+    """Add factors where the residual is largest. Return None if too few exceed the noise.
 
-    If all of a step's new factors are below the threshold, the threshold is lowered for all later
-    steps. `noise` is the standard deviation of an entry's noise.
+    If all new factors of a step are below the threshold, the threshold is lowered for later steps.
+    `noise` is the standard deviation of an entry's noise.
     """
     codes, count, _ = sites.shape
     model = Model(np.zeros((codes, 0)), np.zeros((count, 0)))
@@ -307,7 +307,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains from power iterations that start in random directions.
 
-    Some directions start with equal usages, and one per site starts with usage only at that site.
+    `_TRIES` directions start with equal usages, and one per site with usage at that site only.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])
@@ -332,7 +332,7 @@ def _power_iterations(
 
 
 def residual_times(sites: Sites, model: Model, X: Floats) -> Sites:
-    """Return ``(P_t - F diag(d_t) F^T) X`` for each site, (T, codes, columns), off the diagonal."""
+    """Return ``(P_t - F diag(d_t) F^T) X`` without the diagonal, shape (T, codes, columns)."""
     products = times(sites, X)
     F, d = model
     inner, squares = F.T @ X, F * F

@@ -1,10 +1,10 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
-The factors that explain co-occurrences differ from those that explain the data of patients with few
-codes. Refinement would need tens of charged rounds to remove the difference, while fitting
-surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical number of codes
-in each mode. Its codes are drawn one after another, each given the earlier codes (naive Bayes),
-with some chance that two codes are unrelated.
+If patients have few codes, the factors that explain co-occurrences differ from the factors that
+explain the patients' data. Refinement would need tens of charged rounds to remove the difference,
+but a fit to surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical
+number of codes in each mode. Each code is drawn given the codes drawn before it (naive Bayes), with
+some chance that two codes are unrelated.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 16.0, 40.0
-"""Largest allowed number of cells of a typical patient, as estimated, and as estimated with masses
-shifted by `_DEVIATIONS` standard deviations of the noise."""
+"""Limits for drawing surrogates: a typical patient's largest number of cells, as estimated, and as
+estimated from masses that are shifted by `_DEVIATIONS` standard deviations of the noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold on the start's residual, in standard deviations of its noise."""
@@ -81,8 +81,8 @@ def surrogate_patients(
     A patient has a cell of 1 for every combination of codes, or no cells if a mode has no codes.
     """
     offsets = np.cumsum([0, *sizes])
-    # A code may be drawn only by its frequency, so no code excludes another. Patients with many
-    # codes have several conditions, but naive Bayes relates all codes to each other.
+    # With some chance, a code is drawn by frequency alone, so no code excludes another. A patient
+    # with many codes has several conditions, but naive Bayes relates all codes to each other.
     chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
     frequency, given = _conditionals(pairs, offsets, chance)
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
@@ -107,8 +107,8 @@ def code_counts(
     ``sqrt(k_n (k_n - 1) / 2)``, up to a common scale. If q is the second mass divided by the first,
     ``k_n = 1 + 2 (cross q)^2 k_m``.
 
-    Each mass is shifted toward more codes by its standard deviation if every entry has noise of
-    deviation `raised`. Counts range from 1 to `_MOST_CODES`.
+    Each mass is shifted toward more codes, by the standard deviation that it has if every entry has
+    noise of deviation `raised`. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -148,7 +148,7 @@ def _drawn(
     frequency: NDArray[np.float32], given: NDArray[np.float32], offsets: NDArray[Any],
     counts: Sequence[float], most: int, number: int, rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:  # fmt: skip
-    """Draw the codes in each mode, as arrays of shape (number, most) padded with -1."""
+    """Draw each mode's codes, as an array of shape (number, most) that is padded with -1."""
     score = np.tile(frequency, (number, 1))
     codes = [np.full((number, most), -1, np.int64) for _ in counts]
     wanted = [1 + rng.poisson(count - 1, number) for count in counts]
@@ -165,7 +165,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return all combinations of each patient's codes, as rows: the patient, a code per mode."""
+    """Return each combination of a patient's codes as a row: the patient, and a code per mode."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]
