@@ -76,7 +76,7 @@ class CPModel:
         return self.weights, CPModel(tuple(unit_columns(factor) for factor in self.factors))
 
     def with_unit_features(self) -> CPModel:
-        """Return the same model with unit feature columns, scaling the patients' factor instead."""
+        """Return the same model with feature columns of norm 1 and a scaled patients' factor."""
         patients, *features = self.factors
         scale = column_weights(tuple(features))
         return CPModel((patients * scale, *(unit_columns(factor) for factor in features)))
@@ -232,12 +232,12 @@ class Match:
 def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
-    The greedy scores of pyttb and the Tensor Toolbox give the same sum or a smaller one. A column
-    of zeros has cosine 0 with every column. As in the paper, signs matter, so a model that is
-    compared without one of its modes should be non-negative.
+    The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
+    has cosine 0 with every column. As in the paper, signs matter, so a model that is compared
+    without one of its modes should be non-negative.
 
     Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
-    must agree, but the ranks may differ.
+    of the modes must agree, but the ranks may differ.
     """
     similarity = reduce(np.multiply, map(column_cosines, *_comparable(estimate, truth)))
     # Importing scipy.optimize takes 0.1 s or more, and a site never matches models.

@@ -16,8 +16,8 @@ class RMSE:
     all_cells: float
     """Error over all cells, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
-    """Error over the non-zero cells only, whatever the model's values elsewhere. The value is None
-    if this error was not measured."""
+    """Error over the non-zero cells only, whatever the model's values elsewhere, or None if this
+    error was not measured."""
     authors: float
     """||X - M|| / sqrt(nnz), as in the authors' published code. This number is not a mean and
     serves only to reproduce the authors' results."""

@@ -41,8 +41,8 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Build a tensor from zero-based coordinates of any type and order.
 
-        Duplicates are summed, and explicit zeros are dropped. An error message states the rule that
-        was broken and the first position at which it was broken.
+        Duplicates are summed, and explicit zeros are dropped. An error message states the broken
+        rule and the first position that breaks the rule.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -122,7 +122,7 @@ class SparseTensor:
         )
 
     def select_features(self, positions: Sequence[ArrayLike]) -> SparseTensor:
-        """Select ascending indices of each feature mode and renumber the indices."""
+        """Select the given ascending indices of each feature mode, and renumber the indices."""
         if len(positions) != self.ndim - 1:
             raise DataError(
                 f"features: need indices for {self.ndim - 1} modes, got {len(positions)}"
@@ -142,7 +142,7 @@ class SparseTensor:
         )
 
     def weighted(self, weights: Weights) -> SparseTensor:
-        """Multiply each cell by the weights of its codes, all above 0, if `weights` is not empty.
+        """Multiply each cell by the positive weights of its codes, unless `weights` is empty.
 
         Products are clipped to positive float32 numbers, so every non-zero cell stays non-zero.
         """
@@ -179,10 +179,10 @@ class SparseTensor:
 
 
 def as_tensor(value: Any) -> SparseTensor:
-    """Convert another library's tensor of counts, whose first mode must represent the patients.
+    """Convert another library's tensor of counts. The first mode must represent the patients.
 
-    The input is a scipy.sparse matrix or array, a pyttb.sptensor, a sparse.COO, or an array. An
-    array's zero cells are dropped.
+    The input is a scipy.sparse matrix or array, a tensor of pyttb, a sparse.COO, or an array, whose
+    zero cells are dropped.
     """
     if isinstance(value, SparseTensor):
         return value
@@ -209,16 +209,16 @@ def _of_coordinates(indices: Any, values: Any, shape: Any) -> SparseTensor:
 def patient_rows(rows: Any, patients: int) -> NDArray[np.int64]:
     """Return the row numbers of the patients that a NumPy index selects.
 
-    The index is an array of numbers, a mask, or a slice, which may be followed by ``...``.
+    The index is an array of numbers, a mask or a slice, optionally followed by ``...``.
     """
     if isinstance(rows, tuple) and len(rows) == 2 and rows[1] in (Ellipsis, slice(None)):
         rows = rows[0]
     try:
         found: NDArray[np.int64] = np.asarray(np.arange(patients)[rows])
     except (IndexError, TypeError, ValueError):
-        raise DataError(f"patients: no index of rows of {patients} patients") from None
+        raise DataError(f"patients: need an index that fits {patients} patients") from None
     if found.ndim != 1 or not len(found):
-        raise DataError("patients: an index must leave one row or more, as a slice or a list does")
+        raise DataError("patients: need a slice, list or mask that selects at least one patient")
     return found
 
 

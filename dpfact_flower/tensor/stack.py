@@ -3,7 +3,7 @@
 The *stack* has the rows of all modes, one mode after another, padded with zero columns to whole
 vector registers. A zero column stays zero under every update in this package.
 
-The fast-math flags preserve NaN and infinity, because NaN and infinity reveal divergence.
+The fast-math flags preserve NaN and infinity, because these values reveal divergence.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _LINE = 64  # bytes in a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return one zero for each register in a slice, as `dpfact_flower.solver.kernels.instructions`
-    expects, and the padded length of a row.
+    Return a tuple with one zero per register in a slice, which
+    `dpfact_flower.solver.kernels.instructions` expects, and the padded length of a row.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
