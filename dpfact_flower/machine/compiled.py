@@ -25,8 +25,8 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Return a decorator that compiles a kernel, which then runs without the GIL.
 
-    `options` are options of `numba.njit`. Kernels made from the same function with different
-    functions inlined need different tags.
+    `options` are options of `numba.njit`. Kernels that are made from the same function, but with
+    different functions inlined, need different tags.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -59,8 +59,8 @@ def _has_avx512() -> bool:
 
 
 def _register_bits() -> int:
-    """Return the register width in bits: the environment's, or else the widest useful width."""
-    widest = "512" if _has_avx512() else "256"  # processors with 128 bits combine two registers
+    """Return the register width in bits from the environment, or else the widest useful width."""
+    widest = "512" if _has_avx512() else "256"  # LLVM combines two registers of 128 bits
     asked_for = os.environ.get(VARIABLE, widest)
     if asked_for not in {"128", "256", widest}:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Files and folders that are written atomically and are not accessible to other users."""
+"""Write files atomically, and keep files and folders inaccessible to other users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` once complete. A crash leaves the old file or the new one.
+    """Open a file that replaces `path` when complete. A crash leaves the old or the new file.
 
-    The content reaches the disk before the new name does, so no charge is lost in a power failure.
-    Without `durable`, for simulations, writes do not wait for the disk.
+    The content reaches the disk before the new name does, so a power failure loses no charge.
+    Without `durable`, writes do not wait for the disk.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -51,8 +51,8 @@ def create_once(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(handle)
-        # A link, not a rename, because another process may have created the file meanwhile. That
-        # process may also have removed our temporary file as a leftover; its file then is `path`.
+        # The file is linked, not renamed, because another process may have created `path` meanwhile
+        # and may then have removed our temporary file as a leftover.
         with suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path)
     finally:
@@ -86,7 +86,7 @@ def version(path: Path) -> Version:
 def locked(folder: Path) -> Iterator[bool]:
     """Create and lock a folder, and yield whether this process had to wait for another process.
 
-    The lock ends with the process. Raise a StateError for a folder that other users may change.
+    If the process dies, the lock ends. Raise a StateError for a folder that other users can change.
     """
     try:
         private_folder(folder)
@@ -108,7 +108,7 @@ def locked(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space with a file. Call the yielded function just before using the space.
+    """Reserve disk space with a file. Call the yielded function just before you use the space.
 
     Raise an OSError if the disk or a quota has too little space. macOS and a few file systems
     cannot reserve space. There, only the free space is checked.
@@ -198,7 +198,7 @@ def _sync_folder(folder: Path) -> None:
 def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
-    Any user able to change a record of releases could restore a spent budget. A missing path is
+    A user who can change a record of releases could restore a spent budget. A missing path is
     allowed. With `reading`, the path may belong to another user.
     """
     try:
@@ -211,16 +211,16 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     if stat.S_ISLNK(status.st_mode):
         raise StateError(f"{path}: is a symbolic link, which others may change; give its target")
     if not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
-        raise StateError(f"{path}: neither a folder nor a file; remove it, if you know what it is")
+        raise StateError(f"{path}: is neither a folder nor a file; remove it if nothing needs it")
     if status.st_uid != user and not reading:
         raise StateError(
-            f"{path}: belongs to user {status.st_uid}, and this process runs as user {user}; if "
-            f"its content can be trusted: sudo chown -R {user} {shlex.quote(str(path))}"
+            f"{path}: belongs to user {status.st_uid}, but this process runs as user {user}; if "
+            f"you trust its content: sudo chown -R {user} {shlex.quote(str(path))}"
         )
     if status.st_mode & _WRITE:
         raise StateError(
-            f"{path}: others may write to it (mode {stat.S_IMODE(status.st_mode):04o}); if its "
-            f"content can be trusted: chmod -R go-w {shlex.quote(str(path))}"
+            f"{path}: others may write to it (mode {stat.S_IMODE(status.st_mode):04o}); if you "
+            f"trust its content: chmod -R go-w {shlex.quote(str(path))}"
         )
 
 
@@ -242,11 +242,11 @@ def check_way(folder: Path) -> None:
         if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
             raise StateError(
                 f"{above}: is a symbolic link of user {link.st_uid} on the way to {folder}; "
-                "give the folder without it"
+                "give the folder without this link"
             )
         if _lets_move(status, stat.S_IWOTH):
             raise StateError(
-                f"{above}: anybody may write to it, and so replace {folder}; "
+                f"{above}: anybody may write to it and can thus replace {folder}; "
                 f"chmod o-w {shlex.quote(str(above))}"
             )
 
@@ -277,7 +277,7 @@ def not_private(path: Path, uid: int) -> list[str]:
     """Return the faults, with remedies, that let users other than root and `uid` use a path."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
-        return [f"{path} is a link: name what it points to"]
+        return [f"{path} is a link: give its target"]
     faults = []
     if status.st_uid != uid:
         owner, expected = user_name(status.st_uid), user_name(uid)

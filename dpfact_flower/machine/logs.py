@@ -1,7 +1,7 @@
 """The package's log lines, and reports of a task's progress.
 
-In a process that Flower runs, log lines go through Flower's handler. When used as a library, this
-package configures no handlers.
+In a process that Flower runs, log lines go through Flower's handler. As a library, this package
+configures no handlers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def no_progress(name: str, share: float) -> None:
 def use_flower_handler() -> None:
     """Show this package's log in Flower's format, at INFO unless another level is set.
 
-    Only apps, commands and whole runs may call this, never an import. In a file or a journal, every
-    line has its time and no colours.
+    Only apps, commands and whole runs may call this function; an import must not. In a file or a
+    journal, each line has a time and no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 
@@ -67,7 +67,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Hide log lines of Flower and this package below WARNING, during a run in this process."""
+    """Hide log lines below WARNING, of Flower and this package, for a run in this process."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

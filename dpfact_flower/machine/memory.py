@@ -19,7 +19,7 @@ _beside = [0]
 def memory_limit() -> int | None:
     """Return the memory limit of this process in bytes, or None if the limit is unknown.
 
-    The limit is the machine's memory, or a control group's lower limit (systemd unit, container).
+    The limit is the machine's memory, or the lower limit of a systemd unit's or container's group.
     """
     limits = list(_group_limits())
     with suppress(ValueError, OSError):
@@ -34,7 +34,7 @@ def memory_used() -> int:
 
 
 def hold_beside(held: int) -> None:
-    """Count bytes that another process holds for this process, under the same limit."""
+    """Record how many bytes another process holds for this process under the same limit."""
     _beside[0] = held
 
 

@@ -43,7 +43,7 @@ def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T
     except ValidationError as error:
         raise DataError(_one_line(error, unnamed)) from None
     except ValueError:
-        raise DataError("has a number that is not finite, which JSON does not have") from None
+        raise DataError("has a number that is not finite, which JSON cannot express") from None
 
 
 def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
@@ -61,7 +61,7 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
     """Read a writable array that `numpy.save` wrote; raise a DataError for any other content.
 
-    NumPy reserves as much memory as the header claims, but uses memory only for bytes present.
+    NumPy reserves as much memory as the header claims, but uses memory only for the actual bytes.
     """
     try:
         array = np.lib.format.read_array(file, allow_pickle=False)

@@ -19,7 +19,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Process:
-    """A process. `environment` and `folder` are None if this process may not read them."""
+    """A process. `environment` and `folder` are None if they cannot be read."""
 
     pid: int
     uid: int

@@ -1,7 +1,7 @@
-"""Threads that compute independent parts of one computation, with no effect on the result.
+"""Compute independent parts of one computation in threads, without any effect on the result.
 
-The parts depend on the data, never on the number of threads, and their results are collected in a
-fixed order. Threads therefore change only the duration.
+The division into parts never depends on the number of threads, and results are collected in a fixed
+order. Threads therefore change only the duration.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def test_a_link_and_another_owner_are_faults(file):
     assert f"chown 61777 {file}" in fault
     link = file.with_name("link")
     link.symlink_to(file)
-    assert not_private(link, ME) == [f"{link} is a link: name what it points to"]
+    assert not_private(link, ME) == [f"{link} is a link: give its target"]
 
 
 def test_a_folder_above_that_others_may_write_to_is_a_fault(file, tmp_path):
