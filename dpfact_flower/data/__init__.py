@@ -3,9 +3,9 @@
     EHR tables -> sources -> a reader -> events (-> roll_up) -> cooccurrence -> SiteData (.npz)
                                                                  Vocabulary -^   of each site
 
-Each kind of EHR has a reader in `dpfact_flower.data.readers`, which is an SQL script or a module. A
-reader turns tables in DuckDB into patients, events and descriptions, and `cooccurrence` counts
-which codes occur together. A run reads a hospital's own file, one `SiteData`, without DuckDB.
+For each kind of EHR, `dpfact_flower.data.readers` has a reader: an SQL script or a module. A reader
+turns tables in DuckDB into patients, events and descriptions, and `cooccurrence` counts which codes
+occur together. A run reads a hospital's own file, a `SiteData`, without DuckDB.
 
 All sites share a `Vocabulary` for each feature mode. A run with a privacy guarantee needs
 vocabularies from public lists, not from patients. Pass them to the reader as ``vocabularies=``.

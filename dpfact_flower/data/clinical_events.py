@@ -1,12 +1,12 @@
-"""All patients' events in one DuckDB connection, with the same form and options for every EHR.
+"""Store all patients' events in one DuckDB connection, in the same form for every EHR.
 
 For each feature mode, a reader supplies a relation of text columns, with one row per event:
 
     patient, encounter, time (minutes, BIGINT), code
 
-`add_events` stores each event once. Identifiers and codes become 64-bit hashes, whose text is in
-the tables ``people`` and ``codes``. Two texts with the same hash are an error. Encounters need to
-differ only within a patient, so their text is not kept.
+`add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
+``people`` and ``codes`` keep the texts. If two texts have the same hash, an error is raised.
+Encounters need to be distinct only within a patient, so their texts are not kept.
 
 `count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
@@ -32,11 +32,11 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` is the number of most frequent codes of each mode to keep, or None for all.
-    `vocabularies` are public code lists to use instead. Both are in the order of the modes.
-    `rolled_up` maps modes to groupings, which replace codes before the choice of `top`. Sites
+    `top` gives the number of codes to keep in each mode, the most frequent ones, or None for all.
+    `vocabularies` gives public code lists instead. Both follow the order of the modes. `rolled_up`
+    maps modes to groupings, which replace codes before the most frequent codes are chosen. Sites
     with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
-    patients without a cell, as empty rows. `memory` is DuckDB's limit before it spills to disk.
+    patients without a cell as empty rows. `memory` is what DuckDB may use before it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -54,8 +54,8 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
     if unknown := (options.get("rolled_up") or {}).keys() - set(modes):
         raise SettingsError(
-            f"roll-up: no mode is named {', '.join(sorted(unknown))}; there are "
-            f"{', '.join(modes)}: write NAME=HOW"
+            f"roll-up: no mode is named {', '.join(sorted(unknown))}; the modes are "
+            f"{', '.join(modes)}; write MODE=HOW"
         )
     least = options.get("min_patients", 1)
     if type(least) is not int or least < 1:
@@ -79,7 +79,7 @@ def create_tables(connection: Connection) -> None:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """If a number is above 0, add the number to the report and log it."""
+    """Add a number above 0 to the report, and log the number."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %d %s", place, number, what)
@@ -92,7 +92,7 @@ def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
 
 
 def table_of(mode: str) -> str:
-    """Return the SQL name of a mode's events: patient, encounter, time, code, as numbers."""
+    """Return the SQL name of the table of a mode's events: patient, encounter, time and code."""
     return quoted(f"events of {mode}")
 
 
@@ -128,14 +128,14 @@ def add_events(connection: Connection, mode: str, source: str) -> int:
 
 
 def refuse_equal_hashes(connection: Connection) -> None:
-    """Refuse two patients, or two codes of a mode, with one hash, which would become one."""
+    """Refuse two patients, or two codes of a mode, that have the same hash."""
     for table, mode in (("people", "''"), ("codes", "mode")):
         if count_rows(connection, table) > count_rows(
             connection, f"(SELECT DISTINCT {mode}, key FROM {table})"
         ):
             raise DataError(
-                f"two of the {table} have one hash, by a chance of one in billions; add a letter "
-                "to all of them"
+                f"two of the {table} have the same hash, which is very rare; add a letter to all "
+                "of them"
             )
 
 

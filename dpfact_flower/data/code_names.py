@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, which also
 lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system
-of a code. Codes without a prefix are assigned together: their mode gets the system that knows most
-of them. Dots do not matter.
+of a code. All codes of a mode without a prefix are assigned to the system that has names for most
+of them. Dots are ignored.
 
 Both versions of ICD order their codes by chapter, so the first code of a chapter marks the
 chapter's beginning.
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from dpfact_flower.data.vocabulary import Vocabulary, csv_rows
 
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
-"""Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of their diagnoses."""
+"""Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of the diagnoses."""
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
 """Folder of the tables of names. A README there names the sources."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
@@ -33,7 +33,7 @@ _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
 }
-"""Form of a diagnosis code in each version, without its dot. The group is the category."""
+"""Form of a diagnosis code without its dot, in each version. The match's group is the category."""
 
 
 class Chapter(NamedTuple):
@@ -72,7 +72,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the version of ICD, 9 or 10, that alone fits more of the codes without a prefix."""
+    """Return the version of ICD that is the only fit for more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -92,7 +92,7 @@ def chapter(version: str, code: str) -> Chapter | None:
 
 
 def _body_system(version: str, code: str) -> str:
-    """Return the word for a diagnosis code's body system, or an empty text. The code has no dot."""
+    """Return the word for the body system of a diagnosis code without its dot, or an empty text."""
     found = chapter(version, code)
     words = [word for first, word in found.systems if first <= code] if found else []
     return words[-1] if words else ""
@@ -112,9 +112,9 @@ _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Form of a code that can be neither an ICD-9 procedure nor a number in a list."""
 _MOST = 0.8
 _LETTERS = 3
-"""Fewest first letters in ICD-10 codes. Codes with fewer may be a numbering such as D01, D02."""
+"""Fewest different first letters of ICD-10 codes. With fewer, codes may be numbers such as D01."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Shortest group whose name can stand for a code without a name of its own."""
+"""Length of the shortest group whose name may stand for a code without a name of its own."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -124,7 +124,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty text.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact`, the name of the closest group above the code stands for a missing name.
+    Unless `exact`, the name of the closest group above the code replaces a missing name.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -189,8 +189,9 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. So is a shorter text if it has a shortened word and
-    at least half of its words match: as whole words, without two or more letters, or as initials.
+    A text with NOS or NEC is an abbreviation. A text shorter than the name is one if it has a
+    shortened word and at least half of its words are words of the name: in full, with two or more
+    letters missing, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -246,7 +247,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
 def names_of(system: str) -> dict[str, str]:
     """Return all names of a system by code without its dot, as packed by ``simulation.code_names``.
 
-    The first character of a line encodes how many characters it shares with the line before.
+    A line's first character encodes how many characters the line shares with the previous line.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

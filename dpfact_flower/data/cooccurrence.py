@@ -4,19 +4,19 @@ The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) coun
 events, one of each mode, that belong to the patient and lie in one window.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode.
-- A window is an encounter, a number of days, or both. Events are in one window of days if any two
-  of them are at most that many days apart. An event without the encounter or time that the window
-  needs is in no window.
+- A window is an encounter, a number of days, or both. Events share a window of days if no two of
+  the events are more days apart. An event without the encounter or time that the window needs is in
+  no window.
 - A patient without a cell is left out by default.
 
-The readers of `dpfact_flower.data` load their source into one DuckDB connection: the events of each
-mode (`dpfact_flower.data.clinical_events`), and two tables of text:
+A reader loads its source into one DuckDB connection: the events of each mode
+(`dpfact_flower.data.clinical_events`), and two tables of text:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Accents are removed from site names, and other forbidden characters are replaced by hyphens. If two
-site names become equal, an error is raised.
+Accents are removed from site names, and other forbidden characters are replaced by hyphens. Two
+site names that become equal cause an error.
 
 `time` counts whole minutes from an arbitrary origin, which must be the same for all of a patient's
 events. If the window requires the same encounter, the origin may differ between encounters.
@@ -57,7 +57,7 @@ UNKNOWN_SITE = "unknown"
 _MANY_LEFT_OUT = 0.1
 """Share of patients without a cell above which their number is logged as a warning."""
 COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
-"""Names that no label can have, because the tables of patients here use them."""
+"""Names that no label can have, because columns in the tables of patients have these names."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def build_cohort(
 ) -> Cohort:
     """Build all sites' tensors from the connection's tables. This is every reader's last step.
 
-    Events of codes that are in no vocabulary are left out. Sites are sorted by name, patients by
-    identifier. `labels` are columns of ``patients``; NULL means a label of 0. The site ``other``,
+    Events of codes that are in no vocabulary are left out. Sites are sorted by name, and patients
+    by identifier. `labels` are columns of ``patients``, in which NULL means 0. The site ``other``,
     into which small sites are merged, may still be smaller than the option `min_patients`.
     """
     with report_progress("counting"):
@@ -132,7 +132,7 @@ def build_cohort(
             )
             raise DataError(
                 f"{name}: no patient has an event of each of {events} within {window}; is the "
-                "window too short, or is a code list another hospital's?"
+                "window too short, or does a code list belong to another hospital?"
             )
         least, keep_empty = options.get("min_patients", 1), options.get("keep_empty", False)
         _assign_sites(connection, least, keep_empty, row_unit)
@@ -176,7 +176,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose code is not in a public list. Refuse a mode if no event's code is."""
+    """Count the events whose code a public list lacks. Refuse a list that lacks all their codes."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -187,8 +187,8 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
     ).fetchall()
     if events and outside == events:
         raise DataError(
-            f"{mode}: need codes of the list that is given; none of {events} events has one: are "
-            "dots and leading zeros written alike?"
+            f"{mode}: none of {events} events has a code of the given list; are dots and leading "
+            "zeros written in the same way?"
         )
     what = "events of codes outside the list, left out"
     count(connection, mode, what, outside, warn=True)
@@ -242,8 +242,8 @@ def _name_sites(connection: Connection, cohort: str) -> None:
     if changed:
         names, one = changed[0]
         raise DataError(
-            f"{cohort}: the sites {', '.join(map(shown, names[:3]))} would become one, {one}; "
-            "tell them apart by letters, digits, dots, hyphens or underscores"
+            f"{cohort}: the sites {', '.join(map(shown, names[:3]))} would all be named {one}; "
+            "make them differ in letters, digits, dots, hyphens or underscores"
         )
     blank = count_rows(connection, "named", "given = ''")
     count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
@@ -317,8 +317,8 @@ def _assign_sites(
     ).fetchall()
     if merged and count_rows(connection, "members", f"site = '{SMALL_SITES}'") > people:
         raise DataError(
-            f"min-patients: small sites are merged into {SMALL_SITES}, and a site has that name; "
-            "rename it, or merge none (min-patients 1)"
+            f"min-patients: small sites are merged into {SMALL_SITES}, but a site has this name; "
+            "rename this site, or merge no sites (min-patients 1)"
         )
     what = f"sites of fewer than {min_patients} patients, merged into {SMALL_SITES}"
     count(connection, "sites", what, merged)

@@ -15,8 +15,8 @@ The groupings are:
 The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-All codes without a prefix get the version that is the only fit for more codes. Dots are ignored. A
-group without a name in `code_names` is described by its most frequent code.
+All codes without a prefix get the version that is the only fit for more of these codes. Dots are
+ignored. A group without a name in `code_names` is described by its most frequent code.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
     uses = {code: (text or "", count) for code, text, count in found}
     if how in _OF_DIAGNOSES and holds_procedures(mode, list(uses)):
         raise SettingsError(
-            f"roll-up: {how} groups diagnoses, and {mode} holds procedures; "
+            f"roll-up: {how} groups diagnoses, but {mode} holds procedures; "
             f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
         )
     groups = _groups(mode, uses, how, grouping)
@@ -199,6 +199,6 @@ def _from_file(path: Path) -> Grouping:
         prefix, code = parts(row["code"])
         version = row.get("version") or VERSIONS.get(prefix, "")
         if version not in ("", "9", "10"):
-            raise DataError(f"{path}: row {number} has another version of ICD than 9 or 10")
+            raise DataError(f"{path}: row {number} has a version of ICD other than 9 or 10")
         table.setdefault((version, code), []).append((row["group"], row.get("description") or ""))
     return lambda version, code: table.get((version, code)) or table.get(("", code)) or []

@@ -38,10 +38,10 @@ _LABEL = "label "
 class SiteData:
     """All data of one hospital. These data never leave the hospital.
 
-    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. Each mode has
-    one of the `vocabularies`, with distinct names. `labels` are arrays of 0 and 1, shape
-    (patients,). A single array is the label ``died``. `patients` are the hospital's distinct local
-    identifiers. `row_unit` is a patient, or e.g. a discharge if patients cannot be identified.
+    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies` has
+    one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, shape (patients,).
+    A single array is the label ``died``. `patients` are the hospital's distinct local identifiers.
+    `row_unit` is a patient or, for example, a discharge if patients cannot be identified.
     """
 
     name: str
@@ -75,8 +75,7 @@ class SiteData:
         return self.tensor.shape
 
     def __getitem__(self, rows: Any) -> SiteData:
-        # Patients are indexed like the rows of an array, so that scikit-learn can split them; see
-        # `SparseTensor`.
+        # Patients are indexed like an array's rows, because scikit-learn splits data in this way.
         chosen = patient_rows(rows, len(self))
         return replace(
             self,
@@ -102,7 +101,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Atomically write an .npz file without pickles that only its owner can read."""
+        """Write an .npz file atomically, without pickles, that only its owner can read."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -128,7 +127,7 @@ class SiteData:
 
     @classmethod
     def load(cls, path: str | Path) -> SiteData:
-        """Read what `save` wrote, validating it again."""
+        """Read and validate a file that `save` wrote."""
         names = ("name", "row_unit", "indices", "values", "shape", "vocabularies")
         arrays = load_npz(path, names)
         labels = {key.removeprefix(_LABEL): arrays[key] for key in arrays if key.startswith(_LABEL)}
@@ -215,9 +214,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    All sites have equal vocabularies, and their names differ by more than case. `truth` is set only
-    for artificial data. `read_report` has lines of the form (where, what, count), which tell how
-    many rows the reader read, kept and left out.
+    All sites have equal vocabularies, and site names differ by more than case. `truth` is set only
+    for artificial data. `read_report` gives the numbers of rows that the reader read, kept and left
+    out, in lines of the form (where, what, count).
     """
 
     name: str
@@ -268,8 +267,8 @@ class Cohort:
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
     def __getitem__(self, rows: Any) -> Cohort:
-        # Patients are indexed like the rows of an array, so that scikit-learn can split them. Rows
-        # must ascend, so that the order matches other arrays indexed with the same rows.
+        # Patients are indexed as in `SiteData`. Rows must ascend, so that patients have the same
+        # order as in other arrays that are indexed with these rows.
         chosen = patient_rows(rows, len(self))
         if (np.diff(chosen) <= 0).any():
             raise DataError(f"cohort {self.name}: rows must ascend, because sites stay together")
@@ -290,7 +289,7 @@ class Cohort:
         return tuple(lines)
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Cohort:
-        """Return the same cohort with only the codes at the given positions; see `SiteData`."""
+        """Return the same cohort with only the codes at the given positions (see `SiteData`)."""
         if not kept:
             return self
         sites = tuple(site.select_codes(kept) for site in self.sites)
@@ -324,7 +323,7 @@ class Cohort:
 
     @classmethod
     def load(cls, folder: str | Path) -> Cohort:
-        """Read what `save` wrote, validating it again."""
+        """Read and validate a folder that `save` wrote."""
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
         sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
@@ -346,13 +345,13 @@ class Cohort:
         if len(set(names)) != len(names):
             raise DataError(f"cohort {self.name}: site names must differ by more than their case")
         if _TRUTH in names:
-            raise DataError(f"cohort {self.name}: no site may be named {_TRUTH!r}, as a file is")
+            raise DataError(f"cohort {self.name}: a site named {_TRUTH!r} would overwrite a file")
         digests = [v.digest for v in self.vocabularies]
         for site in self.sites:
             if [v.digest for v in site.vocabularies] != digests:
                 raise DataError(
-                    f"cohort {self.name}: site {site.name} has other vocabularies than "
-                    f"site {self.sites[0].name}"
+                    f"cohort {self.name}: the vocabularies of site {site.name} differ from those "
+                    f"of site {self.sites[0].name}"
                 )
 
     def _check_truth(self, truth: Truth) -> None:
@@ -360,8 +359,8 @@ class Cohort:
         wanted = tuple(len(vocabulary) for vocabulary in self.vocabularies)
         if sizes != wanted or len(truth.usage) != len(self.sites):
             raise DataError(
-                f"cohort {self.name}: truth is of {len(truth.usage)} sites and {sizes} codes, "
-                f"the data of {len(self.sites)} and {wanted}"
+                f"cohort {self.name}: truth is of {len(truth.usage)} sites and {sizes} codes, but "
+                f"the data are of {len(self.sites)} sites and {wanted} codes"
             )
 
 
@@ -420,7 +419,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file, whose public parts are loaded. `read` loads the patients' data."""
+    """A site's data file. The public parts are loaded, and `read` loads the patients' data."""
 
     path: Path
     name: str

@@ -1,8 +1,8 @@
 """Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
-Databases are opened read-only. To bound the memory used, their rows pass through a CSV file in
-DuckDB's private folder for spilled data. DuckDB's own database extensions are not used, because
-they would have to be downloaded.
+Databases are opened read-only. To bound memory, their rows pass through a CSV file in DuckDB's
+private folder for spilled data. DuckDB's own extensions for databases are not used, because they
+would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _duckdb_file(connection: Connection, path: Path, schema: str) -> Source:
     except duckdb.Error as error:
         raise DataError(
             f"{path}: the DuckDB database cannot be opened ({type(error).__name__}); has another "
-            f"program opened it, or a newer DuckDB than {duckdb.__version__} made it?"
+            f"program opened it, or was it made by a DuckDB newer than {duckdb.__version__}?"
         ) from None
     found = connection.execute(
         """SELECT lower(table_name), table_name FROM duckdb_columns()

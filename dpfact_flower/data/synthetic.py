@@ -1,10 +1,10 @@
 """An artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
-Each patient has one to four active phenotypes, and some time windows for each. In every window, the
-codes are drawn from the phenotype, with some background noise. All combinations of the codes in a
-window co-occur. Code frequencies follow a power law, and a few patients have many windows. Sites
-differ in how common each phenotype is, and some phenotypes exist at only one site. The risk of
-in-hospital death depends on the active phenotypes. The same settings always give the same data.
+Each patient has one to four active phenotypes, and each active phenotype has some time windows. In
+every window, the codes are drawn from the phenotype, with some background noise. All combinations
+of the codes in a window co-occur. Code frequencies follow a power law, and a few patients have many
+windows. Sites differ in how common each phenotype is, and some phenotypes exist at only one site.
+The risk of in-hospital death depends on the active phenotypes. Equal settings give equal data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Names of the planted phenotypes in code descriptions. Further names are "topic 61" and so on."""
+"""Names of planted phenotypes in descriptions of codes. Further names are "topic 61" and so on."""
 
 
 class Mode(NamedTuple):
@@ -60,7 +60,7 @@ class SyntheticSettings(Settings):
 
     name: str = setting("demo", "name of the cohort", NAME)
     seed: int = setting(0, "equal seeds give equal data", "[0, 9223372036854775807]")
-    patients: int = setting(6000, "patients of all sites", "[1, 10000000]")
+    patients: int = setting(6000, "number of patients at all sites", "[1, 10000000]")
     modes: str = setting(
         "procedures:120:2.8,diagnoses:200:6",
         "feature modes, each name:codes:mean codes drawn per window",
@@ -68,25 +68,25 @@ class SyntheticSettings(Settings):
     )
     shares: str = setting(
         "0.35,0.16,0.14,0.14,0.11,0.10",
-        "share of the patients at each site",
+        "each site's share of the patients",
         rf"{_NUMBER}(,{_NUMBER})*",
     )
-    phenotypes: int = setting(12, "planted phenotypes", "[1, 1000]")
-    local: float = setting(0.2, "share of the phenotypes that exist at one site alone", "[0, 1]")
+    phenotypes: int = setting(12, "number of planted phenotypes", "[1, 1000]")
+    local: float = setting(0.2, "share of phenotypes that exist at a single site", "[0, 1]")
     distinct: int = setting(
-        0, "number (from 1) of a site with a population of its own, as the paper's NICU; 0: none",
+        0, "number (from 1) of a site with very different patients, such as a NICU; 0: none",
         "[0, inf)",
     )  # fmt: skip
-    active: float = setting(1.7, "mean active phenotypes of a patient, at most 4", "[1, 4]")
-    windows: float = setting(3.0, "mean time windows of an active phenotype", "[1, 1000]")
+    active: float = setting(1.7, "mean number of active phenotypes, at most 4", "[1, 4]")
+    windows: float = setting(3.0, "mean number of an active phenotype's windows", "[1, 1000]")
     repeats: float = setting(
-        1.5, "mean times that the codes of a window recur, as in a series of visits", "[1, 1000]"
+        1.5, "mean number of times that a window's codes occur, as in repeat visits", "[1, 1000]"
     )
     dispersion: float = setting(
-        1.5, "variance of how often a patient comes, relative to the mean", "[0.001, 100]"
+        1.5, "variance of how often patients visit, relative to the mean", "[0.001, 100]"
     )
     background: float = setting(
-        0.15, "share of codes drawn from all codes, not the phenotype", "[0, 1]"
+        0.15, "share of codes drawn from all codes instead of the phenotype's", "[0, 1]"
     )
     mortality: float = setting(0.1, "share of patients who die in hospital", "(0, 1)")
 
@@ -116,13 +116,13 @@ class SyntheticSettings(Settings):
         if len({mode.name for mode in modes}) != len(modes):
             raise SettingsError(f"modes: names must differ; got {self.modes!r}")
         if any(mode.size < 2 or mode.per_window < 1 for mode in modes):
-            raise SettingsError(f"modes: need 2 codes, and 1 per window; got {self.modes!r}")
+            raise SettingsError(f"modes: need 2 codes, 1 per window or more; got {self.modes!r}")
         if not all(float(share) > 0 for share in self.shares.split(",")):
             raise SettingsError(f"shares: must be positive; got {self.shares!r}")
         if self.distinct > sites:
             raise SettingsError(f"distinct: there are {sites} sites; got {self.distinct}")
         if sites > 1 and round(self.local * self.phenotypes) >= self.phenotypes:
-            raise SettingsError(f"local: must leave a phenotype to all sites; got {self.local:g}")
+            raise SettingsError(f"local: all sites must share a phenotype; got {self.local:g}")
         if (self.site_sizes < 1).any():
             raise SettingsError(f"patients: {self.patients} leave one of {sites} sites empty")
 
@@ -140,7 +140,7 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         phenotypes=50,
     ),
     # The demo and the sizes of MIMIC-III, with a last site whose patients differ greatly from all
-    # others, like the paper's neonatal unit.
+    # others, as in the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
     "paper-icu": SyntheticSettings(
         name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",

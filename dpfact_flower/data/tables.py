@@ -38,16 +38,16 @@ _TEXT_OR_WHOLE = re.compile(  # DuckDB's names of types; a code is never a fract
     r"DATE|TIMESTAMP.*"
 )
 MEMORY = "2GB"
-"""Memory that DuckDB may use before it spills to disk. The tensors need memory in addition."""
+"""Memory that DuckDB may use before it spills to disk. The tensors need additional memory."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
 _watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """The parts of a CSV file's format that its first line does not show.
+    """The parts of a CSV file's format that the file's first line does not show.
 
-    An empty `delimiter` stands for the most frequent of comma, semicolon, tab and ``|``.
+    If `delimiter` is empty, the most frequent of comma, semicolon, tab and ``|`` is used.
     """
 
     delimiter: str = ""
@@ -70,7 +70,7 @@ class Rows(NamedTuple):
 
     Rows come from frames (of pandas, polars or Arrow, or DuckDB's relations), which are
     concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
-    only rows with this value in the column ``mode`` count. `renamed` gives columns of frames other
+    only rows with this value in the column ``mode`` count. `renamed` maps names of columns to new
     names. `sites` names the site of each frame. The rows then get a column ``site``, and
     identifiers become ``SITE/PATIENT``, because two sites may use the same identifier.
     """
@@ -113,9 +113,9 @@ def columns_of(frame: Any) -> list[str]:
 
 @contextmanager
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
-    """Open a DuckDB database in memory, which spills to a folder that only the user can read.
+    """Open an in-memory DuckDB database that spills to a folder only the user can read.
 
-    DuckDB never downloads extensions. Its errors inside the block are raised as `DataError`.
+    DuckDB never downloads extensions. DuckDB's errors inside the block are raised as `DataError`.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -137,8 +137,8 @@ def connect(memory: str = MEMORY) -> Iterator[Connection]:
             yield connection
         except duckdb.OutOfMemoryException:
             raise DataError(
-                f"{memory} of memory, or the room in {spill.parent}, is too little to build the "
-                "tensors; allow more memory, or keep fewer codes"
+                f"{memory} of memory, or the free space in {spill.parent}, is too little to build "
+                "the tensors; allow more memory, or keep fewer codes"
             ) from None
         except duckdb.Error as error:
             raise DataError(  # DuckDB's message may quote a patient's line
@@ -182,7 +182,7 @@ def report_progress(name: str) -> Iterator[None]:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map the tables' names in lower case to their files, or to their folders of Parquet files.
 
-    Files take precedence over folders, and shorter file names over longer file names.
+    Files take precedence over folders, and shorter file names over longer ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
@@ -198,11 +198,11 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    `columns`, in lower case, are required. The table may use any case. A missing `optional` column
-    is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
-    ``code_1``, ``code_2``, ... `where` is an SQL condition over all these columns for keeping a
-    row. `there` is a condition on the rows that a database sends, in which ``$schema`` stands for
-    the table's schema.
+    `columns`, in lower case, are required, but the table may use any case. A missing `optional`
+    column is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
+    ``code_1``, ``code_2``, ... `where` is an SQL condition on all these columns that rows must meet
+    to be kept. `there` is a condition that rows must meet to be sent by a database, in which
+    ``$schema`` stands for the table's schema.
     """
 
     name: str
@@ -224,12 +224,12 @@ def load_table(
 ) -> None:
     """Read columns into the temporary table `into`, as trimmed text.
 
-    `place` is a CSV file with a header line, plain or gzipped, `Rows`, a file named ``.parquet``,
-    or a folder of Parquet files, with columns of text, whole numbers, dates or times. A time with a
-    zone is converted to UTC. A blank field is NULL.
+    `place` is a CSV file with a header line, plain or gzipped, or else `Rows`, a file named
+    ``.parquet`` or a folder of Parquet files, whose columns hold text, whole numbers, dates or
+    times. A time with a zone is converted to UTC. A blank field is NULL.
 
-    `select` is SQL for the columns of the result. `hint` turns the existing columns into advice
-    about a missing column.
+    `select` is SQL for the columns of the result. `hint` returns advice about a missing column,
+    given the existing columns.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -262,8 +262,8 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    DuckDB can fail on a file that mixes LF and CRLF, for example because of an added header, or
-    refuse correct lines. A faulty file is therefore read again from a copy with LF. DuckDB reads
+    If a file mixes LF and CRLF, for example because a header was added, DuckDB can fail or refuse
+    correct lines. After such a fault, the file is read again from a copy with LF. DuckDB reads
     big-endian UTF-16 as an empty file, so UTF-16 is always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
@@ -289,7 +289,7 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
 
 
 def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
-    """Return the rejected lines with the reasons, and clear DuckDB's record of them."""
+    """Return the rejected lines with the reasons, and clear DuckDB's record of rejected lines."""
     found = connection.execute(
         "SELECT line, min(error_type::VARCHAR) FROM reject_errors GROUP BY line ORDER BY line"
     ).fetchall()
@@ -334,7 +334,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
     header = [" ".join(name.split()) for name in names]  # a name may contain a newline
     if not any(header):
-        raise DataError(f"{path}: is empty, or begins with an empty line; the first names columns")
+        raise DataError(f"{path}: its first line is empty, but needs to name the columns")
     if any("\ufffd" in name or "\0" in name for name in header):
         raise DataError(
             f"{path}: its first line is not {dialect.encoding}; name its encoding (--encoding "
@@ -342,8 +342,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
         )
     if not all(_COLUMN.fullmatch(name) and name.isprintable() for name in header):
         raise DataError(
-            f"{path}: its first line does not name columns, each beginning with a letter; is the "
-            "header missing, or the delimiter another one (--delimiter)?"
+            f"{path}: its first line needs names that begin with a letter; is the header missing, "
+            "or is the delimiter a different one (--delimiter)?"
         )
     _refuse_twins(path, [name.lower() for name in header if name])
     return header, delimiter, skip
@@ -360,7 +360,7 @@ def line_of_header(path: Path, dialect: Dialect) -> int:
 
 def _refuse_twins(place: Path | Rows, names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
-        raise DataError(f"{place}: two columns have one name; rename one of them")
+        raise DataError(f"{place}: two columns have the same name; rename one of them")
 
 
 def check_columns(
@@ -379,14 +379,13 @@ def check_columns(
     if kind != "CSV" or len(missing) < len(wanted):
         what = f"it has {[*found]}" + f"; try {hint}" * bool(hint)
     else:  # the first line may hold a patient's data, so do not quote it
-        other = "nor any other that is looked for; does its first line name the columns?"
-        what = f"try {hint}" if hint else other
+        what = f"try {hint}" if hint else "does its first line name the columns?"
     named = ", ".join(name.replace("[]", "_1") for name in missing)
     raise DataError(f"{place}: lacks the column(s) {named}; {what}")
 
 
 def list_of(column: str) -> str:
-    """Return the name of the list, such as ``code[]``, of a column such as ``code_1``."""
+    """Return the name of the list to which a column belongs: ``code[]`` for ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
@@ -456,7 +455,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for rows whose columns have types, and SQL for each column as text."""
+    """Return SQL for rows with typed columns, and SQL for each column as text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():

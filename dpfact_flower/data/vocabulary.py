@@ -113,13 +113,13 @@ class Vocabulary:
         for position, code in enumerate(codes):
             if not code.isprintable() or not code or code != code.strip():
                 raise DataError(
-                    f"vocabulary {self.name}: codes must be printable, not empty, without blanks "
-                    f"around them; the one at position {position} is not"
+                    f"vocabulary {self.name}: codes must be printable, not empty, and without "
+                    f"blanks around them; the code at position {position} is not"
                 )
             if first.setdefault(code, position) != position:
                 raise DataError(
                     f"vocabulary {self.name}: the code at position {position} "
-                    f"is at position {first[code]} already"
+                    f"is the same as at position {first[code]}"
                 )
 
 
@@ -158,7 +158,7 @@ def _from_list(text: str, name: str) -> Vocabulary:
         return Vocabulary(name, tuple(content))
     vocabulary = Vocabulary.from_json(text)
     if vocabulary.name != name:
-        raise DataError(f"holds the vocabulary {vocabulary.name!r}, need {name!r}")
+        raise DataError(f"holds the vocabulary {vocabulary.name!r}, but {name!r} is needed")
     return vocabulary
 
 

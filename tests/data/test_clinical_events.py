@@ -44,7 +44,7 @@ def test_two_texts_of_one_hash_are_refused(table, connection):
     add(connection, [("1", "a", 5, "x")], mode="rx")
     events.refuse_equal_hashes(connection)
     connection.execute(f"UPDATE {table} SET key = 7")
-    with pytest.raises(DataError, match=f"two of the {table} have one hash"):
+    with pytest.raises(DataError, match=f"two of the {table} have the same hash"):
         events.refuse_equal_hashes(connection)
 
 

@@ -168,7 +168,7 @@ def test_two_names_never_become_one(names, connection):
     patients = [(f"p{n}", name, None) for n, name in enumerate(names)]
     events = [(mode, who, "e", 0, "x") for who in ("p0", "p1") for mode in MODES[:2]]
     fill(connection, patients, events)
-    with pytest.raises(DataError, match="would become one"):
+    with pytest.raises(DataError, match="would all be named"):
         build(connection)
 
 

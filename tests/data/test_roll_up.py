@@ -92,7 +92,7 @@ def test_procedures_are_not_taken_for_diagnoses(how):
         mode = "dx" if ":" in codes[0] else "procedures"
         with pytest.raises(SettingsError, match=f"{mode}=first2 groups those of ICD-9"):
             rolled(codes, how, mode=mode)
-    with pytest.raises(SettingsError, match=f"roll-up: {how} groups diagnoses, and procedures"):
+    with pytest.raises(SettingsError, match=f"roll-up: {how} groups diagnoses, but procedures"):
         rolled(["3605", "not a code"], how, mode="procedures")
 
 
@@ -114,7 +114,7 @@ def test_a_mapping_file(write):
         ("code,kind\n1,2\n", "a mapping needs the columns code and group"),
         ("", "a mapping needs the columns code and group"),
         ("code,group\n1,a\n2,\n", "row 3 needs a code and a group"),
-        ("code,group,version\n1,a,9\n2,b,ICD9CM\n", "row 3 has another version of ICD than 9"),
+        ("code,group,version\n1,a,9\n2,b,ICD9CM\n", "row 3 has a version of ICD other than 9"),
     ],
 )
 def test_a_mapping_file_that_cannot_be_used_is_named(text, says, write):

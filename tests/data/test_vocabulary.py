@@ -62,7 +62,7 @@ def test_file_round_trip(vocabulary, tmp_path):
         ("../up", ("a",), (), "vocabulary name"),
         ("a\n", ("a",), (), "vocabulary name"),
         ("x", (), (), "at least one code"),
-        ("x", ("a", "b", "a"), (), "position 2 is at position 0"),
+        ("x", ("a", "b", "a"), (), "position 2 is the same as at position 0"),
         ("x", ("a", " b"), (), "position 1"),
         ("x", ("a", ""), (), "position 1"),
         ("x", ("a\nb",), (), "position 0"),

@@ -87,7 +87,7 @@ def test_columns_with_other_names_are_read_as_the_error_says():
         read_events(elsewhere)
     with pytest.raises(DataError, match="If the rows are events, read them with read_events"):
         as_cohort(elsewhere)
-    with pytest.raises(SettingsError, match=r"columns: name some of patient, code, .* got pat"):
+    with pytest.raises(SettingsError, match=r"columns: must be some of patient, code, .* got pat"):
         read_events(elsewhere, columns={"pat": "subject_id"})
     columns = ast.literal_eval(str(caught.value).partition("try columns=")[2])
     assert columns == NAMES
@@ -132,7 +132,7 @@ def test_an_encounter_may_be_the_window():
 
 def test_a_column_that_stands_there_twice_is_refused():
     twice = pd.concat([HERE, HERE["code"]], axis=1)
-    with pytest.raises(DataError, match="events: two columns have one name; rename one"):
+    with pytest.raises(DataError, match="events: two columns have the same name; rename one"):
         read_events(twice)
 
 

@@ -15,7 +15,7 @@ help = "What a site is."
 
 [options.treatment_level]
 default = 3
-help = "Components of a treatment's path to keep; paths have 3 to 6."
+help = "Number of components of a treatment's path to keep; paths have 3 to 6."
 */
 
 -- eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the site of the first
@@ -23,8 +23,8 @@ help = "Components of a treatment's path to keep; paths have 3 to 6."
 -- admission to the unit. eICU has no dates within a year, so two hospital stays of one year are in
 -- the arbitrary but fixed order of their numbers.
 --
--- Times are minutes from admission to the unit. With hospitaladmitoffset they are comparable within
--- a hospital stay but not between stays, so the window is always inside one hospital stay.
+-- Times are minutes from admission to the unit. With hospitaladmitoffset, times are comparable
+-- within a hospital stay but not between stays, so the window is always inside one hospital stay.
 
 -- @load patient
 CREATE TABLE stays (
@@ -32,7 +32,7 @@ CREATE TABLE stays (
     hospitaladmitoffset BIGINT NOT NULL, hospitaldischargeyear BIGINT NOT NULL,
     uniquepid VARCHAR, hospitalid VARCHAR, unittype VARCHAR, hospitaldischargestatus VARCHAR);
 
--- @count unit stays without discharge status, taken for no death
+-- @count unit stays without discharge status, counted as no death
 SELECT 'patient', count(*) FROM stays WHERE hospitaldischargestatus IS NULL;
 
 -- @count unit stays without a patient, left out
@@ -73,14 +73,14 @@ SELECT 'treatment', count(*) FROM treatments WHERE treatmentstring IS NULL;
 -- @count rows without a code, left out
 SELECT 'diagnosis', count(*) FROM diagnoses WHERE icd9code IS NULL;
 
--- @count rows of a unit stay that patient lacks, left out
+-- @count rows of a unit stay that is not in patient, left out
 SELECT 'treatment', count(*) FROM treatments ANTI JOIN placed USING (patientunitstayid)
 UNION ALL
 SELECT 'diagnosis', count(*) FROM diagnoses ANTI JOIN placed USING (patientunitstayid);
 
 -- Diagnoses are the ICD-9-CM codes, with the dot, of a list that also has ICD-10 codes (401.9,
 -- I10). Codes of the form of ICD-9 are kept: 123, 123.45, V12.34, E123.4. ICD-10 has V codes of the
--- same form (transport accidents). In an intensive care unit they are assumed to be ICD-9 codes.
+-- same form (transport accidents). In an intensive care unit, V codes are assumed to be of ICD-9.
 CREATE TABLE listed AS
 SELECT * EXCLUDE icd9code, regexp_full_match(code,
     '\d{3}(\.\d{1,2})?|V\d{2}(\.\d{1,2})?|E\d{3}(\.\d)?') AS of_icd9

@@ -1,11 +1,12 @@
-"""Read any EHR from plain event tables. Each feature mode has one or more, with one row per event.
+"""Read any EHR from plain tables with one row per event.
 
-- A table has columns for the patient, the code, the time or the encounter, and optionally a
-  description of the code. An event is a distinct (encounter, minute, code) of a patient.
+- Each feature mode has one or more tables. A table has columns for the patient, the code, the time
+  or the encounter, and optionally a description of the code. An event is a distinct (encounter,
+  minute, code) of a patient.
 - Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column in
   which only some times have an offset is refused.
-- Impossible values are refused: a blank or NaN for a patient or code, an invalid date, a patient at
-  two sites. Unused rows are counted.
+- Impossible values are refused, such as a patient or code that is blank or NaN, an invalid date, or
+  a patient at two sites. Unused rows are counted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SITE = "site"
 """Name of the site column in the table of sites."""
 Place = str | Path | Rows
 
-# Texts that programs write for a missing value, and characters that cannot be printed.
+# Texts that programs write for missing values, and characters that cannot be printed.
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 _NO_TEXT = f"({{0}} IS NULL OR {_NO_VALUE} OR {_UNPRINTABLE})"
@@ -58,10 +59,10 @@ _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
 # DuckDB's cast is enough to check times of these lengths.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
-"""Minutes from the year 1 to 1970. Adding them keeps dividends of integer divisions positive."""
+"""Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Offset that marks minutes in UTC, and number that marks an invalid time. Columns cost memory."""
+"""Number that marks minutes in UTC by addition, and number that stands for an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd", "diag", "proc", "drug", "ndc", "atc", "cpt", "concept", "medication"),
@@ -112,7 +113,7 @@ class Columns:
 
     @property
     def names(self) -> dict[str, str]:
-        """Map the roles of columns to their names in the file."""
+        """Names of columns in the file, by the columns' roles."""
         return asdict(self)
 
 
@@ -142,10 +143,10 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with one row per patient, and the column that holds the label: 0 or 1, no or yes.
+    """A table with one row per patient, and the column with the label: 0 or 1, no or yes.
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. For the table of sites, `column` holds the site. `missing` is the label, 0 or 1, of
+    tables. In a table of sites, `column` holds the site. `missing` is the label, 0 or 1, of
     patients who are not in the table. If `missing` is empty, the table must contain all patients.
     """
 
@@ -156,10 +157,10 @@ class LabelTable:
 
     def __post_init__(self) -> None:
         if self.missing not in ("", "0", "1"):
-            raise SettingsError(f"label's missing: need 0 or 1, got {self.missing!r}")
+            raise SettingsError(f"label: missing must be 0 or 1, got {self.missing!r}")
 
     def complete(self, patient: str, column: str) -> LabelTable:
-        """Return the same table with the names of both columns, in lower case."""
+        """Return the same table with both column names filled in, in lower case."""
         own, label = self.patient.strip().lower(), self.column.strip().lower()
         return replace(self, patient=own or patient, column=label or column.lower())
 
@@ -179,9 +180,9 @@ def read(
 
     `tables` has two or more feature modes, in the tensor's order. A path names a file with the
     given `columns` and `dialect`. `name` names the single site, or the cohort if there is a table
-    of `sites` (by default, patient and ``site``). Patients who are not in that table are left out.
-    `window_days` is the largest distance in days between the events of a cell. With None, the
-    events of a cell have the same encounter.
+    of `sites` (by default with the columns patient and ``site``). Patients who are not in the table
+    of sites are left out. `window_days` is the largest distance in days between the events of a
+    cell. With None, the events of a cell have the same encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -210,8 +211,8 @@ def read(
             _load_label(connection, label, label_table, columns.patient, dialect)
         if vocabularies is None:
             logger.warning(
-                "the code lists are made from these patients, which no guarantee covers: sites of "
-                "a federation need the same public lists (--codes, or vocabularies=)"
+                "the code lists are made from these patients, and no privacy guarantee covers the "
+                "lists: sites of a federation need the same public lists (--codes, vocabularies=)"
             )
         return build_cohort(connection, name, modes, window, options, tuple(labels))
 
@@ -222,7 +223,7 @@ def _check_labels(labels: Mapping[str, LabelTable]) -> None:
     lower = {name.lower() for name in labels}
     if lower & COLUMNS or len(lower) < len(labels):
         raise SettingsError(
-            f"labels: names must differ by more than their case, and from "
+            "labels: names must differ by more than their case, and must not be one of "
             f"{', '.join(sorted(COLUMNS))}; got {', '.join(labels)}"
         )
 
@@ -272,7 +273,7 @@ def _load_rows(
     """Load one file into the table ``loaded``, check it, and count the rows for each condition."""
     names = source.columns.names
     if not names[window.column]:
-        raise SettingsError(f"column {window.column}: need a name: the window is made from it")
+        raise SettingsError(f"column {window.column}: need a name, because the window needs it")
     needed = ("patient", "code", window.column)
     sql = {what: quoted(name) if name else "NULL::VARCHAR" for what, name in names.items()}
     load_table(
@@ -359,7 +360,7 @@ def _refuse_header(
     columns: Mapping[str, str],
     dialect: Dialect,
 ) -> None:
-    """Refuse rows that repeat the header, as in a file of several files one after the other.
+    """Refuse rows that repeat the header, as in several files joined into one.
 
     `columns` maps columns of the table to their names in the file.
     """
@@ -368,8 +369,8 @@ def _refuse_header(
         line = isinstance(place, Path) and line_of_header(place, dialect)
         first = f"the first is line {line}; " if line else ""
         raise DataError(
-            f"{place}: {repeated} row(s) repeat the names of the columns; {first}are these several "
-            "files in one? Delete these lines"
+            f"{place}: {repeated} row(s) repeat the names of the columns; {first}delete these "
+            "lines if several files were joined into one"
         )
 
 
@@ -395,7 +396,7 @@ def _whole_minutes(time: str) -> str:
 
 
 def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Count the events of each mode that equal the events of another mode, and log a warning."""
+    """Log a warning if a mode has exactly the same events as another mode."""
     for one, other in itertools.combinations(sources, 2):
         events = count_rows(connection, table_of(one))
         both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
@@ -435,8 +436,8 @@ def _load_patients(
         files = [file for source in sources.values() for file in source.files]
         named = ", ".join(map(str, [*files, *([sites.file] if sites else [])]))
         raise DataError(
-            f"{named}: no patient is in all of them; column {patient} must identify patients alike "
-            "in each"
+            f"{named}: no patient is in all of these; column {patient} must have the same "
+            "identifiers in each"
         )
 
 
@@ -466,7 +467,7 @@ def _load_facts(
 ) -> Path | Rows:
     """Create the table ``facts`` with the columns patient and value, and one value per patient.
 
-    `example` shows, for a file in place of ``{}``, how to name the columns.
+    `example` is an option that names the columns, with ``{}`` in place of the file.
     """
     place, patient, column = _place(table.file), table.patient, table.column
     load_table(

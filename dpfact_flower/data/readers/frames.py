@@ -22,7 +22,7 @@ _NEEDED = {"patient", "code"}
 
 
 def holds_events(given: Any) -> bool:
-    """Return whether an object is a DataFrame of events, not one with a single row per patient."""
+    """Return whether an object is a DataFrame of events, not a table with a row per patient."""
     return _columns(given) >= _NEEDED
 
 
@@ -40,9 +40,8 @@ def read(
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
     maps the standard column names, including ``mode`` and ``site``, to the frames' names, such as
-    ``{"code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or a mapping of each
-    label's name to a frame of ``patient`` and a column with the label's name. The rest is as in
-    `event_tables`.
+    ``{"code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or maps each label's
+    name to a frame of ``patient`` and a column with that name. The rest is as in `event_tables`.
     """
     own = dict(columns or {})
     renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}
@@ -62,12 +61,12 @@ def read(
         raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
     having = [SITE in _columns(frame, renamed) for frame in parts]
     if any(having) and not all(having):
-        raise DataError(f"events: the column {SITE} must be in the frames of all modes, or of none")
+        raise DataError(f"events: the column {SITE} must be in all modes' frames, or in none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
     roles = event_tables.Columns().names
     if unknown := own.keys() - roles.keys():
         raise SettingsError(
-            f"columns: name some of {', '.join((*roles, MODE, SITE))}; got {min(unknown)}"
+            f"columns: must be some of {', '.join((*roles, MODE, SITE))}; got {min(unknown)}"
         )
     names = event_tables.Columns(**own)
     return event_tables.read(

@@ -24,7 +24,7 @@ CREATE TABLE admissions (
     subject_id VARCHAR, hospital_expire_flag BOOLEAN, admittime TIMESTAMP DEFAULT NULL,
     dischtime TIMESTAMP DEFAULT NULL);
 
--- @count rows without hospital_expire_flag, taken for no death
+-- @count rows without hospital_expire_flag, counted as no death
 SELECT 'ADMISSIONS', count(*) FROM admissions WHERE hospital_expire_flag IS NULL;
 
 -- @patients

@@ -4,12 +4,12 @@ MIMIC-IV, full or demo: one site per first care unit, or per service.
 
 SOURCE is a folder of hosp and icu (.csv, .csv.gz or .parquet), or a database.
 Without icu, and without --by, sites are services. ICD-9 and ICD-10 are kept
-apart. Without --top, 202 procedures, 316 diagnoses and 200 drugs are kept, the
-most frequent.
+apart. Without --top, the 202 most frequent procedures, 316 diagnoses and 200
+drugs are kept.
 """
 modes = { procedures = 202, diagnoses = 316, drugs = 200 }
 window = "encounter"
-folders = ["hosp", "icu", "core"]  # until version 1.0, admissions are in the last
+folders = ["hosp", "icu", "core"]  # until version 1.0, core holds the admissions
 
 [options.by]
 default = ""
@@ -26,7 +26,7 @@ help = "Add a mode of drugs."
 -- are left out.
 --
 -- Codes are of ICD-9-CM and ICD-10-CM, by admission, without the dot. The prefixes icd9: and icd10:
--- keep the versions apart, because a text may be a code of both: icd9:4019, icd10:I10. As in
+-- keep the versions apart, because a text may be a code in both: icd9:4019, icd10:I10. As in
 -- MIMIC-III, diagnoses have no dates, so the window is the admission, in which a code counts once.
 -- Drugs are the names in prescriptions in lower case, without the solvents (drug_type BASE and
 -- ADDITIVE).
@@ -39,7 +39,7 @@ CREATE TABLE sites AS
 SELECT coalesce(nullif($by, ''), if(list_contains($tables, 'services')
     AND NOT list_contains($tables, 'icustays'), 'service', 'careunit')) AS kind;
 
--- @count tables missing: sites are of services
+-- @count tables missing: sites are services
 SELECT 'icustays', count(*) FROM sites WHERE kind = 'service' AND $by = '';
 
 -- @load icustays
@@ -57,7 +57,7 @@ CREATE TABLE admissions (
     subject_id VARCHAR, hospital_expire_flag BOOLEAN, admittime TIMESTAMP DEFAULT NULL,
     dischtime TIMESTAMP DEFAULT NULL);
 
--- @count rows without hospital_expire_flag, taken for no death
+-- @count rows without hospital_expire_flag, counted as no death
 SELECT 'admissions', count(*) FROM admissions WHERE hospital_expire_flag IS NULL;
 
 -- @patients

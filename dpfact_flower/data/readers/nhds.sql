@@ -1,6 +1,6 @@
 /*
 help = """
-National Hospital Discharge Survey 2010: a row is a discharge, newborns are left out.
+National Hospital Discharge Survey 2010: a row is a discharge; newborns are left out.
 
 SOURCE is NHDS10.PU.txt, plain or packed as .bz2 or .gz.
 """
@@ -12,7 +12,7 @@ source = "lines"
 [options.by]
 default = "region"
 choices = ["region", "beds", "ownership"]
-help = "What a site is; region: each in two, under 300 beds or more."
+help = "What a site is; regions are split into hospitals of under 300 beds and others."
 */
 
 -- The public-use file of CDC's NCHS. A line has fixed columns: newborn or not, discharge status of
@@ -24,7 +24,7 @@ help = "What a site is; region: each in two, under 300 beds or more."
 -- @load lines
 CREATE TABLE lines (number VARCHAR, line VARCHAR);
 
--- @refuse need lines as NHDS's public-use file of 2010 has them
+-- @refuse need lines of NHDS's public-use file of 2010
 SELECT $source, if(count(*) = 0, 1, count(*) FILTER (NOT coalesce(regexp_matches(line,
     '^10[12][\d ]{14}[1-4][1-5][1-3][\d ]{7}[\dVE -]{107}'), false)))
 FROM lines;

@@ -12,7 +12,7 @@ named = true
 [options.by]
 default = "none"
 choices = ["none", "person", "visit"]
-help = "Whose care site a site is; none: the whole CDM is one."
+help = "Whose care site is the site; none: the whole CDM is one site."
 
 [options.drugs]
 default = false
@@ -60,7 +60,7 @@ SELECT 'concept', 1 WHERE NOT list_contains($tables, 'concept');
 -- @where concept_id IN (SELECT concept FROM used) OR $drugs AND lower(concept_class_id) = 'ingredient'
 CREATE TABLE concepts (concept_id VARCHAR, concept_name VARCHAR, concept_class_id VARCHAR);
 
--- @count codes that it lacks, which stay without description
+-- @count codes that are not in it, which stay without description
 SELECT 'concept', count(DISTINCT concept) FROM used
 WHERE concept NOT IN (SELECT concept_id FROM concepts) AND list_contains($tables, 'concept');
 
@@ -80,7 +80,7 @@ SELECT o.*, coalesce(ancestor_concept_id, concept) AS code
 FROM occurrences o LEFT JOIN ancestors a ON mode = 'drugs' AND descendant_concept_id = concept
 WHERE concept <> '0' AND patient IS NOT NULL;
 
--- @count rows whose drug has no ingredient, taken as it is
+-- @count rows whose drug has no ingredient, kept as drugs
 SELECT source, count(*) FROM occurrences
 WHERE mode = 'drugs' AND concept <> '0' AND patient IS NOT NULL
     AND concept NOT IN (SELECT descendant_concept_id FROM ancestors) GROUP BY source;
@@ -116,7 +116,7 @@ FROM persons LEFT JOIN own_sites o USING (person_id) LEFT JOIN care_sites c
     ON c.care_site_id = o.care_site_id
 WHERE person_id IS NOT NULL GROUP BY person_id;
 
--- @count persons of events whom it lacks, left out
+-- @count persons with events who are not in it, left out
 SELECT 'person', count(*) FROM people ANTI JOIN patients USING (patient);
 
 -- A death in hospital is a death within a visit, or on the day after the end of a visit.
@@ -132,7 +132,7 @@ WHERE death_date BETWEEN visit_start_date AND visit_end_date + 1;
 -- @when list_contains($tables, 'death')
 SELECT person_id FROM deaths_in_hospital;
 
--- @count deaths outside any visit, no label
+-- @count deaths outside any visit, not labelled
 SELECT 'death', (SELECT count(*) FROM deaths) -
     (SELECT count(*) FROM patients WHERE patient IN (FROM deaths_in_hospital));
 

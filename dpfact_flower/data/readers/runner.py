@@ -29,7 +29,7 @@ _MINUTES = {
 }
 _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
-"""SQL that parses a date, which may also be written as 20240531."""
+"""SQL that parses a date, also without hyphens (20240531)."""
 
 _FORMS = {
     # A cast alone would round 1.5.
@@ -57,14 +57,14 @@ def read(
 
     `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
     a file. `source` is a place as in `dpfact_flower.data.sources.open_source`. `name` is the
-    cohort's name, if the script asks for a name, and may also name a single site. `window_days` is
-    the largest distance in days between the events of a cell, if the script has a window of days.
-    With None, only the encounter limits the window. `given` has values for the `Options` that all
-    readers share and for the script's own options.
+    cohort's name, by default the script's. A script may require a name, and use it for a single
+    site. `window_days` is the largest distance in days between the events of a cell, if the script
+    has a window of days. With None, only the encounter limits the window. `given` has values for
+    the `Options` that all readers share and for the script's own options.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
-        raise SettingsError(f"reader: there is none named {reader}")
+        raise SettingsError(f"reader: no reader is named {reader}")
     values = script.checked({key: given.pop(key) for key in script.options if key in given})
     name = name or ("" if script.named else script.name)
     modes = script.chosen(values)
@@ -253,7 +253,7 @@ def _created(script: Script, sql: str) -> str:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Return the text that the star in `name` stands for, for each matching table."""
+    """Return, for each matching table, the text that the star in `name` stands for."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

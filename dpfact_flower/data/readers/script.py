@@ -1,23 +1,22 @@
-"""Parse readers that are SQL scripts. A data engineer can write such a script.
+"""Parse readers that are SQL scripts, which a data engineer can write.
 
-A script begins with a head, a comment in TOML. The head has ``help``, the feature ``modes`` with
-the number of codes to keep in each (0: all), the ``window``, and the script's own ``options``.
-Statements follow. Each ends with a semicolon at the end of a line. DuckDB runs the statements in
-order. A line above a statement gives the statement's purpose:
+A script begins with a head, which is a comment in TOML. The head has ``help``, the feature
+``modes`` with the number of codes to keep in each (0: all), the ``window``, and the script's own
+``options``. Statements follow, which DuckDB runs in order. Each statement ends with a semicolon at
+the end of a line. A line above a statement gives the statement's purpose:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
   types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
-  ``DEFAULT NULL`` may be missing. Further lines are possible: ``-- @where SQL`` is a condition over
-  the columns as text, for keeping a row. ``-- @there SQL`` is a condition over the table in its own
-  database, for sending a row. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is
-  then empty. A column of type ``VARCHAR[]`` is a list of the distinct values, without blanks, of
-  the numbered columns of its name (``code_1``, ``code_2``). A star in ``FILE`` stands for any text.
-  The table then holds all matching files, and has one more column: ``part``, the text for the
-  star.
+  ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps only rows whose
+  columns, as text, meet a condition. With ``-- @there SQL``, a database sends only rows that meet a
+  condition. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is then empty. A
+  column of type ``VARCHAR[]`` is a list of the distinct values, without blanks, of the numbered
+  columns of its name (``code_1``, ``code_2``). A star in ``FILE`` stands for any text. The table
+  then holds all matching files. An additional column, ``part``, gives the text for the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the package's names of one
   of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for places and numbers, for the report on rows read and left out.
-- ``-- @refuse REQUIREMENT``: a query for places and numbers. Any number above 0 causes an error.
+- ``-- @refuse REQUIREMENT``: a query for places and numbers. A number above 0 causes an error.
 - ``-- @events``: a query for mode, patient, code, and the columns that the window needs:
   encounter and time (a date, a timestamp, or minutes from any origin). The table ``people`` then
   has the patients of the events.
@@ -28,9 +27,9 @@ order. A line above a statement gives the statement's purpose:
   readmission label.
 
 If the condition of ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
-with a dollar, such as ``$by``, is the value of an option. There are also ``$name`` (of the site or
-cohort), ``$source``, ``$file`` (the last part of the source), ``$tables`` (the source's tables in
-lower case), and ``$part`` in the condition of a load with a star.
+with a dollar sign, such as ``$by``, stands for the value of an option. Further names are ``$name``
+(of the site or cohort), ``$source``, ``$file`` (the last part of the source), ``$tables`` (the
+source's tables in lower case), and ``$part`` in the condition of a load with a star.
 """
 
 from __future__ import annotations
@@ -60,9 +59,9 @@ _MORE = {"when", "where", "there", "optional"}
 class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
-    Users give a TOML table, which is a map in SQL, as ``NAME=VALUE`` pairs. An option ``mode`` is a
-    table whose names are the feature modes. An array holds codes, which the command line reads from
-    a file.
+    If the type is a TOML table, users give ``NAME=VALUE`` pairs, and SQL has a map. An option
+    ``mode`` is a table whose names are the feature modes. An array holds codes, which the command
+    line reads from a file.
     """
 
     help: str
@@ -85,7 +84,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement, the directive above it, and further directives."""
+    """An SQL statement, the directive above the statement, and further directives."""
 
     sql: str
     kind: str
@@ -151,7 +150,7 @@ def script_names() -> list[str]:
 
 
 def find_script(name: str | Path) -> Script | None:
-    """Return the script with this name, or read the script if the name ends in ``.sql``."""
+    """Return the script of this name, or read the script if the name ends in ``.sql``."""
     if str(name) in _OWN:
         return Script.read(_OWN[str(name)])
     if Path(name).suffix.lower() == ".sql":
@@ -167,7 +166,7 @@ def _statements(path: Path, body: str) -> tuple[Statement, ...]:
         kinds = said.keys() & _KINDS
         sql = _DIRECTIVE.sub("", part).strip()
         if unknown := said.keys() - _KINDS - _MORE:
-            raise DataError(f"{path}: there is no @{min(unknown)}; there are @{', @'.join(_KINDS)}")
+            raise DataError(f"{path}: @{min(unknown)} is unknown; known are @{', @'.join(_KINDS)}")
         if len(kinds) > 1 or bool(said) > bool(sql) or (said and not kinds):
             raise DataError(f"{path}: need one kind and a statement below @{min(said)}")
         if sql:

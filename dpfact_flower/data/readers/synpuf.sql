@@ -13,7 +13,7 @@ help = "Which claims are read."
 
 [options.valid_procedures]
 default = []
-help = "List of valid ICD-9 procedures; about half of the values are others."
+help = "List of valid ICD-9 procedures; about half of the values are not procedures."
 
 [options.drop_last_patient]
 default = false
@@ -21,7 +21,7 @@ help = "For a file that was cut off between two lines: its last patient is incom
 
 [options.group]
 default = {}
-help = "Samples of a site, as north=1,2; default: one site a sample."
+help = "Samples of a site, such as north=1,2; default: one site per sample."
 */
 
 -- CMS DE-SynPUF 2008-2010. An encounter is a claim. A long claim has several rows, called segments.
@@ -53,7 +53,7 @@ SELECT '--group', count(*) - count(DISTINCT part) FROM groups;
 SELECT $source || ': lacks sample ' || part, 1 FROM groups
 WHERE NOT list_contains($tables, 'de1_0_2008_to_2010_' || $claims || '_claims_sample_' || part);
 
--- The order of the lines shows which patient is the last.
+-- The order of the lines shows which patient is last.
 SET preserve_insertion_order = true;
 
 -- @load DE1_0_2008_to_2010_Inpatient_Claims_Sample_*
@@ -118,7 +118,7 @@ FROM (SELECT 'procedures' AS mode, patient, claim AS encounter, day AS time,
 -- @count values
 SELECT mode, count(*) FROM listed GROUP BY mode;
 
--- @count values that are no valid procedure, left out
+-- @count values that are not valid procedures, left out
 SELECT mode, count(*) FROM listed WHERE NOT is_valid GROUP BY mode;
 
 -- @events

@@ -1,7 +1,7 @@
 """Read a count tensor in FROSTT text (``.tns``, http://frostt.io), with patients in any mode.
 
-The format has no names. Codes come from the given lists, by position, or are numbers from 1.
-Patients are numbers from 1. Patients without a cell are left out and counted.
+The format stores no names. Codes are taken from the given lists, by position, or are numbers from
+1. Patients are numbered from 1. Patients without a cell are left out and counted.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def read(
 ) -> Cohort:
     """Read a FROSTT tensor as one site, or as several of equal size for a simulation.
 
-    `path` is a ``.tns`` or ``.tns.gz`` file: indices from 1 and a count in each line. `patients` is
-    the position of the patients' mode, from 1. `modes` names the other modes in order, by default
-    ``mode-2``, ``mode-3``, ... by position. `vocabularies` gives codes in place of numbers.
-    With several `parts`, the sites are ``part-1``, ``part-2``, ...; patient n is at site
-    1 + (n - 1) mod `parts`.
+    `path` is a ``.tns`` or ``.tns.gz`` file, with indices from 1 and a count in each line.
+    `patients` is the position of the patients' mode, from 1. `modes` names the other modes in
+    order, by default ``mode-2``, ``mode-3``, ... by position. `vocabularies` gives codes in place
+    of numbers. With several `parts`, the sites are ``part-1``, ``part-2``, ..., and patient n is at
+    site 1 + (n - 1) mod `parts`.
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
@@ -80,8 +80,8 @@ def read_tns(path: str | Path) -> SparseTensor:
     wrong = ~((index >= 0) & (index <= _MAX_INDEX) & (index == np.floor(index))).all(axis=1)
     if wrong.any():
         raise DataError(
-            f"{path}: need whole numbers from 0 to {_MAX_INDEX} as indices; those of cell "
-            f"{wrong.argmax() + 1} are not"
+            f"{path}: need whole numbers from 0 to {_MAX_INDEX} as indices; cell "
+            f"{wrong.argmax() + 1} has others"
         )
     index -= int((index >= 1).all())
     try:
@@ -124,12 +124,12 @@ def _vocabularies(
     ]
     if len(found) != len(sizes):
         raise SettingsError(
-            f"modes: {path} has {len(sizes)} beside the patients', got {len(modes or given or ())}"
+            f"modes: {path} needs {len(sizes)} feature modes, got {len(modes or given or ())}"
         )
     for place, size, vocabulary in zip(places, sizes, found, strict=True):
         if len(vocabulary) != size:
             raise DataError(
-                f"{path}: mode {place} has {size} codes, the list of {vocabulary.name} "
+                f"{path}: mode {place} has {size} codes, but the list of {vocabulary.name} has "
                 f"{len(vocabulary)}"
             )
     return tuple(found)

@@ -199,7 +199,7 @@ def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
     ("table", "text", "message"),
     [
         ("sites", SITES + ",north\n", "column patient must be printable text.*; 1 row"),
-        ("sites", "patient,site\n8,north\n", "no patient is in all of them"),
+        ("sites", "patient,site\n8,north\n", "no patient is in all of these"),
         ("labels", LABELS.replace("1,0", "1,0.5"), "column died must be 0 or 1 .*; 1 row"),
         ("labels", LABELS + "1,1\n", "column died must be one and the same .*; 2 row"),
     ],
@@ -346,7 +346,7 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
             events.read(tables, "north", labels=dict.fromkeys(names, table))
     with pytest.raises(DataError, match="column id must hold every patient; 2 patient"):
         events.read(tables, "north", labels={"back": replace(table, missing="")})
-    with pytest.raises(SettingsError, match="label's missing"):
+    with pytest.raises(SettingsError, match="label: missing must be"):
         replace(table, missing="2")
 
 
@@ -399,7 +399,7 @@ REFUSED = {
         "d.csv", (D + D).encode(), r"d\.csv: 1 row\(s\) repeat the names of .* first is line 4;"
     ),
     "a title above the header": (
-        "d.csv", b"Report of May 2024\n" + D.encode(), "lacks the column.*nor any other"
+        "d.csv", b"Report of May 2024\n" + D.encode(), "lacks the column.*does its first line"
     ),
     "an error of Excel in place of a code": (
         "d.csv", D.replace("4019", "#N/A").encode(), "column code must be printable text.*1 row"

@@ -123,7 +123,7 @@ def test_what_is_left_out_is_counted(folder):
     assert counts["diagnoses_icd", "rows"] == 10
     assert counts["diagnoses_icd", "rows without a code or a patient, left out"] == 1
     assert counts["diagnoses_icd", "rows whose icd_version is neither 9 nor 10, left out"] == 1
-    assert counts["admissions", "rows without hospital_expire_flag, taken for no death"] == 1
+    assert counts["admissions", "rows without hospital_expire_flag, counted as no death"] == 1
     assert counts["admissions", "patients without a care unit or service, left out"] == 1
     assert counts["patients", "left out, since no window holds a code of each mode"] == 1
     assert counts["patients", "kept"] == 2
@@ -170,7 +170,7 @@ def test_without_icu_sites_are_services_and_that_is_said(folder):
     (folder / "icu").rmdir()
     cohort = read("mimic4", folder)
     assert [site.name for site in cohort.sites] == ["CSURG", "MED"]
-    assert ("icustays", "tables missing: sites are of services", 1) in cohort.read_report
+    assert ("icustays", "tables missing: sites are services", 1) in cohort.read_report
     with pytest.raises(DataError, match="lacks the table icustays"):
         read("mimic4", folder, by="careunit")
 

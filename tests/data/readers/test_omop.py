@@ -129,15 +129,15 @@ def test_a_folder_of_csv(cdm):
     assert described(cohort, 1) == {"100": "Fracture", "101": "Sepsis"}
     counts = {(where, what): count for where, what, count in cohort.read_report}
     assert counts["condition_occurrence", "rows of concept 0 or none, left out"] == 2
-    assert counts["person", "persons of events whom it lacks, left out"] == 1
-    assert counts["concept", "codes that it lacks, which stay without description"] == 1
-    assert counts["death", "deaths outside any visit, no label"] == 1
+    assert counts["person", "persons with events who are not in it, left out"] == 1
+    assert counts["concept", "codes that are not in it, which stay without description"] == 1
+    assert counts["death", "deaths outside any visit, not labelled"] == 1
 
 
 def test_ingredients_and_drugs_without_one(cdm):
     drugs = read("omop", cdm, name="north", drugs=True)
     assert described(drugs, 2) == {"9": "amoxicillin", "301": "ointment"}
-    what = "rows whose drug has no ingredient, taken as it is"
+    what = "rows whose drug has no ingredient, kept as drugs"
     assert ("drug_exposure", what, 1) in drugs.read_report
 
 

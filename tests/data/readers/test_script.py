@@ -87,7 +87,7 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
     monkeypatch.setattr(scripts, "entry_points", found)
     assert scripts.script_names()[-1] == "clinic"
     assert read("clinic", source).patients == ("ann",)
-    with pytest.raises(SettingsError, match="reader: there is none named ward"):
+    with pytest.raises(SettingsError, match="reader: no reader is named ward"):
         read("ward", source)
 
 
@@ -96,7 +96,7 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
     [
         (BODY, "need a head in TOML"),
         (HEAD.replace("help =", "hlep ="), "cannot be read as a reader: .*hlep"),
-        (HEAD + BODY.replace("@events", "@evnts"), "there is no @evnts"),
+        (HEAD + BODY.replace("@events", "@evnts"), "@evnts is unknown"),
         (HEAD + BODY.replace("-- @load wards\n", ""), "need one kind .* below @optional"),
         (HEAD + BODY.replace("-- @count stays", "-- @names"), "@names of one of icd9cm, "),
         (HEAD + BODY.replace("GROUP BY", "GROUP"), r"own\.sql: Parser Error"),

@@ -35,9 +35,9 @@ def test_names_lists_and_parts(write):
     [
         ({"patients": 4}, SettingsError, "patients: need a mode from 1 to 3, got 4"),
         ({"parts": 0}, SettingsError, "parts: need"),
-        ({"modes": ("dx",)}, SettingsError, "has 2 beside the patients', got 1"),
+        ({"modes": ("dx",)}, SettingsError, "needs 2 feature modes, got 1"),
         ({"vocabularies": (Vocabulary("dx", ("a",)), Vocabulary("rx", ("x", "y")))},
-         DataError, "mode 1 has 2 codes, the list of dx 1"),
+         DataError, "mode 1 has 2 codes, but the list of dx has 1"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(options, error, says, write):
@@ -74,7 +74,7 @@ BAD_TNS = {
     ),
     "two columns": ("at least 2 indices and a value", "1 987654\n"),
     **{
-        f"index {what}": ("as indices; those of cell 2 are not", f"# c\n1 1 1\n{what} 1 2\n")
+        f"index {what}": ("as indices; cell 2 has others", f"# c\n1 1 1\n{what} 1 2\n")
         for what in ("nan", "inf", "987654.5", "9876540000", "-987654")
     },
     "value negative": ("values: must be non-negative", "1 1 1\n1 2 -987654\n"),
