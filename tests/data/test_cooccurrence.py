@@ -99,7 +99,7 @@ def test_counts_are_those_of_the_definition(connection, modes, window, events):
     fill(connection, [(patient, site, False) for patient, site in sites.items()], events)
     expected = reference(sites, events, modes, window)
     if not expected:
-        with pytest.raises(DataError, match=r"no patient has an event|codes of the list"):
+        with pytest.raises(DataError, match=r"no patient has an event|a code of the given list"):
             build(connection, modes, window)
         return
     assert cells_of(build(connection, modes, window)) == expected

@@ -204,8 +204,8 @@ def test_cohort_summary():
     [
         ((), "at least one site"),
         ((make_site("a"), make_site("A")), "more than their case"),
-        ((make_site("Truth"),), "no site may be named"),
-        ((make_site("a"), make_site("b", vocabularies=OTHER)), "site b has other vocabularies"),
+        ((make_site("Truth"),), "would overwrite a file"),
+        ((make_site("a"), make_site("b", vocabularies=OTHER)), "vocabularies of site b differ"),
     ],
 )
 def test_cohort_refuses(sites, message):

@@ -121,7 +121,7 @@ def test_load_codes_reads_descriptions(write):
         ("codes.csv", "code,Code\n1,2\n", "has the column 'code' twice"),
         ("codes.csv", 'code\n"' + "1\n" * 100_000, "not readable as CSV: is a quote open"),
         ("codes.txt", "# nothing\n", "at least one code"),
-        ("codes.json", '{"name": "y", "codes": ["1"]}', "'y', need 'x'"),
+        ("codes.json", '{"name": "y", "codes": ["1"]}', "'y', but 'x' is needed"),
         ("codes.json", "[1, 2]", "must be text"),
         ("codes.json", "nonsense", "not JSON"),
     ],

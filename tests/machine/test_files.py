@@ -266,7 +266,7 @@ def test_what_others_could_change_is_refused_with_its_path_and_the_way_out(
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
     if how not in ("link", "owner"):  # the command that it names does what it says
-        command = str(error.value).partition("trusted: ")[2]
+        command = str(error.value).partition("content: ")[2]
         subprocess.run(command, shell=True, check=True)
         check_own(path)
 

@@ -92,7 +92,7 @@ def test_sites_by_ownership_and_beds_and_other_packings(file, tmp_path):
 def test_another_layout_is_refused(wrong, tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("\n".join([*LINES, wrong, "secret, 4019", ""]))
-    with pytest.raises(DataError, match=r"x\.txt: need lines as NHDS.*; 2 are not") as said:
+    with pytest.raises(DataError, match=r"x\.txt: need lines of NHDS.*; 2 are not") as said:
         read("nhds", path)
     assert "secret" not in str(said.value)
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_named(file, tmp_path):
     with pytest.raises(DataError, match="gone: no such file"):
         read("nhds", tmp_path / "gone")
     (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match=r"empty\.txt: need lines as NHDS"):
+    with pytest.raises(DataError, match=r"empty\.txt: need lines of NHDS"):
         read("nhds", tmp_path / "empty.txt")
     cut = tmp_path / "cut.bz2"
     cut.write_bytes(file.read_bytes()[:60])
