@@ -135,7 +135,7 @@ def test_a_runs_promise_is_for_a_discharge(tmp_path):
     for text in (*told, page, (tmp_path / "run" / "summary.json").read_text("utf-8")):
         assert not re.search("(one|a|that|each) patient( in|,|'s record| is in)", text), text
     assert "discharge-level, add or remove one discharge" in page
-    assert "telling whether that discharge is in the data" in page
+    assert "finding out whether that discharge is in the data" in page
     assert "discharge-level" in repr(run)
     assert "; replacing a discharge's record: " in dict(headline(run.summary))["privacy"]
 
