@@ -79,7 +79,7 @@ def version_of(codes: Iterable[str]) -> str:
 
 
 def category(version: str, code: str) -> str:
-    """Return the category of a diagnosis code without its dot, or an empty text."""
+    """Return the category of a diagnosis code that is written without a dot, or an empty string."""
     match = _FORMS[version].fullmatch(code)
     return match[1] if match else ""
 

@@ -1,10 +1,11 @@
 """An artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
 Each patient has one to four active phenotypes, and each active phenotype has some time windows. In
-every window, the codes are drawn from the phenotype, with some background noise. All combinations
-of the codes in a window co-occur. Code frequencies follow a power law, and a few patients have many
-windows. Sites differ in how common each phenotype is, and some phenotypes exist at only one site.
-The risk of in-hospital death depends on the active phenotypes. Equal settings give equal data.
+every window, the codes are drawn from the phenotype, with some background noise. All codes in a
+window co-occur, in every combination. Code frequencies follow a power law, and a few patients have
+many windows. Sites differ in how common each phenotype is, and some phenotypes exist at only one
+site. The risk of in-hospital death depends on the active phenotypes. Equal settings give equal
+data.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Key(SheetKey):
-    """The key to a chart review: every patient's score and group."""
+    """The answer key of a chart review: every patient's score and group."""
 
     phenotype: int
     charts: tuple[Chart, ...]
