@@ -1,7 +1,7 @@
 """Federated, differentially private computational phenotyping with Flower.
 
 Each public name is imported when it is first used. Flower starts a new process at a site for every
-message, and these late imports keep the process fast.
+message, and late imports let this process start quickly.
 """
 
 from __future__ import annotations

@@ -27,13 +27,12 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """The dispatcher that sends requests and receives replies, one step at a time.
+    """The dispatcher that sends requests and receives replies after the synchronous rounds.
 
-    The dispatcher takes over after the synchronous rounds. Nodes in `left_out` never get a request.
-    `read` checks a node's reply against the given shapes and adds the site's name to `names`. If
-    the reply cannot be used, `read` returns the reason. `wait` waits for the quorum up to a time
-    limit, and returns the connected nodes that are not left out. With True, `wait` waits for all
-    expected sites, and ends the run if the quorum is not reached.
+    Nodes in `left_out` never get a request. `read` checks a node's reply against the given shapes,
+    adds the site's name to `names`, and returns the reply or the reason why it cannot be used.
+    `wait` waits for the quorum up to a time limit, and returns the connected nodes that are not
+    left out. `wait(True)` waits for all expected sites, and ends the run if the quorum is missed.
     """
 
     grid: Grid

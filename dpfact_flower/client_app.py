@@ -107,7 +107,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Refuse what `fit` would refuse before it reads patients' data. Charge nothing."""
+        """Refuse what `fit` would refuse before reading patients' data. Charge nothing."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)

@@ -2,8 +2,8 @@
 
 A site's process may end after the charge but before the reply. In that case, a repeated request
 gets the bytes from the ledger without a second charge. So the server repeats its requests to lost
-sites until the round ends. Halfway through the round, it repeats its request to every silent site
-once, because Flower's SuperNode silently loses a message if the connection breaks during the fetch.
+sites until the round ends. Halfway through the round, every silent site gets its request once more,
+because Flower's SuperNode silently loses a message if the connection breaks during the fetch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dpfact_flower.wire.protocol import ROUND_TIMEOUT, VERSION, RoundRequest, Si
 
 T = TypeVar("T")
 LOST = frozenset({3, 4, 5, 8})
-"""Flower's error codes that leave the server uncertain whether the site was charged."""
+"""Flower's error codes after which the server cannot know whether the site was charged."""
 _MEANING = {
     3: "no answer in time",
     4: "its answer was lost on the way",
@@ -53,7 +53,7 @@ LEAST_SECONDS = 10.0
 """Minimum time for a repeated request, in which a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra time, as a share of the round's time, if a required round lacks a connected site."""
+"""Extra time, as a share of the round, if a required round lacks a connected site's reply."""
 
 
 class RoundPolicy(NamedTuple):
@@ -276,7 +276,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """Return the text that the history shows for an error in place of a reply."""
+    """Return the text that the history shows for an error instead of a reply."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
@@ -303,7 +303,7 @@ _UNKNOWN = ("No query function registered", "Invalid message type: query")
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask each node if it would answer a round of `timeout` seconds. Wait for at most `patience`.
+    """Ask each node whether it would answer a round of `timeout` seconds. Wait up to `patience`.
 
     No patient's data is read, and an answer reveals no more than a refusal of the round itself.
     """

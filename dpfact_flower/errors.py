@@ -13,7 +13,7 @@ CODE_PREFIX = "dpfact:"
 _MOST_SHOWN = 80
 """Maximum number of characters that an error quotes from a value, which may be hostile."""
 _MOST_HEARD = 300
-"""Maximum number of characters that are used from a text that the other side has sent."""
+"""Maximum number of characters to use from a text that the other side has sent."""
 
 
 class DPFactError(Exception):
@@ -88,7 +88,7 @@ def code_in(reason: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Format a value for an error message as in code, on one line, cut off after 80 characters."""
+    """Format a value for an error message like `repr`, on one line, cut after 80 characters."""
     if isinstance(value, (str, bytes, list, tuple)):
         value = value[:_MOST_SHOWN]  # no need to format characters that will be cut off
     try:

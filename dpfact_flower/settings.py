@@ -215,7 +215,7 @@ class PrivacySettings(Settings):
         """Return the solver's settings as they apply in this privacy mode.
 
         Paper mode uses the paper's elastic weight, because the paper's claim rules out weights that
-        depend on patients' data. Paper mode also shortens the default step, which is too long.
+        depend on patients' data. Paper mode also replaces the default step by the paper's step.
         """
         if self.privacy == "paper" and solver.is_relative:
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
@@ -367,7 +367,7 @@ class AppSettings(Settings):
 
 @dataclass(frozen=True)
 class SiteSettings(Settings):
-    """A hospital's own settings, which are in the SuperNode's node config."""
+    """A hospital's own settings (the node config)."""
 
     site: str = setting("", "this site's public name (default: the name in its data file)", NAME)
     data_path: str = setting("", "the site's .npz file, as `dpfact data` writes it")

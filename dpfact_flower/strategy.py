@@ -1,4 +1,4 @@
-"""`DPFact`, a Flower Strategy for elastic averaging with a quorum, deadlines and checkpoints."""
+"""`DPFact`, a Flower Strategy with a quorum, deadlines and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
 """Time that sites need to recover after the server was killed. Flower ends the killed run within a
-minute, and an executor that waits for the parts of a message gives up after another minute."""
+minute, and an executor that waits for the parts of a message gives up after two more minutes."""
 
 
 class TrainOnlyStrategy(Strategy):
@@ -294,7 +294,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Return the nodes that would refuse a round, before any charge; none in a simulation."""
+        """Ask, before any charge, which nodes would refuse a round; return none in a simulation."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -308,7 +308,7 @@ class DPFact(TrainOnlyStrategy):
                 patience)  # fmt: skip
         sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(sites, warn=judged)
-        if not judged:  # secure sums need nothing but the names
+        if not judged:  # secure sums need only the names
             return frozenset()
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, sites)

@@ -1,4 +1,4 @@
-"""The config and the data of a run, which every kind of run reads with these functions."""
+"""Functions with which every kind of run reads its config and its data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
-A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts it at
-the hospital: anyone who may submit a run can run code there. This executor starts the installed
-`dpfact_flower.runtime.worker` instead, and never unpacks, installs or imports the app sent.
+A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts that
+app at the hospital. So anyone who may submit a run can run code there. This executor starts the
+installed `dpfact_flower.runtime.worker` instead. It never unpacks, installs or imports sent apps.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, a second SIGTERM at once. `config`
-    is read again for every message. `node_user` is a name or number, by default this process's own.
+    The first SIGTERM ends the process after the current message, and a second one at once. `config`
+    is read again for every message. `node_user` is a user name or number, by default this user.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -71,8 +71,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    While the first process is busy with its patients, a second process would start more slowly and
-    run out of memory earlier. The second reply would reveal this.
+    While one process is busy with its patients, a second process would start more slowly and run
+    out of memory earlier. The second reply would reveal this.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)

@@ -1,4 +1,4 @@
-"""Write a deployment's certificates, keys, settings and units into one folder for each side.
+"""Write the certificates, keys, settings and units of a centre or a hospital into a folder.
 
 Only the steps in ``install.sh``, which the administrator should read first, need root. ``start.sh``
 starts the units' commands as the current user, to try a deployment on one machine. The
@@ -39,7 +39,7 @@ trap exit INT TERM
 
 
 def write_centre(folder: Path, name: str, port: int) -> None:
-    """Write a centre's authority, certificate, unit, proxy and connection.
+    """Write a centre's certificates, unit, proxy configuration and Flower configuration.
 
     `name` is a DNS name or address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
     """
@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Make the folder, which others may enter. Refuse a folder with another installation."""
+    """Make a folder that other users may enter. Refuse a folder with another installation."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(

@@ -53,8 +53,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds the simulated sites if they are in memory, not in the config's folder. Without
-    `measured`, a simulation keeps only the phenotypes.
+    `cohort` holds the simulated sites if they are in memory instead of in the config's folder.
+    Without `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -221,7 +221,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add their reasons to the error. All sites are local in this case."""
+    """If sites refuse a run, add their reasons to the error, because all sites are local here."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)

@@ -33,11 +33,11 @@ from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.runtime.superlink import quiet_environment
 
 _HELPER = "flower-superexec"[:15]
-"""Name of the helper's process, in the short form of Linux."""
+"""Name of the helper's process, cut off by Linux after 15 characters."""
 _BUSY_MILLISECONDS = 25_000
 """Longest wait for a busy database. Flower's clients wait for 30 s before they ask again."""
 _PART_SECONDS = 60.0
-"""Longest wait for a part of a reply. The executor, on this machine, sends all parts."""
+"""Longest wait for a part of a reply. The executor is on this machine."""
 _logger = logging.getLogger(__name__)
 
 
@@ -133,7 +133,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, which requests a message. If no message comes, return a waiting reply's run."""
+    """Wrap `pull`, which fetches a message, to return a waiting reply's run if none comes."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -5,7 +5,7 @@ a minute before the SuperLink notices. So `Connection` polls the SuperLink for t
 
 By itself, `flwr run` starts a SuperLink that stays behind as a daemon and keeps the folder and
 environment of its first run. `local_superlink`, for `dpfact simulate` and notebooks, has its own
-Flower home and ports, and ends with this process. With `local_supernode`, it makes a whole
+Flower home and ports, and ends with this process. Together with `local_supernode`, it makes a whole
 deployment on one machine.
 """
 
@@ -67,7 +67,7 @@ class RunUnknownError(DPFactError, RuntimeError):
 
 
 def quiet_environment() -> dict[str, str]:
-    """Return an environment for Flower's commands whose PATH includes the commands' helpers."""
+    """Return an environment for Flower's commands, with their helpers on the PATH."""
     path = filter(None, (str(Path(sys.executable).parent), os.environ.get("PATH")))
     environment = {**os.environ, **QUIET, "PATH": os.pathsep.join(path)}
     for coloured in ("FORCE_COLOR", "TTY_COMPATIBLE"):  # Jupyter sets these for colours
@@ -307,7 +307,7 @@ def local_supernode(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a site's SuperNode on this machine, with a node config (see `SiteSettings`).
 
-    The SuperNode runs any app that it receives. For hospitals, docs/how-to/deploy.md is safer.
+    The SuperNode runs any app that it receives. For a hospital, see docs/how-to/deploy.md instead.
     """
     command = [
         tool("flower-supernode"), *security, "--superlink", superlink.address,

@@ -1,8 +1,8 @@
 """The protocol between an executor and a SuperNode.
 
 Flower has no public way to answer a SuperNode's messages with an app other than the SuperLink's.
-So this module uses the SuperNode's Runtime API with private parts of Flower. The executor refuses
-an unknown version of Flower before importing this module.
+So this module calls the SuperNode's Runtime API through private parts of Flower. The executor
+refuses an unknown version of Flower before importing this module.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
-and an absent SuperNode must not block the executor's next message or its end."""
+and an absent SuperNode must not block the executor's next message or shutdown."""
 _FETCH_SECONDS = 120.0
 """Longest time to fetch a message. Parts of a message never come if its server has ended, and
 Flower itself would wait for two hours."""
@@ -161,7 +161,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     client = node.client(named, retries)
 
     def alive() -> bool:
-        """Send a heartbeat, and ignore errors, as the SuperNode may not be waiting."""
+        """Send a heartbeat. Ignore errors, because the SuperNode may have stopped waiting."""
         with suppress(httpx.HTTPError):
             client.SendTaskHeartbeat(api.SendTaskHeartbeatRequest())
         return True
@@ -181,10 +181,10 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message without its app, like `flwr.supernode.runtime.run_clientapp`.
+    """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does.
 
-    If the server ends during the transfer, parts never come, and meanwhile the site cannot answer
-    any other message.
+    The time is limited. If the server ends during the transfer, parts never come, and the site
+    cannot answer other messages while it waits.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:

@@ -40,11 +40,11 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
-"""Time in seconds after the end of a round during which a late process can report the delay."""
+"""Seconds after the end of a round in which a late process can report that it was late."""
 
 
 class Question(NamedTuple):
-    """A process's input. `held` is the number of message bytes that the executor holds."""
+    """The input of a process. `held` is the number of message bytes that the executor holds."""
 
     message: Message
     run: int
@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """An object that answers each of a SuperNode's messages in its own process, by `config`."""
+    """An object that answers each message of a SuperNode in a new process."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
@@ -125,8 +125,8 @@ class Answering:
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
-        The reply is sent before the process has ended, because the time that freeing its memory
-        takes depends on the patients. The next message waits until the process has ended.
+        The reply is sent before the process has ended, because the time to free its memory depends
+        on the patients. The next message waits until the process has ended.
         """
         if self._last is not None:
             self._last.wait()
@@ -167,8 +167,8 @@ def main() -> None:
     Write the question's arrival time (`time.monotonic`) on one line, the reply's size on the next
     line, and then the reply itself.
     """
-    # The executor never imports the app. The process does so before the question's arrival, because
-    # the app delays its replies from that time.
+    # The executor never imports the app. This process imports the app before the question arrives,
+    # because replies are delayed from the arrival on.
     from dpfact_flower.client_app import app  # noqa: PLC0415
 
     use_flower_handler()

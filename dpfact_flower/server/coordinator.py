@@ -1,6 +1,6 @@
 """The server's part of a run, without Flower: quorum, checkpoints and history.
 
-Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send its messages.
+Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send its requests.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class CoordinatorOptions(TypedDict, total=False):
 
     `vocabulary` is the digest of the code lists. Sites with other lists refuse the run. "" skips
     this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the
-    run continues from the checkpoint in this folder, and takes its job name if `run` has none.
-    Otherwise, an unfinished run in the folder is refused, and a finished run is replaced. `durable`
-    checkpoints wait for the disk. Other checkpoints may be lost in a power failure, and are for
-    simulations, in which no site is charged. `rule` makes the `ServerRule` from the feature shape
-    and the settings. By default, `run` names the rule.
+    run continues from the checkpoint in this folder, and keeps its job name if `run` has none.
+    Without `resume`, an unfinished run in the folder is an error, and a finished run is replaced.
+    `durable` checkpoints survive a power failure. Simulations do not need them, because no site is
+    charged. `rule` makes the `ServerRule` from the feature shape and the settings (by default, the
+    rule that `run` names).
     """
 
     solver: SolverSettings | None
@@ -55,7 +55,7 @@ class CoordinatorOptions(TypedDict, total=False):
 class Coordinator:
     """The server of a run. Strategies call its methods round by round.
 
-    `feature_shape` is the number of codes of each feature mode. See `CoordinatorOptions`.
+    `feature_shape` has the number of codes of each feature mode. See also `CoordinatorOptions`.
     """
 
     aggregation: ClassVar[str] = "sync"
@@ -82,7 +82,7 @@ class Coordinator:
         self.durable = options.get("durable", True)
         self.records: list[RoundRecord] = []
         self.resumed = False
-        """Whether the run continues from a checkpoint, perhaps from before its first round."""
+        """Whether the run continues from a checkpoint, possibly from before the first round."""
         if self.run_dir is not None:
             with disk_errors(self.run_dir):
                 self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -141,12 +141,12 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the chance that it is missing in other patients; empty if unknown."""
+        """For each phenotype, the probability that other patients lack it; () if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return patient mode's release for a round; None in the last round and in other modes."""
+        """Return the release planned for a round, or None in the last round and in other modes."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
@@ -194,7 +194,7 @@ class Coordinator:
         )
 
     def begin(self) -> None:
-        """Write a checkpoint before the first round, so a resumed run repeats its request."""
+        """Write a checkpoint before the first round, so that a resumed run repeats the request."""
         if self.run_dir is not None and not self.records:
             with disk_errors(self.run_dir):
                 self.save()
@@ -202,8 +202,8 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return the seconds that sites have for a round. A later answer is not charged.
 
-        Requests state this time. With `grace`, the time is derived from earlier rounds: the slowest
-        time in which the quorum answered, plus `grace` seconds.
+        Requests state this time. With `grace`, the time is the longest that the quorum needed in an
+        earlier round, plus `grace` seconds.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -212,7 +212,7 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse a first round below the quorum, or one with too many sites for the rule.
+        """Refuse a first round with too few sites for the quorum or too many for the rule.
 
         Later rounds may begin below the quorum, because lost sites may return.
         """
@@ -242,9 +242,9 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, the replies are empty, and `sums` has the totals. Without a complete sum,
-        `sums` is empty too. Below the quorum, the factors stay unchanged. Raise a `QuorumError` if
-        the run cannot continue without this round.
+        With secure sums, the replies contain no arrays, and `sums` has the totals or, if no sum is
+        complete, is empty. If the quorum is missed, the factors stay unchanged. Raise a
+        `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)
         unique = sorted((r for r in replies if count[r.site] == 1), key=lambda reply: reply.site)

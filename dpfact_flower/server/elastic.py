@@ -33,8 +33,8 @@ class ElasticRule:
     The start is random (from the public seed) or, in mode "none", made from the sites'
     co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
     co-occurrences of the most frequent codes. A start from co-occurrences shows how much each site
-    uses each phenotype, which sets the site's weight in the mean. A subclass with its own `update`
-    always starts at random.
+    uses each phenotype. This usage sets the site's weight in the mean. A subclass with its own
+    `update` always starts at random.
     """
 
     name = "elastic"
@@ -100,11 +100,11 @@ class ElasticRule:
         elastic_step(self._solver, self._run.elastic_step, max(sites, 1))
 
     def needs_quorum(self, round_number: int) -> bool:
-        """Return True for the rounds of a start. Other missed rounds leave the model unchanged."""
+        """Return whether a round belongs to the start, on which all later rounds depend."""
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Make the start from the sites' statistics, or pull the factors to the sites' factors."""
+        """Make the start from the sites' statistics, or pull the factors towards the sites'."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -116,7 +116,7 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Pull the global factors to the sites' latest factors, by one site's part of a round.
+        """Pull the factors towards the sites' latest factors, by one site's part of a round.
 
         A reply's share is 1 unless the reply is stale.
         """
@@ -140,10 +140,10 @@ class ElasticRule:
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the factors to the mean of the replies, weighted by `shares`, by a part of a round.
+        """Pull the factors towards the mean of T replies, weighted by `shares`.
 
-        Each of the `parts` moves the factors by ``1 - (1 - T * step) ** (1 / parts)`` of the
-        remaining distance. All parts together move the factors by ``T * step`` of the distance.
+        A round has `parts` such pulls. Each moves the factors by ``1 - (1 - T * step) ** (1 /
+        parts)`` of the remaining distance, and all together by ``T * step`` of the distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -191,7 +191,7 @@ class ElasticRule:
         return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
-        """Return the weight of each site for each phenotype, of shape (T, R). Columns add up to 1.
+        """Return each site's weight for each phenotype, of shape (T, R). Columns add up to 1.
 
         At site t, a feature's entry for phenotype r moves by its gradient divided by ``Q_tr + pull
         Q_t``, where Q_tr is the curvature (the phenotype's usage) and Q_t its mean over phenotypes.
@@ -211,7 +211,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse settings that make it impossible."""
+    """Return whether a run starts from co-occurrences. Refuse settings that rule this out."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -253,7 +253,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Pull once: ``F^ += step * sum_t (F~_t - F^)``. This is eq. (global) for step = eta * gamma.
+    """Pull once: ``F^ += step * sum_t (F~_t - F^)``, eq. (global) for step = eta * gamma.
 
     Replies must be sorted by site, because floating-point sums depend on the order. `shares` are
     scaled to a mean of 1.

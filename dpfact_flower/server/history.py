@@ -52,10 +52,10 @@ class RoundRecord:
     """A round as one line of `history.jsonl`.
 
     `sites` has the sorted names of the sites with usable replies. `updated` is False if the quorum
-    was missed and the global factors stayed unchanged. Both times begin when requests are sent:
-    `seconds` ends when the last reply is read, and `quorum_seconds` when the quorum has answered (0
-    if the quorum was missed). `ended` is UTC in ISO format. `arrivals` lists the replies of an
-    asynchronous round in their order.
+    was missed and the global factors stayed unchanged. Both durations begin when requests are sent.
+    `seconds` ends when the last reply is read. `quorum_seconds` ends when the quorum has answered,
+    and is 0 if the quorum was missed. `ended` is UTC in ISO format. `arrivals` lists the replies of
+    an asynchronous round in order of arrival.
     """
 
     round: int
@@ -111,8 +111,8 @@ def _parsed(lines: Sequence[bytes | str]) -> list[RoundRecord]:
 class Checkpoint:
     """The state of a run between two rounds.
 
-    `identity` has the settings that must stay the same for the run to continue, and `arrays` the
-    rule's `state`.
+    `identity` has the settings that must not change when a run is resumed. `arrays` has the rule's
+    `state`.
     """
 
     identity: dict[str, Any]

@@ -32,11 +32,11 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Share of `relative_elastic` in refinement, where the mean of all sites needs a weaker pull."""
+"""Share of `relative_elastic` for refinement. A mean of all sites needs a weaker pull."""
 _ENOUGH = 0.8
-"""With `auto_rank`, the share of phenotypes that must seem to exist."""
+"""If a smaller share of the phenotypes seems to exist, `auto_rank` lowers the rank."""
 _HALVES = 1
-"""Seed that gives the halves other random numbers than the factors have."""
+"""Extra seed, so that the halves and the factors use different random numbers."""
 
 
 class PatientRule:
@@ -85,10 +85,10 @@ class PatientRule:
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the factors after the start: learned factors, except in the last round.
+        """Return the global factors, or an empty tuple before the start.
 
-        With `auto_rank`, columns of zeros follow, so that all rounds have one rank. No patient has
-        such a phenotype.
+        With weights, only the last round gets factors of unweighted cells. If `auto_rank` lowered
+        the rank, columns of zeros restore the requested rank. No patient has such a phenotype.
         """
         if not self._started:
             return ()
@@ -106,7 +106,7 @@ class PatientRule:
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each phenotype's usage in each slot, or None if the start was no secure sum."""
+        """Return each phenotype's usage in each slot if a secure refinement needs it, else None."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -115,7 +115,7 @@ class PatientRule:
         return np.pad(found, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shape of one vector of the planned length; empty in the last round."""
+        """Return the shape of a reply's only vector, or an empty list in the last round."""
         planned = self.plan.release_of(round_number)
         return [(planned.count,)] if planned else []
 
@@ -154,7 +154,7 @@ class PatientRule:
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
         """Fit the start. With `auto_rank`, repeat with fewer phenotypes until most seem to exist.
 
-        Each number depends only on the start's releases, so it costs nothing.
+        The choice of the rank uses only the start's releases, and so costs no privacy.
         """
         released, rank = _released(replies), self._solver.rank
         give_back()  # memory of simulated sites and of unpacked replies
@@ -190,7 +190,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the chance that it is missing in other patients; empty if unknown."""
+        """For each phenotype, the probability that other patients lack it; () if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)
@@ -214,7 +214,7 @@ class PatientRule:
         self.factors = unweighted(factors, self._weights) if self._weights else factors
 
     def state(self) -> dict[str, Array]:
-        """Return the factors, the selection, the weights and the averages of refinements."""
+        """Return the arrays for a checkpoint."""
         return {
             **numbered("factor", self._learned),
             **numbered("kept", self.selection),

@@ -2,7 +2,7 @@
 
 The SuperLink registers each hospital's key under the hospital's name. A node that answers under
 another name is refused. Otherwise, the named hospital's own replies would be charged but could not
-be used. If no name is registered, the first name that the node gives counts.
+be used. Without a registered name, the first name that the node gives counts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Readiness:
     """A site's answer to the preflight, or the absence of an answer. Unknown texts are empty.
 
     `fault` says why the site would not answer a round, and is empty for a ready site. `seconds` is
-    the time from the request to the answer. `clock` is the smallest number of seconds by which the
-    site's clock can be ahead. It is negative if the clock is behind.
+    the time from the request to the answer. `clock` is the smallest error of the site's clock, in
+    seconds, that explains when the answer was sent. It is negative if the clock is behind.
     """
 
     node: int
@@ -146,7 +146,7 @@ class SiteNames:
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}
-        self._said[node] = site  # a site without a key returns with a new number
+        self._said[node] = site  # without a key, a site returns with a new number
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:

@@ -18,8 +18,8 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
-    `privacy` has all planned values. `selection` has the positions of the selected codes, one array
-    per feature mode, and is empty if all codes are used. A rule that weights codes also has a
+    `privacy` includes all planned values. `selection` has the positions of the selected codes, one
+    array per feature mode, and is empty if all codes are used. A rule that weights codes also has a
     method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
@@ -55,12 +55,12 @@ class ServerRule(Protocol):
 
 
 def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
-    """Name arrays of a checkpoint ``name_1``, ``name_2`` and so on."""
+    """Name a checkpoint's arrays ``name_1``, ``name_2`` and so on."""
     return {f"{name}_{number}": array for number, array in enumerate(arrays, start=1)}
 
 
 def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
-    """Return the arrays of `numbered`, in the same order."""
+    """Return the arrays that `numbered` has named, in the same order."""
     names = takewhile(arrays.__contains__, (f"{name}_{number}" for number in count(1)))
     return tuple(arrays[name] for name in names)
 

@@ -1,4 +1,4 @@
-"""Registry of each rule's half at the server. `dpfact_flower.site.rules` has the site's half."""
+"""Registry of the server's half of each rule. `dpfact_flower.site.rules` has the site's half."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.solvers import solvers
 
 MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings], ServerRule]
-"""A function that makes a run's rule from feature shape and settings; usually the rule's class."""
+"""A callable that makes a run's rule from the feature shape and settings, usually a class."""
 server_rules: Registry[MakeRule] = Registry(
     "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
 )
@@ -27,7 +27,7 @@ def rule_for(
     run: RunSettings,
     make: MakeRule | None = None,
 ) -> ServerRule:
-    """Return the rule of a run: from `make`, by the name in `run`, or by the privacy mode."""
+    """Make a run's rule with `make`, or else with the rule that `run` or the privacy mode names."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.resolved(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":

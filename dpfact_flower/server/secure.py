@@ -1,8 +1,8 @@
 """The server's half of secure sums, without messages: the stages of a round and the total.
 
-A round begins with an attempt to add up all sites. If at most `Sharing.dropouts` sites are lost,
-another attempt adds up the sites that answered. Then every site opens the last attempt. If no
-dropouts are allowed, there is only one attempt and no opening.
+A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
+sites are lost, another attempt adds up the vectors of the sites that answered. Then the sites open
+the last attempt. If no dropouts are allowed, there is only one attempt and no opening.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from dpfact_flower.wire.secure import MemberKey, SecureStage, read_sealed
 
 _ROUNDING_BITS = 16
-"""Number of bits to round off, which gives a sum the precision of a single site's release."""
+"""Number of bits to round off, so that a sum is as precise as a single site's release."""
 
 
 class Attempt(NamedTuple):
@@ -39,8 +39,8 @@ class Attempt(NamedTuple):
 class SecureSums:
     """The secure sums of a run.
 
-    `members` has all sites with their keys for the job, sorted; empty until the exchange of keys is
-    complete. `last` is the newest attempt. After a crash, the server repeats this attempt if it was
+    `members` has all sites with their keys for the job, sorted, and is empty until all keys have
+    arrived. `last` is the newest attempt. After a crash, the server repeats this attempt if it was
     opened or if no dropouts are allowed. Otherwise the server begins again with all sites.
     """
 

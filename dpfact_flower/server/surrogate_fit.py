@@ -1,6 +1,6 @@
-"""Fit of the start's factors to surrogate patients, from several initial factors.
+"""Fit of the start's factors to surrogate patients, from several sets of initial factors.
 
-Surrogates contain no patient, so this is post-processing (docs/explanation/start.md).
+Surrogates are made up from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST = 1e-6
 def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator
 ) -> Factors:
-    """Return the factors that explain surrogates best, or `start` if there are no surrogates.
+    """Return the factors that explain surrogates best, or the start's without surrogates.
 
     `start` was computed from `releases`, one release per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.
@@ -65,9 +65,10 @@ def fitted_to_halves(
     sigma: float,
     rng: np.random.Generator,
 ) -> Factors:
-    """Fit models to halves of the releases with independent noise, from random initial factors.
+    """Fit a model to each half of the releases, from random initial factors.
 
-    The result has one array per mode, of shape (fits, codes, R). `counts` are the `typical_counts`.
+    The halves have independent noise. The result has one array per mode, of shape (fits, codes, R).
+    `counts` are the `typical_counts`.
     """
 
     def fitted(seeded: tuple[Half, np.random.Generator]) -> Factors:

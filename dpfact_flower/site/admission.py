@@ -40,7 +40,7 @@ _PATIENTS_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that passed every check, before any patient's data is read.
+    """A request that has passed every check.
 
     `ledger` is None if the site has no ledger yet. `rows` contains all rows of the ledger, and
     `last` is the job's latest row. `repeated` is the row that already answers this request. `store`
@@ -64,7 +64,7 @@ class Admitted:
         return _planned(self.work) is not None
 
     def check_same_data(self, fingerprint: str) -> None:
-        """Refuse data that changed within a job, and close the job to prevent further checks."""
+        """Refuse data that has changed since the job began, and close the job."""
         if self.last is not None and self.last.fingerprint != fingerprint:
             self.store.close()
             raise StateError(_OTHER_DATA.format(job=self.request.job))
@@ -74,7 +74,7 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    A second request has to wait for the lock, and its delay begins only after that. Otherwise, its
+    A second request waits for the lock, and its reply delay begins only then. Otherwise, the second
     reply would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)

@@ -1,9 +1,9 @@
-"""`Site`, a hospital in a run, which answers each request with one release. It needs no Flower.
+"""The class `Site`, which answers each request to a hospital with one release, without Flower.
 
-The order of the steps enforces the privacy policy: admit the request, lock the site's folder,
-compute, charge, reply. Admission (`admission.admitted`) comes before any patient's data is read. A
-release is charged on disk before it leaves the site, and is then always sent. After patients' data
-was read, every failure raises the same error.
+The order of the steps enforces the privacy policy: admit the request, compute, charge, reply. No
+patient's data is read before the request is admitted (`admission.admitted`). A release is charged
+on disk before it leaves the site, and no later error takes the release back. All failures that
+follow the reading of patients' data raise the same error.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
 NEW_LEDGERS = f"{__name__}.new_ledgers"
-"""Name of the logger for warnings about new ledgers, which are normal only in a first run."""
+"""Name of the logger for warnings about new ledgers. They are normal only in a first run."""
 
 
 @dataclass
 class _Progress:
-    """The progress of an answer, which determines what is sent after an error."""
+    """The progress of an answer. After an error, the progress decides what is sent."""
 
     patients_read: bool = False
     charged: Release | None = None
 
 
 class Site:
-    """A hospital in a run, whose server is `dpfact_flower.server.coordinator.Coordinator`.
+    """A hospital in a run. `dpfact_flower.server.coordinator.Coordinator` is the run's server.
 
-    `dpfact_flower.site.hospital.Hospital` explains the parameters. A data file in `source` is read
-    only when a round needs patients' data.
+    `dpfact_flower.site.hospital.Hospital` explains the parameters. If `source` is a data file, the
+    file is read only when a round needs patients' data.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Site:
         self.name = self._hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Raise any error that `answer` would raise before it reads patients' data."""
+        """Raise the error, if any, that `answer` would raise before reading patients' data."""
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
-        """Compute, charge and store the release for a request, or return the earlier release.
+        """Compute and charge the release for a request, or return the release of an earlier answer.
 
         Nothing is charged after the deadline in `delay`. The text of an error must not leave the
         site (see `disclosure.log_privately`).
@@ -135,7 +135,7 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release without noise, whose bytes are not kept, from the site's state."""
+        """Rebuild a release without noise, of which the ledger keeps no copy."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
@@ -163,7 +163,7 @@ class Site:
                     text = "site %s: new ledger in %s: no budget is spent yet"
                     logging.getLogger(NEW_LEDGERS).warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
-                # Check again, because another process may have charged since the admission.
+                # Check again, because without working locks another process may have charged since.
                 check_budget(admission.work, ledger.count(), hospital.settings)
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
@@ -183,12 +183,12 @@ class Site:
             raise self._failed(request, error) from None
         finally:
             if not self._hospital.simulation:  # a simulation keeps its sites in memory
-                forget_patients()  # takes longer for more patients, so before the reply is due
+                forget_patients()  # before the reply is due, because the time depends on patients
 
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
-        """Compute the release, store its state, and charge it unless the round is over."""
+        """Compute the release, store the site's state, and charge the release if it is in time."""
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
         admission.check_same_data(fingerprint)
@@ -203,7 +203,7 @@ class Site:
         try:
             ledger.charge(key, request.terms, release, delay.check_in_time)
         except Exception:
-            if not ledger.has(key, request.terms, release):  # or the error came after the charge
+            if not ledger.has(key, request.terms, release):  # otherwise, it is charged already
                 raise
         progress.charged = sent
         self._clean_up(store, outcome)
@@ -222,7 +222,7 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """Log an error, and return the only error that may leave the site in its place."""
+        """Log an error, and return the error that may leave the site in its place."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)

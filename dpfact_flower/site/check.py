@@ -1,7 +1,7 @@
 """Checks of a hospital's machine, on which only the installed code may answer requests.
 
-Each function with the decorator `@check` returns one text for each fault, including its remedy. The
-checks change nothing. Only root can see the files and processes of both users.
+Each function with the decorator `@check` returns a text for each fault, with the remedy. The checks
+change nothing. Only root can see the files and processes of both the SuperNode and the executor.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]
 
 
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
-    """Run every check or, before the processes are `started`, only those that already work.
+    """Run all checks or, before the processes are `started`, only checks that work without them.
 
     If the settings or the key cannot be read, that fault is the only finding.
     """
@@ -247,7 +247,7 @@ def _executor(place: Place) -> Iterator[str]:
 
 @check("the executor answers the SuperNode's user, and nobody else listens there")
 def _port(place: Place) -> Iterator[str]:
-    """Check the executor's port, because the executor answers any process that listens there."""
+    """Check which users listen on the port to which the executor sends its answers."""
     executor = place.executor
     node, given = user_name(place.node_user), executor.option("--node-user")
     if (executor.uid if given is None else user_id(given)) != place.node_user:

@@ -3,9 +3,9 @@
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 
 The duration of a round depends on patients' data. With `reply-after`, every reply leaves that many
-seconds after the request arrived. A reply that is not ready by then leaves after twice that time,
-four times that time, and so on, and reports that the round failed. A late reply thus reveals one
-bit, and one more bit for each doubling, but not the exact duration.
+seconds after the request arrived. A reply that is not ready by then is held for twice that time, or
+four times, and so on, and reports that the round failed. A late reply thus reveals one bit, and one
+more bit for each doubling, but not the exact duration.
 
 A message's time to live sets the deadline of its round. A charge after the deadline would be
 wasted, because the server no longer collects the reply. The deadline is therefore checked before
@@ -54,11 +54,11 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A delay that holds one reply until `seconds` after its request. 0 means no delay.
+    """A delay that holds a reply until `seconds` after the request arrived. 0 means no delay.
 
     The request arrived at `came_in` (by `time.monotonic`), and the reply must leave at most
-    `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. It also sets
-    `ready` to the seconds until the reply was ready, a number that must not leave the site.
+    `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. `wait` also
+    sets `ready` to the seconds until the reply was ready. This number must not leave the site.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class ReplyDelay:
             )
 
     def restart(self) -> None:
-        """Measure the delay from now, because the request had to wait for another one's reply."""
+        """Measure the delay from now, because the request had to wait for another reply."""
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """Return how many seconds after its request a reply that is ready now may leave."""
+        """Return how many seconds after the request a reply that is ready now may leave."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2

@@ -23,16 +23,16 @@ _FILE = ".reservation"  # no job can have this name
 _SHARED = 16
 """Number of bytes per value of a share. The old share is kept until the new one is complete."""
 _BESIDE = 2**18
-"""Number of bytes for everything except released values, which is 64 pages of SQLite."""
+"""Number of bytes for everything except released values (64 SQLite pages)."""
 
 
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], vocabularies: Sequence[Sized], settings: SiteSettings
 ) -> int:
-    """Return the number of bytes to reserve for the rest of a run, the same for every request.
+    """Return the number of bytes to reserve for the rest of a run.
 
-    The usual size is enough for every run with this package's rules. A larger run with another rule
-    reserves 4 times that size, 16 times that size, and so on.
+    All runs with noise and a rule of this package reserve the same size. With another rule, a run
+    may need more, and then reserves 4 times this size, 16 times this size, and so on.
     """
     if not events:
         return _LEAST

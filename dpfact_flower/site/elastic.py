@@ -1,4 +1,4 @@
-"""Modes "none" and "paper" at a site: continue to factorise, and release the feature factors."""
+"""Modes "none" and "paper" at a site, which factorises its data and releases feature factors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
 
 _FINEST = SIGMA * 2.0**-30
-"""Standard deviation for a grid of 2^-30, which is finer than float32 and cannot overflow int64."""
+"""Standard deviation that makes the grid 2^-30: finer than float32, with no int64 overflow."""
 
 
 class ElasticRound:
@@ -82,7 +82,7 @@ class ElasticRound:
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Run the round, starting from the site's state after its last round."""
+        """Run the round, starting from the site's state after the previous round."""
         return run_round(
             self._source.read().tensor, kept.state(), self._request,
             site=self._site, modes=self._modes, simulation=self._simulation,
@@ -100,9 +100,9 @@ def run_round(
 ) -> RoundOutcome:
     """Factorise locally and perturb the feature factors (Algorithm 1, site).
 
-    `state` is the site's state after its last round, or None to start from the global factors. The
-    site's name and the public seed determine the start and the visiting order. The releases take
-    their names from `modes`.
+    `state` is the site's state after the previous round, or None to start from the global factors.
+    The site's name and the public seed determine the start and the visiting order. Releases are
+    named after `modes`.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -127,10 +127,10 @@ def run_round(
 def starting_state(
     tensor: SparseTensor, state: SiteState | None, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Return the factors that a round starts from, with the site's own or the global features.
+    """Return the factors from which a round starts.
 
     In the paper, a site continues from its own feature factors, which overfit its data if the code
-    lists are long. With a relative weight, every round starts from the global feature factors.
+    lists are long. With a relative weight, each round starts from the global feature factors.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -145,8 +145,8 @@ def initial_state(
     """Return scaled random patient factors, uniform on (0, 1), and the global feature factors.
 
     With the paper's elastic weight, the scale gives the model the same squared norm as the data,
-    which keeps the first pass stable. With a relative weight, the scale minimises the model's
-    squared error, and after round 1 patient factors are fitted to the global factors instead.
+    which keeps the first pass stable. With a relative weight, the scale minimises the squared
+    error. From round 2 on, such a run fits the patient factors to the global factors instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:

@@ -48,7 +48,7 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's store. Without a fingerprint, use it only for files without patients."""
+        """Return a job's store. Without a fingerprint, use it only for public files."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 

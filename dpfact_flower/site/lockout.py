@@ -1,10 +1,10 @@
 """Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
 
-A round that fails after patients' data was read is not charged, but the failure and its timing can
-depend on that data, and a server could provoke failures. So each attempt is counted first.
+A round that fails after patients' data was read is not charged. However, the failure and its timing
+can depend on that data, and a server could provoke failures. So attempts are counted in advance.
 
-A folder restored from an old backup lacks the later charges. Every request states the last round
-that the site has answered, so the site can notice. If the server is wrong, a person decides.
+A folder restored from an old backup lacks the later charges. The site can notice this, because each
+request states the last round that the site has answered. Because servers can err, a person decides.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def check_attempts(folder: Path) -> None:
 def counting_attempt(folder: Path) -> Iterator[None]:
     """Count an attempt before it begins, and reset the count after a success."""
     path = folder / ATTEMPTS
-    with replacing(path, durable=False) as file:  # the file's size is the count, even after a kill
+    with replacing(path, durable=False) as file:  # the file's size is the count
         file.write(b"+" * (failed_attempts(folder) + 1))
     yield
     with suppress(OSError):
@@ -58,7 +58,7 @@ def counting_attempt(folder: Path) -> Iterator[None]:
 
 
 def rolled_back_faults(folder: Path) -> list[str]:
-    """Return why a person must check a site's folder, or an empty list if there is no reason."""
+    """Return the reasons why a person must check a site's folder."""
     note = folder / _NOTE
     if not note.exists():
         return []
@@ -71,7 +71,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """Refuse the request and write a note if the server knows of answers that the ledger lacks."""
+    """Refuse a request, and write a note, if the server has answers that the ledger lacks."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as its last" if last else "no round of it"

@@ -1,8 +1,8 @@
 """A hospital's figures for its own monitoring, which never leave the hospital.
 
-Refusals are only counted, by the error code that left the site, so no server can fill the disk by
-causing refusals. A refusal appears only in the log if the site has no ledger, or if its code is
-"state" (the folder itself is at fault).
+Refusals are counted by the error code that left the site, but not listed, so that no server can
+fill the disk with them. A refusal is not counted if the site has no ledger, or if the error code is
+"state", which means that the folder itself is at fault.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWERING = ".answering"
 
 
 def answering_seconds(state: Path) -> float:
-    """Return how many seconds the site has worked on its current message, or 0 if it is idle."""
+    """Return the seconds since the site began to answer its current message, or 0 if it is idle."""
     try:
         return max(time.time() - (state / ANSWERING).stat().st_mtime, 0.0)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Patient mode at a site, where each round releases one statistic.
 
-A release depends on the patients' cells, public settings and earlier releases. No state without
-noise passes from one round to the next. The last round asks for no release, and the site stores its
+A release depends on the patients' cells, public settings, earlier releases and noise. No state
+without noise passes from one round to the next. In the last round, the site only stores the
 request. Later, the hospital fits its own model to the global factors (`refit`). No reply waits for
 this fit, because its duration and success depend on patients' data. The model stays at the site.
 """
@@ -71,7 +71,7 @@ class PatientRound:
         )
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return all releases from this round on, so that a run over budget is refused at once."""
+        """Return all releases from this round on, so that a run over budget is refused early."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -104,7 +104,7 @@ class PatientRound:
         )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """Estimate each phenotype's usage at this site, or in its slot, from the released start."""
+        """Estimate each phenotype's usage, at this site or in the site's slot, from the start."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -157,18 +157,18 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """Return each phenotype's l2,1 weight on a patient's factor, using released values alone.
+    """Return each phenotype's l2,1 weight on a patient's factor, computed from released values.
 
-    The l2,1 norm of A is majorised by ``sum_r mu / n_r |A_r|^2 / 2``, where n_r is the norm of
-    column r, estimated from the phenotype's usage in the released start. A phenotype with average
-    usage gets the ridge `relative_l21`. A phenotype whose usage is within the noise is turned off.
+    Up to a constant, the l2,1 term of A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the
+    norm of column r, estimated from the phenotype's usage in the released start. Average usage
+    gives the ridge `relative_l21`. A phenotype whose usage is within the noise is turned off.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
         return np.zeros(request.solver.rank)
     usage, spread = used
     usage_only = np.maximum(usage, 0)
-    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # not those of zeros
+    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # zeros fill up the rank
     norms, average = np.sqrt(usage_only), float(np.sqrt(usage_only.sum() / exist))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)
@@ -198,7 +198,7 @@ def refit(
 
 
 def last_request(store: SiteStore) -> RoundRequest:
-    """Return the last request of a run."""
+    """Return the last request of a run that has ended."""
     ending = store.ending()
     if ending is None:
         raise StateError(f"{store.folder}: the run has not ended here, so it cannot be refitted")
@@ -217,14 +217,14 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit A, B and C at full precision around the global factors in the run's last request.
+    """Fit the site's own factors, without noise, around the global factors in the last request.
 
     `tensor` contains only the selected codes.
     """
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
-    # The l2,1 weight acts from the first pass, because the global phenotypes have formed.
+    # The l2,1 weight acts from the first pass, because the global phenotypes are final.
     with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
     patients = fitted_patients(tensor, request.anchors)
     solver = local_settings(with_l21, (patients, *request.anchors))

@@ -47,10 +47,10 @@ class JobState(Protocol):
 
 
 class RoundWork(Protocol):
-    """A privacy mode's part of a round, which is made only from a request that fits the site."""
+    """A privacy mode's part of a round, made from a request that fits the site."""
 
     cost_scope: str
-    """Text for error messages that names the part of the run that `cost` covers."""
+    """Name, in error messages, of the part of the run that `cost` covers."""
     charged_rounds: int
     """Number of rounds with noise that remain in the run, including this round."""
     is_final: bool
@@ -93,10 +93,10 @@ def _unit_patients(tensor: SparseTensor) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return this round's solver settings, with an l2,1 weight for the starting factors."""
+    """Return this round's solver settings, with the l2,1 weight scaled to the starting factors."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
-        # Feature columns have norm 1, so the curvature is the average column's squared length.
+        # Feature columns have norm 1, so the curvature is the mean square of A's column norms.
         mu = solver.relative_l21 * math.sqrt(curvature(start))
         solver = replace(solver, mu=mu, relative_l21=0.0)
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
@@ -109,8 +109,8 @@ def measure(
 ) -> RoundMeasures:
     """Measure the site's own factors. The result is never sent.
 
-    If the solver has not computed the error over the non-zero cells, this function measures it in
-    some rounds, among them the `last` round.
+    If the solver has not computed the error over the non-zero cells, this function measures that
+    error in some rounds, including the `last` round.
     """
     is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error

@@ -1,4 +1,4 @@
-"""Registry of each rule's half at the site. `dpfact_flower.server.rules` has the server's half."""
+"""Registry of the site's half of each rule. `dpfact_flower.server.rules` has the server's half."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 
 class SiteRule(Protocol):
-    """A callable that makes a rule's part of a round, usually a class like `RoundWork`."""
+    """A callable that makes a rule's part of a round, usually a class that is a `RoundWork`."""
 
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
@@ -24,4 +24,4 @@ class SiteRule(Protocol):
 site_rules: Registry[SiteRule] = Registry(
     "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
 )
-"""Rules for which a site has code. The site accepts only those that `allow-rules` names."""
+"""Rules for which a site has code. The site accepts a rule only if `allow-rules` names it."""

@@ -1,7 +1,7 @@
 """A site's half of secure sums: its keys, the stages of a request, and a job's files.
 
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
-public keys without the server, because an attacker who could change them could impersonate a site.
+public keys without the server, because an attacker who replaces a key could impersonate a site.
 The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
 job's key, and the latest round's noisy vector and answer. Each file is written to disk before any
 reply that depends on the file leaves the site.

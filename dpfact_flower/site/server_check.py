@@ -11,14 +11,14 @@ from pathlib import Path
 _SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
-"""Accepted difference between the clocks. Flower refuses a clock that is 5 s ahead."""
+"""Accepted difference between the clocks, in seconds. Flower refuses a clock that is 5 s ahead."""
 
 
 def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults of the connection to a SuperLink, each with its remedy.
 
     Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
-    `--root-certificates`. Of a public page over TLS, only the certificate and the time are read.
+    `--root-certificates`. The check requests a public page, and reads its certificate and time.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -1,9 +1,9 @@
 """The files, besides the ledger, that a site keeps between the rounds of a job.
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
-before the round's ledger row, and the previous file is deleted after that. The ledger's last row
-decides which file counts, so a crash never leaves the site in the middle of a round. The site sends
-values from such a file only to answer a repeated request in mode "none".
+before the round's ledger row, and the previous round's file is deleted after that row. The ledger's
+last row decides which file counts, so a crash never leaves the site in the middle of a round. The
+site sends values from such a file only to answer a repeated request in mode "none".
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return whether a selection of codes is the job's first, or equals the job's first."""
+        """Return whether a selection of codes is the first of its job, or equals the first."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
@@ -169,7 +169,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, because further comparisons could reveal its size."""
+        """Close a job whose data has changed, because repeated checks could reveal its size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
