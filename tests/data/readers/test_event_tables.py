@@ -161,7 +161,7 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
 
 def test_lists_made_from_patients_are_warned_of(tables, caplog):
     events.read(tables, "north")
-    assert "no guarantee covers" in caplog.text
+    assert "no privacy guarantee covers" in caplog.text
     caplog.clear()
     events.read(tables, "north", vocabularies=LISTS)
     assert "no guarantee" not in caplog.text
@@ -439,7 +439,7 @@ def test_no_header_becomes_an_event_or_a_site(mark, tables, write):
     tables["diagnoses"] = write("d.csv", mark + rows + rows.upper() + rows)
     with pytest.raises(DataError, match=r"d\.csv: 2 row\(s\) repeat the names of the columns"):
         events.read(tables, "north", window_days=None)
-    with pytest.raises(DataError, match=r"sites\.csv: 1 row.* the first is line 6; are these"):
+    with pytest.raises(DataError, match=r"sites\.csv: 1 row.* the first is line 6; delete these"):
         events.read({"procedures": tables["procedures"], "diagnoses": write("e.csv", D)}, "north",
                     sites=write("sites.csv", SITES + "patient,site\n4,east\n"))  # fmt: skip
 
