@@ -303,8 +303,8 @@ class DPFact(TrainOnlyStrategy):
         patience = min(self._timeout, run.wait_timeout)
         if coordinator.resumed:
             patience = max(patience, _BUSY_SECONDS)
-            log(INFO, "asking whether the sites are ready, for at most %g s: after a run was "
-                "killed, a site may not answer for two minutes",
+            log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
+                "three minutes to answer after a run was killed",
                 patience)  # fmt: skip
         sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(sites, warn=judged)

@@ -1,7 +1,7 @@
 """The supported versions of Flower, and the environment of Flower's processes.
 
-A deployment uses private names of Flower, which any release may remove. `tests/machine/test_flower`
-tests each name with the installed Flower.
+A deployment uses private names of Flower, which any release of Flower can remove.
+`tests/machine/test_flower` tests each name with the installed Flower.
 """
 
 from __future__ import annotations
