@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from dpfact_flower.estimation.start import random_model
 from dpfact_flower.estimation.surrogates import code_counts, likely_pairs, surrogate_patients
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Factors, Floats, SparseTensor
-from dpfact_flower.tensor.cp import column_cosines, match_columns
+from dpfact_flower.tensor.cp import alike, match_columns
 
 SPLITS = 6
 """Number of times that z is drawn."""
@@ -34,10 +33,9 @@ codes in every mode."""
 _STEEP, _MIDDLE = 6.5, 2.7
 """Slope and offset of the logistic curve that maps `returns` to the chance of being absent in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
-_ALIKE, _MANY_CELLS, _EVEN = 0.97, 4.0, 0.5
-"""Limits for a phenotype that may be part of another phenotype: the smallest similarity in all
-modes but one, the number of cells of a typical patient above which the phenotype is in doubt, and
-the smallest chance of absence for a phenotype in doubt."""
+_MANY_CELLS, _EVEN = 4.0, 0.5
+"""Limits for phenotypes that are `alike`, of which one may be part of the other: the number of
+cells of a typical patient above which they are in doubt, and their smallest chance of absence."""
 _ITERATIONS = 20
 """Number of iterations in the fit to the co-occurrences of a half."""
 
@@ -112,17 +110,6 @@ def returns(factors: Factors, fits: Factors) -> Floats:
         match = match_columns(factors, fitted)
         likeness[match.estimate] = match.cosines
     return np.asarray(found.mean(axis=0))
-
-
-def alike(factors: Factors) -> NDArray[np.bool_]:
-    """Return which pairs of phenotypes are alike in all modes but one, as an (R, R) array."""
-    cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
-    but_one = [
-        reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
-    ]
-    likeness = np.max(but_one, axis=0)
-    np.fill_diagonal(likeness, 0)
-    return np.asarray(likeness >= _ALIKE)
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from dpfact_flower.evaluation.membership import LEADING
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel
-from dpfact_flower.evaluation.page import counted, duration, number, outcome, percent, size
+from dpfact_flower.evaluation.page import counted, duration, number, outcome, percent, ranges, size
 from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.evaluation.tables import (
+    EVEN,
     LIKELY,
     NOT_FOUND,
     PARTLY,
@@ -188,12 +189,20 @@ def leading_sentence(rows: Rows) -> str:
     return f"Leading codes. {'; '.join(parts)}."
 
 
-def certainty_sentence(pairs: Sequence[Pair], chance: float | None = None) -> str:
-    """Describe a phenotype's certainty. The arguments are those of `certainty`."""
+def certainty_sentence(
+    pairs: Sequence[Pair], chance: float | None = None, same: Sequence[int] = ()
+) -> str:
+    """Describe a phenotype's certainty. Phenotypes `same` differ from it in one mode only.
+
+    The other arguments are those of `certainty`.
+    """
     runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
     word = certainty(pairs, chance)
     if chance is not None and not pairs:
-        like_this = f"an estimated {percent(chance)} of phenotypes like this"
+        if chance == EVEN and same:
+            others = f"pattern{'' if len(same) == 1 else 's'} {ranges(same)}"
+            return f"{word.capitalize()}: differs from {others} in one kind of code only."
+        like_this = f"an estimated {100 * chance:.0f} % of phenotypes like this"
         return f"{word.capitalize()}: {like_this} are absent in other patients."
     repeats = {1: "the repeat", 2: "both repeats"}.get(runs, f"all {counted(runs)} repeats")
     any_of = {1: "the repeat", 2: "either repeat"}.get(runs, f"any of the {counted(runs)} repeats")

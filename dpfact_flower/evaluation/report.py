@@ -12,6 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from dpfact_flower.data.code_names import BODY_SYSTEMS, body_systems
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import clinical, prose
@@ -46,6 +48,7 @@ from dpfact_flower.settings import (
     SolverSettings,
     describe,
 )
+from dpfact_flower.tensor.cp import alike
 
 _MOST_CELLS = 3000
 """Largest number of table cells (phenotypes times sites) that a page shows."""
@@ -221,6 +224,7 @@ def cards(
     codes = model.codes_by_mode()
     made = prose.made_titles(codes)
     chances = dict(enumerate(model.false_discovery, start=1))
+    same = alike(model.factors) if chances else None
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
@@ -228,10 +232,11 @@ def cards(
             run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications
         ]
         chance = chances.get(number)
+        near = () if same is None else (1 + np.flatnonzero(same[number - 1])).tolist()
         about = prose.paragraph(measured, table, unit) if table and measured else None
         sentences = [
             *(about or [prose.leading_sentence(by_mode)]),
-            prose.certainty_sentence(pairs, chance),
+            prose.certainty_sentence(pairs, chance, near),
             prose.review_sentence(reviews.get(number)),
         ]
         named = model.names.get(number)

@@ -156,7 +156,7 @@ class Replication:
 
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
-MOST_FALSE, _EVEN = 0.1, 0.5
+MOST_FALSE, EVEN = 0.1, 0.5
 """Largest probability that a likely real, or an uncertain, phenotype is absent elsewhere."""
 
 
@@ -168,7 +168,7 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     if not pairs:
         if chance is None:
             return ""
-        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= _EVEN else DOUBTFUL
+        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= EVEN else DOUBTFUL
     count = sum(pair.is_replicated for pair in pairs)
     if count:
         return STABLE if count == len(pairs) else PARTLY

@@ -28,6 +28,7 @@ Matrices = tuple[Floats, ...]
 
 _BLOCK = 1 << 9  # number of rows multiplied at a time
 _MANY = 1 << 12  # with this many rows or more, blocks are multiplied in float32
+_ALIKE = 0.97  # smallest product of cosines over all modes but one
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -273,6 +274,17 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 def column_cosines(estimate: Floats, truth: Floats) -> Floats:
     """Return the (R, R') cosines between the columns of an (I, R) and an (I, R') array."""
     return np.asarray(unit_columns(estimate).T @ unit_columns(truth))
+
+
+def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
+    """Return which pairs of components are alike in all modes but one, as an (R, R) array."""
+    cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
+    but_one = [
+        reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
+    ]
+    likeness = np.max(but_one, axis=0)
+    np.fill_diagonal(likeness, 0)
+    return np.asarray(likeness >= _ALIKE)
 
 
 def _comparable(estimate: Factorised, truth: Factorised) -> tuple[Matrices, Matrices]:

@@ -58,17 +58,23 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
 @pytest.mark.parametrize(
     ("chance", "word", "sentence"),
     [
-        (0.1, "likely real", "Likely real: an estimated 10.0 % of phenotypes like this are absent"),
-        (0.101, "uncertain", "Uncertain: an estimated 10.1 % of phenotypes like this are absent"),
-        (0.6, "doubtful", "Doubtful: an estimated 60.0 % of phenotypes like this are absent"),
+        (0.1, "likely real", "Likely real: an estimated 10 % of phenotypes like this are absent"),
+        (0.101, "uncertain", "Uncertain: an estimated 10 % of phenotypes like this are absent"),
+        (0.6, "doubtful", "Doubtful: an estimated 60 % of phenotypes like this are absent"),
         (None, "", "Not checked"),
     ],
 )
 def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance, word, sentence):
     assert certainty((), chance) == word
     assert certainty_sentence((), chance).startswith(sentence)
+    assert certainty_sentence((), chance, (3,)) == certainty_sentence((), chance)
     assert certainty(found(AGAIN), chance) == "stable"
     assert certainty_sentence(found(AGAIN), chance) == "Stable: found again in the repeat."
+
+
+def test_doubt_because_of_a_phenotype_that_is_nearly_the_same_says_so():
+    sentence = "Uncertain: differs from patterns 2–4, 7 in one kind of code only."
+    assert certainty_sentence((), 0.5, (2, 3, 4, 7)) == sentence
 
 
 @pytest.mark.parametrize(
