@@ -92,30 +92,11 @@ def start_factors(
     with one_blas_thread:  # sums must not depend on the machine
         best = _best_candidate(packed, codes, rank, sigma, rng, restarts)
         sites = unpack(packed, codes)
-        _logger.info(
-            "start: %d directions of co-occurrence stand above the noise, for %d phenotypes",
-            directions(sites, sigma), rank,
-        )  # fmt: skip
         threshold = _THRESHOLD * noise
         fitted = fit(sites, best, threshold=threshold, iterations=_LAST, settled=_SETTLED)
     parts = np.split(_restore_empty(fitted, best).F + _LEAST, np.cumsum(sizes)[:-1])
     factors = tuple((part / np.linalg.norm(part, axis=0)).astype(np.float32) for part in parts)
     return Start(factors, fitted.d * roots[:, None], fitted.F)
-
-
-def directions(sites: Sites, sigma: float) -> int:
-    """Return how many eigenvalues of the summed co-occurrences exceed those of noise alone.
-
-    For n codes and noise of deviation s on each entry, noise alone has eigenvalues up to an edge of
-    about 2 s sqrt(n) (Baik, Ben Arous, Peche; Benaych-Georges and Nadakuditi 2011). If far fewer
-    eigenvalues than phenotypes exceed this edge, most phenotypes are noise, although sparse
-    phenotypes can be found below the edge. Released values have noise of deviation `sigma`.
-    """
-    codes, count, _ = sites.shape
-    noise = sigma * math.sqrt(count / 2)  # a released value is sqrt(2) times an entry
-    edge = 2 * noise * math.sqrt(codes) * (1 + codes ** (-2 / 3))  # includes the edge's width
-    total = sites.sum(axis=1, dtype=np.float64)  # a sum in float32 could overflow
-    return int(np.count_nonzero(np.linalg.eigvalsh(total) > edge))
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:

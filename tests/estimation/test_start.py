@@ -11,7 +11,6 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.estimation import start as module
 from dpfact_flower.estimation.pair_fit import Model, explained, fit, unpack
 from dpfact_flower.estimation.start import (
-    directions,
     greedy_init,
     grown,
     residual_times,
@@ -47,34 +46,6 @@ def test_planted_factors_come_back(sizes):
         assert factor.dtype == np.float32
         assert (factor >= 0).all()
         np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
-
-
-@pytest.mark.parametrize("found", [0, 3])
-def test_directions_above_the_noise_are_counted_and_said(found, caplog):
-    """Of 40 draws noise alone has one too many in few: the edge's distribution is Tracy-Widom's."""
-    codes, sites, sigma, rng = 120, 3, 0.7, np.random.default_rng(5)
-    edge = sigma * math.sqrt(sites / 2 * codes)
-    vectors = np.linalg.qr(rng.standard_normal((codes, 4)))[0]
-    strengths = edge * np.array([8, 4, 2.5, 0.4]) * (found > 0) / sites
-    upper, counted = np.triu_indices(codes, 1), []
-    for _ in range(40):
-        packed = [
-            (math.sqrt(2) * ((vectors * strengths) @ vectors.T)[upper]
-             + sigma * rng.standard_normal(len(upper[0]))).astype(np.float32)
-            for _ in range(sites)
-        ]  # fmt: skip
-        counted.append(directions(unpack(packed, codes), sigma))
-    assert np.mean(np.array(counted) == found) >= 0.9
-    with caplog.at_level("INFO"):
-        start_factors(packed, (50, 70), 5, sigma, np.random.default_rng(1), restarts=1)
-    assert f"start: {counted[-1]} directions of co-occurrence stand above the noise, for 5" in (
-        caplog.text
-    )
-
-
-def test_directions_of_the_largest_releases_are_counted():
-    largest = np.full(6, np.finfo(np.float32).max, np.float32)
-    assert directions(unpack([largest] * 3, 4), 1.0) == 1
 
 
 def test_the_number_of_threads_has_no_say(monkeypatch):
