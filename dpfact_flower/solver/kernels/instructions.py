@@ -34,8 +34,6 @@ _FLAGS = ("contract", "nsz")
 """Flags that let LLVM merge a multiplication and an addition into one instruction. NaN and infinity
 keep their meaning."""
 
-_LINE = 64  # bytes in a cache line
-
 
 class Vector(types.Type):
     """A numba type for several registers, each of `WIDTH` float32 or float64 values."""
@@ -114,25 +112,6 @@ def store(_: Any, start: Any, offset: Any, vector: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(start, types.int64, vector), emit
-
-
-@_operation
-def prefetch(_: Any, registers: Any, start: Any, offset: Any) -> Any:
-    """Prefetch the cache lines of a vector that will be written."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _INT32, _INT32, _INT32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
-        flags = [ir.Constant(_INT32, flag) for flag in (1, 3, 1)]  # write, all caches, data
-        values = WIDTH * signature.args[0].count
-        first = builder.gep(arguments[1], arguments[2:])
-        for value in range(0, values, _LINE // _alignment(signature.args[1])):
-            place = builder.gep(first, [ir.Constant(ir.IntType(64), value)])
-            builder.call(function, [builder.bitcast(place, byte), *flags])
-        return context.get_dummy_value()
-
-    return types.void(registers, start, types.int64), emit
 
 
 @_operation

@@ -26,7 +26,6 @@ from dpfact_flower.solver.kernels.instructions import (
     load,
     mul,
     pointer,
-    prefetch,
     store,
     total,
     zeros,
@@ -35,14 +34,9 @@ from dpfact_flower.solver.losses import Loss, squared
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
-_AHEAD = 8
-"""Number of visits between the prefetch of a row and its use. Without the prefetch, the row might
-not be in the cache."""
-
 _TOGETHER = REGISTERS // 8
 """Largest number of registers per slice at which slices of three rows fit into the registers."""
 
-_WHOLE = (0,)  # one slice
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
 
@@ -135,7 +129,6 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         factors, pulled_to = pointer(stack), pointer(anchors)
         shift = (len(stack) - len(anchors)) * columns  # anchors begin with mode 1
         for s in range(len(counts)):
-            _expect(registers, slices, factors, columns, rows, s, 3)
             a, b, c = rows[s, 0] * columns, rows[s, 1] * columns, rows[s, 2] * columns
             count = max(counts[s], _ZERO)
             scale = -eta if count > _ZERO else eta * counts[s]
@@ -161,7 +154,6 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         keep, pull, longest = _ONE - eta * gamma, eta * gamma, eta * clip
         furthest = longest * np.sqrt(patients)
         for s in range(len(counts)):
-            _expect(registers, _WHOLE, factors, columns, rows, s, modes)
             count = max(counts[s], _ZERO)
             scale = -eta if count > _ZERO else eta * counts[s]
             step = _ZERO
@@ -259,16 +251,3 @@ def _stepped(row: Vector, along: Vector, step: Float, longest: Float, floor: Flo
         norm = abs(step) * np.sqrt(total(mul(along, along)))
         step = step * (longest / norm) if norm > longest else step
     return at_least(fma(step, along, row), floor)
-
-
-@compiled(forceinline=True, **FAST)
-def _expect(
-    registers: Registers, slices: Slices, factors: Pointer, columns: int, rows: Array, s: int,
-    modes: int,
-) -> None:  # fmt: skip
-    """Prefetch the rows that a later visit will use."""
-    ahead = min(s + _AHEAD, len(rows) - 1)
-    for n in range(modes):
-        for v in range(len(slices)):
-            at = v * WIDTH * len(registers)
-            prefetch(registers, factors, rows[ahead, n] * columns + at)

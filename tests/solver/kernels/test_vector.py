@@ -16,7 +16,6 @@ from dpfact_flower.solver.kernels.instructions import (
     mul,
     outer,
     pointer,
-    prefetch,
     read,
     store,
     total,
@@ -46,7 +45,6 @@ def computed(registers, x, y, z, number, found):
     store(rows, 4 * size, fma(number, a, b))
     store(rows, 5 * size, at_least(a, number))
     store(rows, 6 * size, zeros(registers, rows))
-    prefetch(registers, rows, 0)
     return total(a), read(pointer(x), 1)
 
 
