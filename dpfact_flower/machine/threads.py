@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, partial
@@ -17,9 +17,6 @@ from threading import Lock, local
 from typing import TypeVar
 
 from threadpoolctl import ThreadpoolController
-
-_BATCHES, _LARGEST_BATCH = 4, 4
-"""Smallest number of batches per thread, and largest number of parts in a batch."""
 
 _here = local()
 _Part = TypeVar("_Part")
@@ -92,19 +89,3 @@ def in_order(
             result = waiting.popleft().result()
             waiting.extend(pool.submit(function, part) for part in islice(rest, 1))
             yield result
-
-
-def in_batches(
-    function: Callable[[_Part], _Result], parts: Sequence[_Part], *, threads: int
-) -> Iterator[_Result]:
-    """Yield the same results as `in_order`, but pass several parts to a thread at a time.
-
-    Use this for parts that take a millisecond or less: passing a part takes up to 0.1 ms.
-    """
-    size = min(_LARGEST_BATCH, len(parts) // (_BATCHES * max(threads, 1)))
-    if threads <= 1 or size <= 1:
-        yield from in_order(function, parts, threads=threads)
-        return
-    batches = [parts[first : first + size] for first in range(0, len(parts), size)]
-    for results in in_order(lambda batch: list(map(function, batch)), batches, threads=threads):
-        yield from results

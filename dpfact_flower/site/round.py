@@ -21,7 +21,6 @@ from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.solver.objective import curvature
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.wire.protocol import RoundRequest
 
 _ALL_FIRST, _ONE_OF = 2, 10
@@ -84,12 +83,7 @@ def solved(
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
     """Prepare a tensor for the loss and, if `scale` is "patient", scale each patient to norm 1."""
     tensor = losses.find(settings.loss).prepared(tensor)
-    return _unit_patients(tensor) if settings.scale == "patient" else tensor
-
-
-@remembered
-def _unit_patients(tensor: SparseTensor) -> SparseTensor:
-    return tensor.scaled_to_unit_patients()
+    return tensor.scaled_to_unit_patients() if settings.scale == "patient" else tensor
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:

@@ -19,7 +19,7 @@ from dpfact_flower.errors import DivergenceError
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread, thread_count
 from dpfact_flower.solver.kernels.patients import LEAST_CURVATURE, update_rows
-from dpfact_flower.solver.mttkrp import fibres_of, mttkrp, stacked_mttkrp
+from dpfact_flower.solver.mttkrp import Fibres, mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
@@ -73,7 +73,7 @@ class _Site:
         self.anchors, self.settings = problem.anchors, problem.settings
         self.floor = 0.0 if self.settings.nonnegative else -math.inf
         self.modes = problem.tensor.ndim
-        self.fibres = fibres_of(problem.tensor)
+        self.fibres = Fibres.of(problem.tensor)
         self.threads = thread_count()
         self.stack = stack_factors(problem.factors)
         np.maximum(self.stack, np.float32(self.floor), out=self.stack)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import FAST, WIDTH, compiled
-from dpfact_flower.machine.threads import in_batches, thread_count
+from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.instructions import (
     Offsets,
@@ -45,7 +45,6 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.cp import gram, hadamard
 from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.remembered import remembered
 from dpfact_flower.tensor.stack import aligned_zeros, row_offsets, slices, stack_factors
 
 TILE = 3  # number of registers for one column of a block of patients
@@ -99,12 +98,6 @@ class Fibres:
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
 
 
-@remembered
-def fibres_of(tensor: SparseTensor) -> Fibres:
-    """Return the fibres of a tensor, from the cache if possible."""
-    return Fibres.of(tensor)
-
-
 @compiled()
 def _divide(patients: Array, blocks: Array) -> int:
     """Fill `blocks` with the first patient of each block. Return the number of blocks."""
@@ -147,7 +140,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
     total = np.zeros((size if mode > 0 else 0, width))
     ends = fibres.patients[fibres.blocks[fibres.chunks]].tolist()
     ranges = list(itertools.pairwise(ends))
-    for out in in_batches(part, ranges, threads=threads or thread_count()):
+    for out in in_order(part, ranges, threads=threads or thread_count()):
         if mode > 0:
             total += out
     return total if mode > 0 else patients
@@ -229,7 +222,7 @@ def squared_error(
     Cell values are computed in float32 and summed in float64, which gives six correct digits.
     `grams` holds the factors' Gram matrices if they are known.
     """
-    fibres = fibres_of(tensor)
+    fibres = Fibres.of(tensor)
 
     def part(chunk: tuple[int, int]) -> tuple[float, float, float]:
         first, end = chunk  # of patients; only the rows of this chunk need padding
@@ -240,7 +233,7 @@ def squared_error(
         return sgd.squares(stack, tensor.indices[entries], tensor.values[entries], offsets)
 
     chunks = list(itertools.pairwise(fibres.blocks[fibres.chunks].tolist()))
-    parts = list(in_batches(part, chunks, threads=thread_count()))
+    parts = list(in_order(part, chunks, threads=thread_count()))
     nonzeros = sum(squares for squares, _, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, _, mass in parts)

@@ -14,7 +14,6 @@ from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.serve import federate_cohort
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.tensor import remembered
 from dpfact_flower.tensor.cp import CPModel
 from tests.commands import dpfact
 
@@ -50,7 +49,6 @@ def test_sites_are_measured_one_at_a_time(tmp_path, monkeypatch):
         alive.append(sum(each() is not None for each in made))
         return found
 
-    monkeypatch.setattr(remembered, "_MOST", 0)
     monkeypatch.setattr(module, "scaled", scaled)
     settings = {"privacy": "none", "rank": 3, "rounds": 1, "start": "random"}
     config = RunConfig.read({**settings, "out": str(tmp_path / "run")})

@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg  # noqa: F401
 from threadpoolctl import ThreadpoolController
 
-from dpfact_flower.machine.threads import in_batches, in_order, one_blas_thread, thread_count
+from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from tests.patience import PATIENCE
 
 
@@ -25,22 +25,6 @@ def test_results_come_in_the_order_of_the_parts(threads):
         return part * part
 
     assert list(in_order(overtaken, range(20), threads=threads)) == [n * n for n in range(20)]
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 49, 50])
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_batches_give_what_their_parts_give(threads, count):
-    seen = []
-
-    def square(part: int) -> int:
-        seen.append(threading.get_ident())
-        return part * part
-
-    found = list(in_batches(square, range(count), threads=threads))
-    assert found == [n * n for n in range(count)]
-    assert len(seen) == count
-    if threads > 1 and count > 1:
-        assert threading.get_ident() not in seen
 
 
 def test_parts_run_at_the_same_time_and_few_results_wait():

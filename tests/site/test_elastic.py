@@ -12,7 +12,7 @@ from dpfact_flower.estimation import codes
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound, initial_state, run_round, starting_state
-from dpfact_flower.site.round import local_settings, scaled
+from dpfact_flower.site.round import local_settings
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
@@ -39,12 +39,6 @@ def answer(tensor, asked, state=None, site="a", simulation=True):
 @pytest.fixture
 def tensor(cohort) -> SparseTensor:
     return cohort.sites[0].tensor
-
-
-def test_a_tensor_is_scaled_and_its_norm_is_taken_once_for_all_rounds(tensor):
-    asked = SolverSettings(rank=4)
-    assert scaled(tensor, asked) is scaled(tensor, asked)
-    assert scaled(tensor, replace(asked, scale="counts")) is tensor
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """SparseTensor against dense NumPy, files against what was written, and input that is refused."""
 
-import gc
 import math
 import warnings
-import weakref
 
 import numpy as np
 import pytest
@@ -13,9 +11,7 @@ from hypothesis import strategies as st
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DataError
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor import remembered as module
 from dpfact_flower.tensor.arrays import distinct
-from dpfact_flower.tensor.remembered import remembered
 
 SECRET = 987654
 """Stands for a patient's value: no message may hold it."""
@@ -318,27 +314,3 @@ def test_fingerprint_changes_with_every_part():
 def test_distinct_is_unique(size, low):
     numbers = low + np.random.default_rng(size).integers(0, 7, size)
     np.testing.assert_array_equal(distinct(numbers), np.unique(numbers))
-
-
-class Made:
-    """Anything that can be seen to go."""
-
-
-def tensor(entries: int) -> SparseTensor:
-    cells = np.column_stack([np.arange(entries), np.zeros(entries, int)])
-    return SparseTensor.from_coo(cells, np.ones(entries), (entries, 1))
-
-
-@pytest.mark.slow
-def test_the_oldest_go_where_entries_are_too_many_and_the_newest_stays(monkeypatch):
-    monkeypatch.setattr(module, "_MOST", 10)
-    of = remembered(lambda _: Made())
-    first, second, third = tensor(4), tensor(5), tensor(2)
-    results = [weakref.ref(of(each)) for each in (first, second)]
-    of(first)  # the second is the oldest now
-    results.append(weakref.ref(of(third)))
-    gc.collect()
-    assert [bool(each()) for each in results] == [True, False, True]
-    alone = weakref.ref(of(tensor(40)))
-    gc.collect()
-    assert [bool(each()) for each in (*results, alone)] == [False, False, False, True]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
-from dpfact_flower.machine.threads import in_batches
+from dpfact_flower.machine.threads import in_order
 from dpfact_flower.solver.kernels.instructions import (
     Offsets,
     Registers,
@@ -85,7 +85,7 @@ def update_rows(
     product, inner = np.zeros((tensor.shape[1], width)), 0.0
     gram = np.zeros((width + _SUMS, width))
     parts = list(itertools.pairwise(fibres.chunks.tolist()))
-    for out, part_of_inner, part_of_gram in in_batches(part, parts, threads=threads):
+    for out, part_of_inner, part_of_gram in in_order(part, parts, threads=threads):
         product += out
         inner += part_of_inner
         gram += part_of_gram
