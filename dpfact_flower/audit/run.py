@@ -16,7 +16,7 @@ from dpfact_flower.audit.noise import audit_noise
 from dpfact_flower.audit.sensitivity import audit_sensitivity
 from dpfact_flower.audit.target import AuditTarget, subsample
 from dpfact_flower.data.site_data import Cohort, SiteData
-from dpfact_flower.errors import DPFactError, SettingsError
+from dpfact_flower.errors import DPFactError, SettingsError, StateError
 from dpfact_flower.machine.files import not_private
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.privacy.ledger import Ledger
@@ -50,6 +50,9 @@ def audit(
         raise SettingsError(
             f"site: must be one of {', '.join(s.name for s in sites)}; got {site!r}"
         )
+    folder = state_dir and state_dir / chosen.name
+    if folder and not folder.is_dir():
+        raise StateError(f"{folder}: no such folder; give the state-dir that holds {chosen.name}")
     rng = np.random.default_rng(seed)
     if privacy.privacy == "patient" and not privacy.patients:
         privacy = replace(privacy, patients=sum(one.tensor.n_patients for one in sites))
@@ -61,8 +64,7 @@ def audit(
         ),
         "likelihood": lambda: audit_likelihood(target, rng, runs=150 if quick else 1000),
     }
-    if state_dir is not None:
-        folder = state_dir / chosen.name
+    if folder:
         work["state"] = lambda: audit_state(folder)
     findings: list[Finding] = []
     # Each audited run creates a ledger. Without this change, the log would warn of every ledger.

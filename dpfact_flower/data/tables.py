@@ -319,6 +319,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     data. DuckDB's own sniffer is not used: it reads a file with an open quote as a single column,
     renames the second of two equal columns, and can take a patient's row for a header.
     """
+    if path.exists() and not path.is_file():  # a pipe: DuckDB would miss what is read here
+        raise DataError(f"{path}: is not a file; write its content to a file first")
     encoding = "utf-8-sig" if dialect.encoding == "utf-8" else dialect.encoding
     try:
         with _open(path, "rt", encoding, errors="replace", newline="") as file:

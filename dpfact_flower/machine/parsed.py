@@ -88,6 +88,8 @@ def load_npz(
         raise DataError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise DataError(f"{path}: is a folder; name one of its .npz files") from None
+    except PermissionError:
+        raise DataError(f"{path}: this user may not read it") from None
     except Exception as error:  # zipfile and zlib raise different errors for damaged files
         raise DataError(
             f"{path}: not a readable .npz file ({type(error).__name__}); restore it from a copy, "

@@ -231,9 +231,15 @@ def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path
         audit_state(folder)
 
 
+def test_a_state_dir_without_the_site_is_refused_before_any_audit(cohort, tmp_path):
+    with pytest.raises(StateError, match=r"site-1: no such folder; give the state-dir"):
+        audit(cohort, SolverSettings(rank=4), PrivacySettings(), state_dir=tmp_path)
+
+
 @pytest.mark.nightly
 def test_all_audits_of_a_cohort_at_full_length(cohort, tmp_path):
     told = []
+    (tmp_path / "site-2").mkdir()
     findings = audit(
         cohort,
         SolverSettings(rank=4, relative_l21=0.3),

@@ -4,6 +4,7 @@ import io
 import resource
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -122,6 +123,12 @@ def test_arrays_of_a_file_are_read_by_name(tmp_path):
         load_npz(path, ["texts", "name"])
     with pytest.raises(DataError, match="no such file"):
         load_npz(tmp_path / "y.npz", [])
+
+
+def test_a_file_of_another_user_is_not_called_damaged(tmp_path, monkeypatch):
+    monkeypatch.setattr(zipfile, "ZipFile", Mock(side_effect=PermissionError))
+    with pytest.raises(DataError, match=r"x\.npz: this user may not read it"):
+        load_npz(tmp_path / "x.npz", [])
 
 
 def test_json_is_read():

@@ -202,6 +202,7 @@ def read(
     _check_labels(labels)
     with reading(options, modes) as connection:
         for mode, source in sources.items():
+            _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
         _count_twins(connection, sources)
         if sites is not None and not isinstance(sites, LabelTable):
@@ -226,6 +227,15 @@ def _check_labels(labels: Mapping[str, LabelTable]) -> None:
             "labels: names must differ by more than their case, and must not be one of "
             f"{', '.join(sorted(COLUMNS))}; got {', '.join(labels)}"
         )
+
+
+def _check_format(connection: Connection, time_format: str) -> None:
+    import duckdb  # noqa: PLC0415 - the connection came from it
+
+    try:
+        connection.execute("SELECT try_strptime('', $form)", {"form": time_format or "%Y"})
+    except duckdb.InvalidInputException:
+        raise SettingsError(f"time format: {time_format!r} has an unknown % code") from None
 
 
 def _load_events(connection: Connection, mode: str, source: EventTable, window: Window) -> None:

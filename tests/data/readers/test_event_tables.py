@@ -2,6 +2,7 @@ import bz2
 import csv
 import gzip
 import logging
+import os
 from dataclasses import replace
 
 import duckdb
@@ -308,6 +309,18 @@ def test_times_as_a_format_says(form, time, write):
     )
     with pytest.raises(DataError, match=rf"column time must be a time as {form.split()[0]}.*; 1 "):
         read_pair(write, wrong)
+
+
+def test_a_format_with_an_unknown_part_is_named(write):
+    file = write("d.csv", "patient,time,code\n1,2024-01-31,x\n")
+    with pytest.raises(SettingsError, match="time format: '%Y-%m-%d %q' has an unknown % code"):
+        read_pair(write, events.EventTable([file], time_format="%Y-%m-%d %q"))
+
+
+def test_a_pipe_is_refused_because_its_first_rows_would_be_lost(write, tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match=r"pipe\.csv: is not a file; write its content to a file"):
+        read_pair(write, events.EventTable([tmp_path / "pipe.csv"]))
 
 
 def test_offsets_become_utc(write):
