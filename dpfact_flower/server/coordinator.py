@@ -108,7 +108,7 @@ class Coordinator:
         """Plan the run again for the number of connected sites, before any release."""
         if self.records:
             raise QuorumError(
-                f"{sites} sites are there; secure sums need as many as they began with"
+                f"{sites} sites are connected; secure sums need as many as at the start"
             )
         _logger.warning("secure sums of %d sites; %d were expected", sites, self.run.sites)
         self.run = replace(self.run, sites=sites)
@@ -164,7 +164,7 @@ class Coordinator:
         if [factor.shape for factor in factors] != shapes:
             raise SettingsError(f"initial arrays: need shapes {shapes}")
         if self.privacy.privacy == "patient":
-            raise SettingsError("initial arrays: patient mode learns its own start")
+            raise SettingsError("initial arrays: patient mode computes its own start")
         self.rule.factors = factors
 
     def request(self, round_number: int) -> RoundRequest:
@@ -362,7 +362,7 @@ def _sizes(feature_shape: Sequence[int]) -> list[int]:
         sizes = []
     if min(sizes, default=0) < 1:
         raise SettingsError(
-            "feature shape: need a number of codes for each feature mode, as (202, 316); got "
+            "feature shape: need a number of codes for each feature mode, e.g. (202, 316); got "
             f"{shown(feature_shape)}"
         )
     return sizes

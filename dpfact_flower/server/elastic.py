@@ -48,7 +48,7 @@ class ElasticRule:
     ) -> None:
         if privacy.privacy == "patient":
             raise SettingsError(
-                "rule 'elastic': does not do privacy 'patient', which has its own rule"
+                "rule 'elastic': does not support privacy 'patient', which has its own rule"
             )
         self.rounds, self.privacy = run.rounds, privacy
         self.selection: Selection = ()

@@ -55,8 +55,8 @@ class PatientRule:
             raise SettingsError(f"rule 'patient' is for privacy 'patient', not {privacy.privacy!r}")
         if run.auto_rank and (privacy.weighting != "none" or len(feature_shape) == 1):
             raise SettingsError(
-                "auto-rank: needs each phenotype's chance, which is unknown with weighting and "
-                "with a single feature mode; set auto-rank to false"
+                "auto-rank: needs the probability of each phenotype, which is unknown with "
+                "weighting or with a single feature mode; set auto-rank to false"
             )
         sites = max(run.sites, run.min_sites)
         self.plan = plan_patient(privacy, sizes=feature_shape, rank=solver.rank, sites=sites)
@@ -162,12 +162,12 @@ class PatientRule:
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         self._fit_start(released, rank, sigma)
         if self._run.auto_rank and not self._halves:
-            _logger.warning("auto-rank: the start is too noisy to judge; all %d are kept", rank)
+            _logger.warning("auto-rank: the start is too noisy to judge; keeping all %d", rank)
         while self._run.auto_rank and self._halves:
             found = distinct_number(self._learned, self._halves, self._cells)
             enough = found >= _ENOUGH * rank
             then = f"all {rank} are kept" if enough else f"fitting {found}"
-            _logger.info("auto-rank: %d of %d seem to exist; %s", found, rank, then)
+            _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", found, rank, then)
             if enough:
                 break
             rank = found

@@ -270,8 +270,8 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     needed = 1 if begun else work.charged_rounds
     if work.cost() and settings.max_rounds - answered < needed:
         raise PrivacyRefusedError(
-            f"max-rounds is {settings.max_rounds}, this site has answered {answered} rounds, over "
-            f"all jobs, and {'it is asked for' if begun else 'this run needs'} {needed} more; "
+            f"max-rounds is {settings.max_rounds}; this site has answered {answered} rounds in "
+            f"all jobs, and {'the server asks for' if begun else 'this run needs'} {needed} more; "
             "a higher max-rounds lets a server time this site's answers more often"
         )
 
@@ -290,8 +290,8 @@ def check_memory(work: RoundWork) -> None:
     if limit is not None and needed > limit * (1 - _PATIENTS_SHARE):
         raise MessageError(
             f"codes: a release of {max(sizes):,} values needs {needed / 2**30:.1f} GiB of memory; "
-            f"this process may have {limit / 2**30:.1f}, of which {_PATIENTS_SHARE:.0%} are for "
-            "the patients; ask for fewer codes"
+            f"this process may use {limit / 2**30:.1f}, of which {_PATIENTS_SHARE:.0%} is reserved "
+            "for patients' data; ask for fewer codes"
         )
 
 
@@ -302,5 +302,5 @@ def check_only_ledger(hospital: Hospital) -> None:
     if unknown:
         raise StateError(
             f"{hospital.root}: holds the ledger of {', '.join(unknown)}, which is not this site's "
-            "name; set site to that name for the same patients; use another state-dir for others"
+            "name; for the same patients, set site to that name; for others, use another state-dir"
         )

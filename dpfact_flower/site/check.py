@@ -148,28 +148,30 @@ def _complete(place: Place) -> Iterable[str]:
     return ()
 
 
-@check("the data file opens, and is this site's", before_start=True)
+@check("the data file can be read and belongs to this site", before_start=True)
 def _opens(place: Place) -> Iterable[str]:
     check_data_site(open_site(place.data).name, place.settings)
     return ()
 
 
-@check("the key and the data belong to two users")
+@check("the key and the data belong to different users")
 def _two_users(place: Place) -> Iterator[str]:
     if place.executor_user == place.node_user:
-        both = f"{user_name(place.node_user)} has both {place.key} and {place.data}"
+        both = f"{user_name(place.node_user)} owns both {place.key} and {place.data}"
         yield f"{both}: give one of them to a user of its own"
     if 0 in {place.executor_user, place.node_user}:
         yield "root owns the key or the data: give them to users of their own"
 
 
-@check("the data, the state folder and the key are their owners' alone")
+@check("only their owners have access to the data, the state folder and the key")
 def _owners(place: Place) -> list[str]:
     data, state = (not_private(path, place.executor_user) for path in (place.data, place.state))
     return data + state + not_private(place.key, place.node_user)
 
 
-@check("the keys of secure sums are whole, and its own is its owner's alone", before_start=True)
+@check(
+    "the keys for secure sums are valid, and only the owner has the private key", before_start=True
+)
 def _secure_keys(place: Place) -> list[str]:
     settings = place.settings
     if not (settings.secure_key or settings.secure_peers):
@@ -179,27 +181,27 @@ def _secure_keys(place: Place) -> list[str]:
     return not_private(Path(settings.secure_key), place.executor_user) + peers
 
 
-@check("each reply leaves at its time", before_start=True)
+@check("each reply leaves at a fixed time", before_start=True)
 def _time(place: Place) -> Iterator[str]:
     if not place.settings.reply_after and place.settings.allow_privacy != "none":
         yield f"the server can see how long a round takes: set reply-after in {place.config}"
 
 
-@check("the ledger is whole")
+@check("the ledger is intact")
 def _ledger(place: Place) -> list[str]:
     folder = place.site_folder
     if faults := rolled_back_faults(folder):
         return faults
     journal = folder / f"{LEDGER}-journal"
     if not (folder / LEDGER).exists():
-        return [] if not has_jobs(folder) else [f"{folder} has runs and no ledger: restore it"]
+        return [] if not has_jobs(folder) else [f"{folder} has runs but no ledger: restore it"]
     if journal.exists():  # a charge is being written, or was interrupted
-        return [f"{journal} is there: if it stays, run dpfact ledger verify {folder}"]
+        return [f"{journal} exists: if it does not go away, run dpfact ledger verify {folder}"]
     with Ledger(folder, create=False) as ledger:
         return ledger.verify()
 
 
-@check("the disk has space, and few rounds in a row have failed", before_start=True)
+@check("the disk has space, and not too many rounds in a row have failed", before_start=True)
 def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
     with suppress(DPFactError):  # another check reports faults of the data file
@@ -210,7 +212,7 @@ def _room(place: Place) -> Iterator[str]:
     check_attempts(place.site_folder)
 
 
-@check("nobody else can change the settings, the installation or the machine code")
+@check("no other user can change the settings, the installation or the machine code")
 def _code(place: Place) -> Iterator[str]:
     trusted = {place.executor_user}
     yield from changeable(place.config, trusted)
@@ -231,13 +233,13 @@ def _supernode(place: Place) -> Iterator[str]:
     if node.option("--isolation") != "process":
         yield "the SuperNode starts what the SuperLink sends: start it with --isolation process"
     if node.runs(_SUPERNODE):
-        yield "the SuperNode is not restarted once it gives up: start it with dpfact site connect"
+        yield "nothing restarts the SuperNode if it gives up: start it with dpfact site connect"
     if node.option("--node-config") is not None:
-        yield "the SuperNode's --node-config is readable by all, and does not count: leave it out"
+        yield "the SuperNode's --node-config is readable by all users and has no effect: remove it"
     yield from _secret(node, "--superexec-auth-secret-file", place.node_user)
 
 
-@check("the executor is this package's")
+@check("the executor is the one from this package")
 def _executor(place: Place) -> Iterator[str]:
     yield from _runs_as(place.executor, place.executor_user, "the executor")
     if (age := answering_seconds(place.state)) > _LONG_SECONDS:
@@ -245,7 +247,7 @@ def _executor(place: Place) -> Iterator[str]:
     yield from _secret(place.executor, "--secret", place.executor_user)
 
 
-@check("the executor answers the SuperNode's user, and nobody else listens there")
+@check("the executor answers the SuperNode's user, and no other user listens on its port")
 def _port(place: Place) -> Iterator[str]:
     """Check which users listen on the port to which the executor sends its answers."""
     executor = place.executor
@@ -255,20 +257,20 @@ def _port(place: Place) -> Iterator[str]:
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
     listening = listeners(host, port)
     if listening is None:
-        yield f"cannot see here which process listens at {host}:{port}: only the SuperNode may"
+        yield f"cannot see which process listens at {host}:{port}: it must be the SuperNode"
     for uid in {listener.uid for listener in listening or ()} - {place.node_user}:
-        place_of = f"at {host}:{port}, where the executor asks"
+        place_of = f"at {host}:{port}, where the executor fetches its work"
         yield f"{user_name(uid)} listens {place_of}: ask them, or use another port for {node}"
 
 
-@check("no executor of Flower's own runs")
+@check("none of Flower's own executors is running")
 def _nothing_of_flowers(place: Place) -> Iterator[str]:
     for process in place.processes:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
             command = " ".join(process.words[:2])
             yield (
                 f"process {process.pid} of {user_name(process.uid)} ({command}) runs what a "
-                "SuperLink sends, and this site needs none: ask its owner to stop or move it"
+                "SuperLink sends, which this site does not need: ask its owner to stop or move it"
             )
 
 
@@ -277,7 +279,7 @@ def _server(place: Place) -> list[str]:
     node = place.supernode
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
     if address is None or certificates is None:
-        return ["the SuperNode speaks without TLS: give it --superlink and --root-certificates"]
+        return ["the SuperNode connects without TLS: give it --superlink and --root-certificates"]
     return server_faults(address, certificates)
 
 

@@ -59,7 +59,7 @@ class ElasticRound:
         selected = tuple(map(len, request.selection))
         if selected and selected != paired_codes(sizes):
             raise MessageError(
-                f"request: a start is made from {paired_codes(sizes) or 'all'} codes of each mode, "
+                f"request: a start needs {paired_codes(sizes) or 'all'} codes of each mode, "
                 f"got a selection of {shown(selected)}"
             )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]

@@ -89,7 +89,7 @@ def check_choices(settings: SiteSettings) -> None:
             f"{settings.allow_privacy!r}"
         )
     if noisy and "none" in settings.allow_privacy.split(","):
-        raise SettingsError("allow-privacy: 'none' beside a mode with noise would void max-epsilon")
+        raise SettingsError("allow-privacy: 'none' with a noisy mode would void max-epsilon")
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:

@@ -23,8 +23,8 @@ ATTEMPT_LIMIT = 10
 ATTEMPTS = ".failed-attempts"  # no job can have this name
 _NOTE = "LEDGER-LACKS-ROUNDS.txt"
 _TEXT = """The server says that this site has answered round {answered} of job {job!r}. The
-ledger has {latest}. The folder may have been rolled back. Then the charges since are not counted.
-Restore the newest copy of the ledger. If there is none, lower max-epsilon by the charges since:
+ledger has {latest}. The folder may have been rolled back, and later charges may be missing.
+Restore the newest copy of the ledger. If there is none, lower max-epsilon by the later charges:
 find them in the site's log, or ask the centre (dpfact status). Then delete this file, and ask the
 centre for a new job. If nothing was rolled back, the server is wrong: ask the centre why.
 """
@@ -74,7 +74,7 @@ def check_not_rolled_back(
     """Refuse a request, and write a note, if the server has answers that the ledger lacks."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
-        latest = f"round {last.round} as its last" if last else "no round of it"
+        latest = f"round {last.round} as the latest" if last else "no round of this job"
         text = _TEXT.format(answered=answered, job=request.job, latest=latest)
         with replacing(folder / _NOTE) as file:
             file.write(text.encode())

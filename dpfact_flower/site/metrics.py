@@ -51,19 +51,19 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         spent = account(events, settings.budget_delta).headline.epsilon
         last = datetime.fromisoformat(charged[-1].recorded).timestamp()
     figures = {
-        "epsilon_spent": ("One total of all jobs, composed at budget-delta; not a sum of jobs' "
-                          "epsilons.", spent),
+        "epsilon_spent": ("Total over all jobs, composed at budget-delta; not the sum of the "
+                          "jobs' epsilons.", spent),
         "epsilon_left": ("max-epsilon less epsilon_spent.", max(settings.max_epsilon - spent, 0.0)),
-        "charged_seconds": ("When the latest charge was, since 1970.", last),
+        "charged_seconds": ("Time of the latest charge, in seconds since 1970.", last),
         "releases": ("Rows of the ledger.", len(rows)),
-        "failed_attempts": ("Rounds in a row that failed after patients were read; 10 close the "
-                            "site until somebody has looked.", failed_attempts(folder)),
-        "answering_seconds": ("How long the message that is being answered has been; 0 where none "
-                              "is.", answering_seconds(folder.parent)),
+        "failed_attempts": ("Rounds in a row that failed after reading patients; at 10, "
+                            "the site stops until they are cleared.", failed_attempts(folder)),
+        "answering_seconds": ("Seconds since the site began to answer the current message; 0 if "
+                              "there is none.", answering_seconds(folder.parent)),
     }  # fmt: skip
     counts = dict.fromkeys(PUBLIC_CODES, 0) | refusals(folder)
     refused = [({"site": name, "code": code}, count) for code, count in sorted(counts.items())]
-    text = "Requests that were refused or failed, by the code that left."
+    text = "Requests that were refused or failed, by the reply's code."
     return [
         *(gauge(f"site_{key}", *figure, site=name) for key, figure in figures.items()),
         Gauge("site_refusals_total", text, refused, "counter"),

@@ -134,7 +134,7 @@ def test_given_factors_are_the_start_of_a_run_that_has_one():
     assert_bits(coordinator.request(1).anchors, given)
     with pytest.raises(SettingsError, match="initial arrays: need shapes"):
         coordinator.start_from(given[:1])
-    with pytest.raises(SettingsError, match="patient mode learns its own start"):
+    with pytest.raises(SettingsError, match="patient mode computes its own start"):
         Coordinator(SHAPE, solver=SOLVER).start_from(given)
 
 

@@ -156,7 +156,7 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     server = make_server(data)
     code, log = refusal(make_client(source, tmp_path, max_rounds=4), server.request(1), caplog)
     assert code == "privacy-refused"  # of the plan's five rounds with noise none is paid for
-    assert "max-rounds is 4, this site has answered 0 rounds" in log
+    assert "max-rounds is 4; this site has answered 0 rounds" in log
     assert not source.read_by_now
     seen = go_to(make_client(source, tmp_path, max_epsilon=100.0), server, 3)
     client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)  # by now
@@ -165,7 +165,7 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     for request in (server.request(4), make_server(data, job="another").request(1)):
         code, log = refusal(client, request, caplog)
         assert code == "privacy-refused"
-        assert "max-rounds is 3, this site has answered 3 rounds" in log
+        assert "max-rounds is 3; this site has answered 3 rounds" in log
     assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat is none
     assert not source.read_by_now
     go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)

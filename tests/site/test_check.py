@@ -31,10 +31,10 @@ from dpfact_flower.site.server_check import server_faults
 from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
-TWO_USERS = "the key and the data belong to two users"
+TWO_USERS = "the key and the data belong to different users"
 NETWORK = "the executor has no network"
-OWNERS = "the data, the state folder and the key are their owners' alone"
-CODE = "nobody else can change the settings, the installation or the machine code"
+OWNERS = "only their owners have access to the data, the state folder and the key"
+CODE = "no other user can change the settings, the installation or the machine code"
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and modes")
 
 
@@ -89,7 +89,7 @@ def test_where_all_is_in_force_nothing_is_to_mend(place):
     found = check_site(folder / "site" / "north.toml", folder / "node" / "north")
     assert len(found) == len(check.CHECKS) + 1
     (users,) = [each for each in found if each.check == TWO_USERS]
-    assert "has both" in users.faults[0]
+    assert "owns both" in users.faults[0]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_where_all_is_in_force_nothing_is_to_mend(place):
         ("node/north", 0o604, OWNERS),
         ("site/state", 0o755, OWNERS),
         ("node/secret", 0o644, "the SuperNode leaves the work to the executor"),
-        ("site/secret", 0o644, "the executor is this package's"),
+        ("site/secret", 0o644, "the executor is the one from this package"),
     ],
 )
 def test_what_others_can_read_is_found(place, path, mode, name):
@@ -117,7 +117,7 @@ def test_a_message_that_has_been_answered_for_long_is_found(place):
     assert faults(folder) == {}
     os.utime(note, (0, time.time() - 4000))
     ((name, (fault,)),) = faults(folder).items()
-    assert name == "the executor is this package's"
+    assert name == "the executor is the one from this package"
     assert "its process may hang" in fault
 
 
@@ -126,7 +126,7 @@ def test_rounds_that_the_ledger_lacks_are_found(place):
     own = folder / "site" / "state" / "north"
     own.mkdir(mode=0o700)
     (own / "LEDGER-LACKS-ROUNDS.txt").touch()
-    assert faults(folder) == {"the ledger is whole": tuple(rolled_back_faults(own))}
+    assert faults(folder) == {"the ledger is intact": tuple(rolled_back_faults(own))}
 
 
 def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place):
@@ -134,7 +134,7 @@ def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place)
     config = folder / "site" / "north.toml"
     timed = config.read_text().replace("reply-after = 60.0", "")
     config.write_text(timed)
-    assert f"set reply-after in {config}" in faults(folder)["each reply leaves at its time"][0]
+    assert f"set reply-after in {config}" in faults(folder)["each reply leaves at a fixed time"][0]
     config.write_text(timed.replace('"patient"\nmax-epsilon = 4.0', '"none"'))
     assert faults(folder) == {}
 
@@ -167,7 +167,7 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
     running[:] = [changed(node, uid=ME + 1), changed(executor, uid=ME + 1)]
     found = faults(folder)
     assert "start it as" in found["the SuperNode leaves the work to the executor"][0]
-    assert "start it as" in found["the executor is this package's"][0]
+    assert "start it as" in found["the executor is the one from this package"][0]
     running.clear()
     assert len(faults(folder)) == 5
 
@@ -183,7 +183,7 @@ def test_the_check_does_not_take_itself_for_the_executor(place):
 def test_flowers_own_executor_and_its_apps_are_found(place, command):
     folder, running = place
     running.append(Process(3, ME, ["python", f"/opt/bin/{command}"], None, None))
-    (fault,) = faults(folder)["no executor of Flower's own runs"]
+    (fault,) = faults(folder)["none of Flower's own executors is running"]
     assert command in fault
     running[-1] = changed(running[-1], uid=ME + 1)  # somebody else's, who has neither key nor data
     assert faults(folder) == {}
@@ -237,8 +237,8 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
 
 # --- what a run would need, and the centre
 
-LEDGER_CHECK = "the ledger is whole"
-ROOM = "the disk has space, and few rounds in a row have failed"
+LEDGER_CHECK = "the ledger is intact"
+ROOM = "the disk has space, and not too many rounds in a row have failed"
 
 
 def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them(place):
@@ -261,7 +261,7 @@ def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them
     assert "max-epsilon" in faults(folder)["the settings are complete"][0]
     config.write_text(text)
     (folder / "site" / "north.npz").write_bytes(b"")
-    assert faults(folder).keys() == {"the data file opens, and is this site's"}
+    assert faults(folder).keys() == {"the data file can be read and belongs to this site"}
 
 
 def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
@@ -349,7 +349,7 @@ def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
     assert all("expires on" in fault for fault in found)
 
 
-PORT = "the executor answers the SuperNode's user, and nobody else listens there"
+PORT = "the executor answers the SuperNode's user, and no other user listens on its port"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
@@ -372,4 +372,4 @@ def test_somebody_else_on_the_supernodes_port_is_found(place):
             patch.setattr(check, "listeners", lambda host, number: found)
             assert f"{user_name(ME + 1)} listens at 127.0.0.1:{port}" in faults(folder)[PORT][0]
             patch.setattr(check, "listeners", lambda host, number: None)
-            assert "cannot see here" in faults(folder)[PORT][0]
+            assert "cannot see which process" in faults(folder)[PORT][0]

@@ -44,8 +44,8 @@ def tensor(cohort) -> SparseTensor:
 @pytest.mark.parametrize(
     ("most", "kept", "says"),
     [
-        (4000, (2, 2), r"made from all codes of each mode, got a selection of \(2, 2\)"),
-        (1, (2, 3), r"made from \(2, 2\) codes of each mode, got a selection of \(2, 3\)"),
+        (4000, (2, 2), r"needs all codes of each mode, got a selection of \(2, 2\)"),
+        (1, (2, 3), r"needs \(2, 2\) codes of each mode, got a selection of \(2, 3\)"),
         (1, (2, 2), ""),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
     note = Path(fault.partition(":")[0])
     assert "has answered round 2 of job" in note.read_text()
     if left == "a round":
-        assert "round 1 as its last" in note.read_text()
+        assert "round 1 as the latest" in note.read_text()
         assert world.rows() == 1
     note.unlink()
     assert world.answer(next_).reply == "dpfact:state"  # that job does not go on
