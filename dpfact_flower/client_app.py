@@ -138,7 +138,7 @@ class DPFactClient(NumPyClient):
             arrays, reply = SiteReply(self.site.name, release.arrays, step_of(release)).to_wire()
         except Exception as error:  # for example a lack of memory, which depends on patients
             log_privately(self.site.name, error)
-            raise RoundFailedError("the release was charged, and could not be packed") from None
+            raise RoundFailedError("the release was charged but could not be packed") from None
         return list(arrays), NUM_EXAMPLES, dict(reply)
 
     def _refused(self, error: Exception) -> str:

@@ -40,8 +40,8 @@ LOST = frozenset({3, 4, 5, 8})
 _MEANING = {
     3: "no answer in time",
     4: "its answer was lost on the way",
-    5: "its SuperNode has gone",
-    7: "its SuperNode refuses the app that Flower sends with a run, see --trusted-entities",
+    5: "its SuperNode has disconnected",
+    7: "its SuperNode refuses the app that Flower sends with a run; see --trusted-entities",
     8: "the process that answered there has died",
 }
 POLL_SECONDS = 0.5

@@ -116,7 +116,7 @@ class SolverSettings(Settings):
     mu_from_round: int = setting(
         0, "round from which mu and relative-l21 act; 0: after half of the rounds", "[0, inf)"
     )
-    nonnegative: bool = setting(True, "keep every factor non-negative, so weights can be read")
+    nonnegative: bool = setting(True, "keep every factor non-negative, so weights are readable")
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
@@ -151,7 +151,7 @@ class PrivacySettings(Settings):
         0.0, "paper: zCDP cost of one factor in one round; 0 plans it from epsilon", "[0, 100]"
     )
     noise_seed: int = setting(
-        -1, "-1: noise from the operating system; others: simulation only, and not private",
+        -1, "-1: noise from the operating system; any other: simulation only, not private",
         "[-1, 4611686018427387904]",
     )  # fmt: skip
     patients: int = setting(
@@ -174,8 +174,8 @@ class PrivacySettings(Settings):
     )  # fmt: skip
     codes_share: float = setting(0.05, "patient: share of the budget for that count", "(0, 0.5]")
     weighting: Literal["none", "inverse-frequency"] = setting(
-        "none", "patient: with inverse-frequency a cell counts less the more frequent its codes "
-        "are, by that count",
+        "none", "patient: with inverse-frequency, a cell counts less if its codes are frequent "
+        "by that count",
     )  # fmt: skip
     secure_sums: bool = setting(
         False, "patient: the server learns sums over sites, and sites share one noise"
@@ -278,7 +278,7 @@ class RunSettings(Settings):
     )  # fmt: skip
     aggregation: Literal["sync", "async"] = setting(
         "sync", "sync: rounds wait for the sites that were asked; async, in modes none and paper: "
-        "a reply counts when it comes",
+        "each reply is used when it arrives",
     )  # fmt: skip
     preflight: Literal["stop", "leave-out", "off"] = setting(
         "stop", "ask sites before any charge whether they would answer; stop: begin only if all "
@@ -394,7 +394,7 @@ class SiteSettings(Settings):
         1000, "most rounds with noise that this site answers, over all jobs", "[1, inf)"
     )
     reply_after: float = setting(
-        0.0, "seconds from a request to its reply, whatever it says; 0: when ready", "[0, 86400]"
+        0.0, "seconds from a request to its reply, whatever the reply; 0: when ready", "[0, 86400]"
     )
     secure_key: str = setting(
         "", "secure sums: the file of this site's signing key, as `dpfact keys make` writes it"

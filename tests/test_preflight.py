@@ -176,7 +176,7 @@ def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
         return answer
 
     grid._deliver = gone
-    with pytest.raises(QuorumError, match="nothing was charged: node 3: its SuperNode has gone"):
+    with pytest.raises(QuorumError, match="charged: node 3: its SuperNode has disconnected"):
         make_strategy().start(grid)
 
 

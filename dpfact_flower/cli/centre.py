@@ -220,10 +220,10 @@ def _gauges(found: RunStatus) -> list[Gauge]:
     return [
         gauge("round", "Finished rounds.", found.finished, **job),
         gauge("rounds", "Rounds of the run.", found.rounds, **job),
-        gauge("round_ended_seconds", "End of the latest round, since 1970.", last, **job),
+        gauge("round_ended_seconds", "End of the latest round, seconds since 1970.", last, **job),
         gauge("rounds_missed", "Rounds that missed the quorum.", len(found.missed), **job),
         of_sites("replies", "Usable replies of a site.", "used"),
         of_sites("replies_unused", "Usable replies that were not used.", "unused"),
         of_sites("failures", "Rounds without a usable reply.", "failed"),
-        of_sites("epsilon", "Cost of this job for a site; do not add jobs.", "epsilon"),
+        of_sites("epsilon", "Epsilon of this job for a site; do not add up jobs.", "epsilon"),
     ]

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from dpfact_flower.data.tables import Dialect
     from dpfact_flower.data.vocabulary import Vocabulary
 
-Top = Annotated[str, Option(help="Most frequent codes to keep of each mode, as 202x316; 0: all.")]
+Top = Annotated[str, Option(help="Most frequent codes to keep in each mode, e.g. 202x316; 0: all.")]
 Window = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
 Codes = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FILE",
-        help="Public code list of a mode (.json, .csv, or one code per line), for all or none.",
+        help="Public code list (.json, .csv, or one code per line): for every mode or for none.",
     ),
 ]
 Rolled = Annotated[
@@ -191,7 +191,7 @@ def data_tns(
     out: opt.Out,
     name: Name,
     patients: Annotated[int, Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
-    modes: Annotated[str, Option(help="Names of other modes, as procedures,diagnoses.")] = "",
+    modes: Annotated[str, Option(help="Names of other modes, e.g. procedures,diagnoses.")] = "",
     codes: Codes = None,
     parts: Annotated[int, Option(help="Sites to split into, for a simulation.", min=1)] = 1,
     force: opt.Force = False,
@@ -249,12 +249,12 @@ def data_events(
     encounter: Annotated[str, Option(help="Column of the encounter.")] = "encounter",
     description: Annotated[str, Option(help="Column of a code's text, if any.")] = "description",
     time_format: Annotated[
-        str, Option(help="Format of times, as %d.%m.%Y %H:%M (default: ISO 8601).")
+        str, Option(help="Format of times, e.g. %d.%m.%Y %H:%M (default: ISO 8601).")
     ] = "",
     delimiter: Annotated[
-        str, Option(help="Of CSV files (default: the most frequent of , ; | \\t in line 1).")
+        str, Option(help="CSV delimiter (default: the most frequent of , ; | \\t in line 1).")
     ] = "",
-    encoding: Annotated[str, Option(help="For CSV files: utf-8, latin-1 or utf-16.")] = "utf-8",
+    encoding: Annotated[str, Option(help="CSV encoding: utf-8, latin-1 or utf-16.")] = "utf-8",
     top: Top = "",
     codes: Codes = None,
     rolled_up: Rolled = None,

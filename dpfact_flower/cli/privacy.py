@@ -34,7 +34,7 @@ Noted = Annotated[str, Option(help="A head in the site's log, ROWS:HASH; detects
 def show(
     folder: opt.Folder,
     site: Site = "",
-    delta: Annotated[float, Option(help="For every epsilon; use the site's budget-delta.")] = 1e-5,
+    delta: Annotated[float, Option(help="Delta for epsilon; use the site's budget-delta.")] = 1e-5,
     as_json: opt.AsJson = False,
 ) -> None:
     """Show the cost of every release and the totals, but not the released values.

@@ -252,7 +252,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
            GROUP BY ALL ORDER BY given"""
     ).fetchall()
     for given, site, patients in renamed:
-        count(connection, "sites", f"patients of {shown(given)}, named {site} here", patients)
+        count(connection, "sites", f"patients of {shown(given)}, renamed {site}", patients)
 
 
 def _count_cells(
@@ -290,7 +290,7 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
     connection.execute(f"DELETE FROM mode_{n} WHERE {window.unplaced}")
     placed = count_rows(connection, f"mode_{n}")
     count(connection, mode, "events of these codes and patients", placed)
-    what = "events left out, without the time or encounter that the window needs"
+    what = "events left out for lack of the time or encounter that the window needs"
     count(connection, mode, what, unplaced)
 
 

@@ -359,8 +359,8 @@ class Cohort:
         wanted = tuple(len(vocabulary) for vocabulary in self.vocabularies)
         if sizes != wanted or len(truth.usage) != len(self.sites):
             raise DataError(
-                f"cohort {self.name}: truth is of {len(truth.usage)} sites and {sizes} codes, but "
-                f"the data are of {len(self.sites)} sites and {wanted} codes"
+                f"cohort {self.name}: the truth has {len(truth.usage)} sites and {sizes} codes, "
+                f"but the data has {len(self.sites)} sites and {wanted} codes"
             )
 
 

@@ -229,7 +229,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
     """Return the name of a table for messages, and the table's name in the database."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
-        raise DataError(f"{place}: lacks the table {table.name}{of} (--schema names another)")
+        raise DataError(f"{place}: lacks the table {table.name}{of} (for another schema: --schema)")
     return f"{place}: table {name}{of}", name
 
 

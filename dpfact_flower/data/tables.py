@@ -301,14 +301,14 @@ def _refuse_rejected(path: Path, rejected: list[tuple[int, str]], dialect: Diale
     if not rejected:
         return
     wrong = {
-        "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (another: --encoding)",
+        "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (or set --encoding)",
         "UNQUOTED VALUE": "an open quote",
     }
-    fields = "too few or too many fields (is a quote missing where one holds the delimiter?)"
+    fields = "too few or too many fields (does a field with the delimiter lack quotes?)"
     kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
     raise DataError(
         f"{path}: {len(rejected)} row(s) have {', or '.join(kinds)}; the first is row "
-        f"{rejected[0][0]}, the header being row 1"
+        f"{rejected[0][0]} (the header is row 1)"
     )
 
 
@@ -340,7 +340,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     if any("\ufffd" in name or "\0" in name for name in header):
         raise DataError(
             f"{path}: its first line is not {dialect.encoding}; name its encoding (--encoding "
-            "latin-1, or utf-16), or save a workbook or packed file as CSV, plain or gzipped"
+            "latin-1, or utf-16), or save a workbook or archive as CSV, plain or gzipped"
         )
     if not all(_COLUMN.fullmatch(name) and name.isprintable() for name in header):
         raise DataError(

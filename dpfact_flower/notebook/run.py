@@ -177,7 +177,7 @@ class Run:
     def plot_usage(self, ax: Axes | None = None) -> Axes:
         """Plot a heat map of how much each site uses each phenotype."""
         if self.tables.usage is None:
-            raise DataError("usage: only a simulation that was measured knows it")
+            raise DataError("usage: known only for a simulation that was measured")
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
@@ -186,7 +186,7 @@ class Run:
         label = label or next(iter(found), "")
         if label not in found:
             raise DataError(
-                f"auc: only a simulation that was measured knows it, of the labels "
+                f"auc: known only for a simulation that was measured, and for these labels: "
                 f"{', '.join(found) or 'none'}"
             )
         return self._drawn("auc", ax, found[label])

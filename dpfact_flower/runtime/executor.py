@@ -62,8 +62,8 @@ def execute(
     _logger.info("answering %s's SuperNode at %s:%d for %s", user_name(uid), host, port, config)
     if listeners(host, port) is None:
         _logger.warning(
-            "cannot see which process listens at %s:%d (elsewhere, in a container, or no Linux), "
-            "so any process that gets this port is answered like the SuperNode", host, port,
+            "cannot see which process listens at %s:%d (on another machine, in a container, or not "
+            "Linux), so the executor answers any process that takes this port", host, port,
         )  # fmt: skip
     _serve(tasks, Answering(config.absolute(), node).answer)
 
@@ -98,7 +98,7 @@ class _Ending:
         if not self.is_busy or self.is_asked:
             sys.exit(0)
         self.is_asked = True
-        _logger.info("ending, once the present message is answered")
+        _logger.info("stopping after the current message is answered")
 
 
 def _set_environment(state: Path) -> None:

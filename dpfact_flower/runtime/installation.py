@@ -108,7 +108,7 @@ def write_site(
 def _check(text: str) -> None:
     """Refuse any text that would need quotes in a unit, a shell or an nginx configuration."""
     if not re.fullmatch(r"[A-Za-z0-9/._:-]+", text):
-        raise SettingsError(f"{text!r}: use letters, digits and / . _ - : alone")
+        raise SettingsError(f"{text!r}: use only letters, digits and / . _ - :")
 
 
 def _new(folder: Path, sign: str) -> None:

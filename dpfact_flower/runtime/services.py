@@ -117,7 +117,7 @@ def wait_for_the_database() -> None:
 def _end_without_helper() -> None:
     if _helper_has_ended():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _end("the SuperLink's helper, which starts runs, has ended")
+        _end("the SuperLink's process that starts runs has ended")
 
 
 def _helper_has_ended() -> bool:
@@ -164,5 +164,5 @@ def _while_they_come(parts: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, 
 
 
 def _end(why: str) -> None:
-    _logger.error("%s: this process ends, so that it is started again", why)
+    _logger.error("%s: this process ends so that it can be restarted", why)
     os.kill(os.getpid(), signal.SIGTERM)  # ends as Flower does: a SuperNode signs off

@@ -152,15 +152,15 @@ class Connection:
                     self.warn(
                         f"run {run} has not begun yet: the SuperLink's log says why; a machine "
                         "that takes 30 s to start a process never begins one. "
-                        f"flwr stop {run} {self.name} ends it"
+                        f"To end the run: flwr stop {run} {self.name}"
                     )
                 if state:
                     updated = time.monotonic()
                 elif time.monotonic() - updated > _GONE_SECONDS:
                     raise RunUnknownError(
                         f"the SuperLink ({self.name}) has not reported on run {run} for "
-                        f"{_GONE_SECONDS:g} s: flwr ls {self.name}; a run that ended early "
-                        "continues with resume=true"
+                        f"{_GONE_SECONDS:g} s: check it with flwr ls {self.name}; a run that "
+                        "ended early continues with resume=true"
                     )
                 time.sleep(_POLL_SECONDS)
 

@@ -85,7 +85,7 @@ class OwnSuperNode:
         response = call_next(context)
         if self._listening() != before:
             response.close()
-            raise httpx.ConnectError("the SuperNode went away meanwhile")
+            raise httpx.ConnectError("the SuperNode disconnected in the meantime")
         return response
 
     def _listening(self) -> list[Listener]:
@@ -100,8 +100,8 @@ class OwnSuperNode:
             return listening
         note = (
             f"user {', '.join(sorted(map(user_name, strangers)))} listens on port {self._port}, "
-            f"and the SuperNode is {user_name(self._uid)}'s (--node-user): nothing is asked or "
-            "answered there"
+            f"but the SuperNode belongs to {user_name(self._uid)} (--node-user): the executor does "
+            "not use this port"
         )
         if note != self._said:
             _logger.error("%s", note)
@@ -126,7 +126,7 @@ class Tasks:
             reply = self._client.AcquireTask(request)
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-                text = "the SuperNode has another secret: give both a copy of the same file"
+                text = "the SuperNode has a different secret: give both a copy of the same file"
                 raise SettingsError(text) from None
             return None
         except httpx.TransportError:

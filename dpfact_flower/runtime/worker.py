@@ -112,7 +112,7 @@ class Answering:
             if came_in:
                 delay = ReplyDelay(settings.reply_after, float(came_in))
             if len(answer) < 2 or len(answer[1]) != int(answer[0]):
-                fault = "has died, of want of memory perhaps (see the system's log)"
+                fault = "has died, perhaps for lack of memory (see the system's log)"
                 if time.monotonic() >= end:
                     fault = f"was ended: it hung, or needed more than {seconds:.0f} s"
                 raise RoundFailedError(f"the process that answered {fault}; the round failed")

@@ -110,7 +110,7 @@ def test_a_log_that_never_ends_is_not_waited_for_without_end(
     assert done.exit_code == code, done.output
     warned = "warning: run 77 has not begun yet" in done.stderr
     assert warned is (states[0] == "pending")
-    assert ("flwr stop 77 centre ends it" in done.stderr) is warned
+    assert ("To end the run: flwr stop 77 centre" in done.stderr) is warned
 
 
 AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UNAVAILABLE_MESSAGE}"}

@@ -160,7 +160,7 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     ):
         read_events(HERE.drop(columns="mode"))
     two = EVENTS.assign(site=["north", "south", "north", "south", "south"])
-    with pytest.raises(DataError, match="sites: column site must be one and the same"):
+    with pytest.raises(DataError, match="sites: column site must be the same in all rows"):
         read_events(two)
 
 

@@ -145,7 +145,7 @@ def test_plots_are_drawn_where_the_caller_wants(run):
 
 def test_what_was_not_measured_is_said(private, tmp_path):
     for draw in (private.plot_usage, private.plot_auc):
-        with pytest.raises(DataError, match="only a simulation that was measured"):
+        with pytest.raises(DataError, match="known only for a simulation"):
             draw()
     page = private.report(tmp_path / "page.html")
     assert "proven: patient-level" in page.read_text()

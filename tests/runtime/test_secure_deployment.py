@@ -483,8 +483,8 @@ def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation
                "--node-user", str(each.users.node)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 2
-    assert "the SuperNode has another secret" in done.stderr
-    assert "the SuperNode has another secret" in FAULTS.read_text()
+    assert "the SuperNode has a different secret" in done.stderr
+    assert "the SuperNode has a different secret" in FAULTS.read_text()
 
 
 @pytest.mark.deployment

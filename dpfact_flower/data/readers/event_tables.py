@@ -300,8 +300,8 @@ def _load_rows(
     columns = {what: names[what] for what in ("patient", "code")}
     _refuse_header(connection, "loaded", place, columns, source.dialect)
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
-    form = f"a date or time as 2024-05-31 or 2024-05-31 14:05 ({option} for another)"
-    form = f"a time as {source.time_format}" if source.time_format else form
+    form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
+    form = f"a time in the format {source.time_format}" if source.time_format else form
     rules = [  # column, SQL of a wrong value, and the requirement
         ("patient", "patient IS NULL", f"be {_TEXT}"),
         ("code", "code IS NULL", f"be {_TEXT}"),
@@ -411,7 +411,7 @@ def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> N
         events = count_rows(connection, table_of(one))
         both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
         if events == count_rows(connection, table_of(other)) == count_rows(connection, both):
-            count(connection, other, f"events, all of which are those of {one}", events, warn=True)
+            count(connection, other, f"events, all of which are also in {one}", events, warn=True)
 
 
 def _load_patients(
@@ -489,6 +489,6 @@ def _load_facts(
     refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, _TEXT)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""
-    refuse_rows(connection, "facts", bad, place, column, "one and the same for a patient")
+    refuse_rows(connection, "facts", bad, place, column, "the same in all rows of a patient")
     count(connection, place.name, "rows", count_rows(connection, "facts"))
     return place

@@ -35,7 +35,7 @@ _FORMS = {
     # A cast alone would round 1.5.
     "BIGINT": ("NOT regexp_full_match({0}, '-?\\d{{1,15}}')", "a whole number", "{0}::BIGINT"),
     "BOOLEAN": ("{0} NOT IN ('0', '1')", "0 or 1", "{0} = '1'"),
-    "DATE": (f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date as 2024-05-31", _DATE),
+    "DATE": (f"{{0}} IS NOT NULL AND {_DATE} IS NULL", "a date like 2024-05-31", _DATE),
     "TIMESTAMP": ("try_cast({0} AS TIMESTAMP) IS NULL AND {0} IS NOT NULL", "a time",
                   "{0}::TIMESTAMP"),
     "VARCHAR": ("false", "a text", "{0}"),

@@ -106,7 +106,7 @@ def _read_table(path: Path) -> Floats:
         raise DataError(f"{path}: cannot be read ({type(error).__name__})") from None
     except ValueError:  # NumPy's message quotes the cell
         raise DataError(
-            f"{path}: need equally many numbers, and nothing else, in each line; line "
+            f"{path}: each line needs the same count of numbers, and nothing else; line "
             f"{lines.lineno()} differs"
         ) from None
 

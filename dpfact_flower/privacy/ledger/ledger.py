@@ -203,7 +203,7 @@ class Ledger:
         if noted is not None and any(_rolled_back(connection, noted)):
             note = head_file(self.path).name
             yield (
-                f"it lacks rows that {note} next to it notes: it was rolled back or replaced, and "
+                f"it lacks rows that {note} beside it records: it was rolled back or replaced, and "
                 "later charges are missing; restore the newest copy (dpfact ledger restore), or "
                 f"count the charges in the log as spent and then delete {note}"
             )

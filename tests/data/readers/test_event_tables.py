@@ -202,7 +202,7 @@ def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
         ("sites", SITES + ",north\n", "column patient must be printable text.*; 1 row"),
         ("sites", "patient,site\n8,north\n", "no patient is in all of these"),
         ("labels", LABELS.replace("1,0", "1,0.5"), "column died must be 0 or 1 .*; 1 row"),
-        ("labels", LABELS + "1,1\n", "column died must be one and the same .*; 2 row"),
+        ("labels", LABELS + "1,1\n", "column died must be the same in all rows .*; 2 row"),
     ],
 )
 def test_sites_and_labels_are_checked(table, text, message, tables, write):
@@ -273,7 +273,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
 
 
 def test_two_modes_with_the_same_events_are_counted(tables):
-    what = "events, all of which are those of procedures"
+    what = "events, all of which are also in procedures"
     assert what not in {found for _, found, _ in events.read(tables, "north").read_report}
     twice = {"procedures": tables["procedures"], "diagnoses": tables["procedures"]}
     assert ("diagnoses", what, 4) in events.read(twice, "north").read_report
@@ -307,7 +307,7 @@ def test_times_as_a_format_says(form, time, write):
     wrong = events.EventTable(
         [write("d.csv", "patient,time,code\n1,2024-13-99x,x\n")], time_format=form
     )
-    with pytest.raises(DataError, match=rf"column time must be a time as {form.split()[0]}.*; 1 "):
+    with pytest.raises(DataError, match=rf"must be a time in the format {form.split()[0]}.*; 1 "):
         read_pair(write, wrong)
 
 
@@ -403,9 +403,9 @@ READ = {
     ),
 }  # fmt: skip
 REFUSED = {
-    "zstd": ("d.csv.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "save a workbook or packed file"),
-    "bzip2": ("d.csv.bz2", bz2.compress(D.encode()), "save a workbook or packed file"),
-    "an Excel workbook": ("d.csv", b"PK\x03\x04" + bytes(30), "save a workbook or packed file"),
+    "zstd": ("d.csv.zst", b"\x28\xb5\x2f\xfd" + bytes(20), "save a workbook or archive"),
+    "bzip2": ("d.csv.bz2", bz2.compress(D.encode()), "save a workbook or archive"),
+    "an Excel workbook": ("d.csv", b"PK\x03\x04" + bytes(30), "save a workbook or archive"),
     "big-endian UTF-16": ("d.csv", ("\ufeff" + D).encode("utf-16-be"), "--encoding latin-1, or u"),
     "UTF-16": ("d.csv", D.encode("utf-16"), r"is not utf-8; name its encoding \(--encoding lat"),
     "files put one behind the other, header and all": (
@@ -419,7 +419,7 @@ REFUSED = {
     ),
     "Windows' quotes": (
         "d.csv", D.replace("4019", "x").encode().replace(b"x", b"\x93x\x94"),
-        r"text that is not UTF-8 \(another: --encoding\); the first is row 3",
+        r"text that is not UTF-8 \(or set --encoding\); the first is row 3",
     ),
 }  # fmt: skip
 

@@ -166,8 +166,8 @@ def test_options_are_checked(options, error, message, folder):
     [
         ("ICD9_PRCDR_CD_", "PROCEDURE", "lacks the column\\(s\\) icd9_prcdr_cd_1"),
         ('"CLM_ID"', '"CLAIM"', "lacks the column.*clm_id; it has"),
-        ("20090101", "2009101", "clm_from_dt must be a date as .*; 1 row"),
-        ("20090101", "20090230", "clm_from_dt must be a date as .*; 1 row"),
+        ("20090101", "2009101", "clm_from_dt must be a date like .*; 1 row"),
+        ("20090101", "20090230", "clm_from_dt must be a date like .*; 1 row"),
         ("A,2,1,20090101,20090102,,V4581,,,,", "secret", "row 4"),
     ],
 )

@@ -69,7 +69,7 @@ BAD_TNS = {
     "comments alone": ("holds no cell", "# a\n# b\n"),
     "ragged": ("line 3 differs", "# c\n1 1 1\n2 987654\n"),
     "text": (
-        "need equally many numbers, and nothing else, in each line; line 2 differs",
+        "each line needs the same count of numbers, and nothing else; line 2 differs",
         "1 1 1\n2 987654x 2\n",
     ),
     "two columns": ("at least 2 indices and a value", "1 987654\n"),
