@@ -51,8 +51,8 @@ class DPFact(Strategy):
         self.coordinator = Coordinator(feature_shape, **options)
         if self.coordinator.run.grace:
             raise SettingsError(
-                "grace: Flower's older strategies end a round by ServerConfig's round_timeout "
-                f"alone; got {self.coordinator.run.grace:g}"
+                "grace: Flower's older strategies end a round only at ServerConfig's "
+                f"round_timeout; got {self.coordinator.run.grace:g}"
             )
         if self.coordinator.secure is not None:
             raise SettingsError(

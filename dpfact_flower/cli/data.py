@@ -45,8 +45,8 @@ Rolled = Annotated[
     ),
 ]
 Name = Annotated[str, Option(help="Public name of the site, or of all sites together.")]
-Memory = Annotated[str, Option(help="Memory for DuckDB, which then spills to disk.")]
-Least = Annotated[int, Option(help="Merge sites with fewer patients into a site other.", min=1)]
+Memory = Annotated[str, Option(help="Memory for DuckDB; beyond it, data spills to disk.")]
+Least = Annotated[int, Option(help="Merge sites with fewer patients into the site other.", min=1)]
 
 
 class Asked(NamedTuple):
@@ -226,7 +226,7 @@ def data_events(
     name: Name,
     window: Window = 30,
     labels: Annotated[
-        Path | None, Option(help="Table: patient, died (1 in hospital, or 0).")
+        Path | None, Option(help="Table: patient, died (1: in hospital; else 0).")
     ] = None,
     label: Annotated[
         list[str] | None,
@@ -240,7 +240,7 @@ def data_events(
         str,
         Option(
             metavar="FILE[,COLUMN=NAME]",
-            help="Table: patient, site, for a simulation. Other columns as patient=, site=.",
+            help="Table: patient, site, for a simulation. Name other columns: patient=, site=.",
         ),
     ] = "",
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",

@@ -214,7 +214,7 @@ def make(
     check_name("--site", site)
     path = key.expanduser().absolute()
     if path.exists():
-        raise SettingsError(f"{path}: exists; keys are never replaced, as other sites rely on them")
+        raise SettingsError(f"{path}: exists; keys are never replaced: other sites rely on them")
     path.parent.mkdir(parents=True, exist_ok=True)
     create_once(path, new_signing_key())
     _show_key(path, site)

@@ -163,7 +163,7 @@ class Run:
         """Plot the `top` largest codes of each mode of a phenotype. `number` starts from 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
-            raise DataError(f"phenotype: the model has no {number}, or the phenotype has no codes")
+            raise DataError(f"phenotype: the model has no number {number}, or it has no codes")
         return self._drawn("phenotype", ax, rows)
 
     def plot_errors(self, ax: Axes | None = None, *, measure: str = "fit") -> Axes:

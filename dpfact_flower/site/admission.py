@@ -32,7 +32,7 @@ from dpfact_flower.site.store import SiteStore, has_jobs
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.wire.protocol import RoundRequest
 
-_OTHER_DATA = "job {job!r} was begun with other data; now that it has changed, start a new job"
+_OTHER_DATA = "the data has changed since job {job!r} began; start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
 """Share of the process's memory that stays free for patients' data."""

@@ -139,7 +139,7 @@ def test_plots_are_drawn_where_the_caller_wants(run):
     assert not pyplot.get_fignums()  # nothing else was opened
     with pytest.raises(DataError, match="measure: must be one of"):
         run.plot_errors(axes[5], measure="rsme")
-    with pytest.raises(DataError, match="the model has no 4"):
+    with pytest.raises(DataError, match="the model has no number 4"):
         run.plot_phenotype(4, axes[5])
 
 

@@ -217,7 +217,7 @@ def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, capl
     client = make_noisy_client(other, tmp_path)
     again, _ = ask(client, request)
     assert_bits(again, sent)
-    assert "begun with other data" in refusal(client, replace(request, round=2), caplog)[1]
+    assert "the data has changed since" in refusal(client, replace(request, round=2), caplog)[1]
     assert len(events_of(tmp_path)) == 2
     ask(client, replace(request, job="other"))  # and counts with what was spent before
     assert len(events_of(tmp_path)) == 4

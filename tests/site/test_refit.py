@@ -165,7 +165,7 @@ def test_a_run_that_has_not_ended_cannot_be_refitted(data, tmp_path):
 
 def test_other_data_is_not_refitted(data, cohort, tmp_path):
     ended(data, tmp_path)
-    with pytest.raises(StateError, match="made from other data"):
+    with pytest.raises(StateError, match="made from different data"):
         refit(cohort.sites[1], make_settings(tmp_path, site="site-1"), "job")
 
 

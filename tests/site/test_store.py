@@ -133,7 +133,7 @@ def test_the_folder_says_that_it_is_not_private_and_keeps_what_a_person_wrote_th
 def test_state_of_other_data_is_refused(store, tmp_path):
     store.save(make_state())
     for arguments in ((), (1,)):
-        with pytest.raises(StateError, match=r"made from other data.* start a new job"):
+        with pytest.raises(StateError, match=r"made from different data.* start a new job"):
             make_store(tmp_path / "state", "0" * 64).load(*arguments)
 
 

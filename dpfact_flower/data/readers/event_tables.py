@@ -75,7 +75,7 @@ _LIKE_A_NAME = re.compile(
 """Form of a column name. A first line of other texts may hold a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
-    "codes that differ from another in leading zeros, dots or case alone": """
+    "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
@@ -435,7 +435,7 @@ def _load_patients(
                SELECT patient, any_value(value) AS site FROM facts GROUP BY patient"""
         )
         strangers = count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))")
-        what = "patients of the events who are not in it, left out"
+        what = "patients with events who are not in it, left out"
         count(connection, place.name, what, strangers, warn=True)
     complete = " ".join(
         f"SEMI JOIN {table_of(mode)} e{n} ON e{n}.patient = p.key" for n, mode in enumerate(sources)

@@ -224,8 +224,8 @@ class Ledger:
             return False
         if last.fingerprint != key.fingerprint:
             raise StateError(
-                f"{self.path}: job {key.job!r} was begun with other data; if the data (or the key "
-                "next to the ledger) has changed, start a new job"
+                f"{self.path}: job {key.job!r} began with different data; if the data (or the key "
+                "beside the ledger) has changed, start a new job"
             )
         if key.round > last.round:
             return False

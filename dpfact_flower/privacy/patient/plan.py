@@ -188,7 +188,7 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
     codes = sum(kept)
     for what, count, most, advice in (
         ("sizes", sum(every), MOST_VALUES, "fewer codes"),
-        ("sizes", strict_size(codes), MOST_VALUES, "fewer codes, or some of them (codes)"),
+        ("sizes", strict_size(codes), MOST_VALUES, "fewer codes, or set codes"),
         ("rank", rank * max(kept) + rank * rank, MOST_REFINED, "fewer phenotypes"),
     ):
         if count > most:

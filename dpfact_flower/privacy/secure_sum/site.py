@@ -121,7 +121,7 @@ def join(
     if kept is not None and kept.terms == terms:
         return kept
     if state is not None:
-        raise PrivacyRefusedError("terms: the job was begun with other terms; start a new job")
+        raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -155,7 +155,7 @@ def check_question(
     keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
     if not job.terms.dropouts and question.attempt != 1:
-        raise PrivacyRefusedError("secure sum: with secure-dropouts = 0 there is one attempt")
+        raise PrivacyRefusedError("secure sum: secure-dropouts = 0 allows only one attempt")
     if state is None or question.round > state.question.round:
         return "round"
     if question == state.question:

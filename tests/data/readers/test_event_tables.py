@@ -128,7 +128,7 @@ def test_sites_and_labels(tables, write):
 def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, write, caplog):
     cohort = events.read(tables, "region", sites=write("sites.csv", "patient,site\n2,\n"))
     assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
-    assert "sites.csv: 2 patients of the events who are not in it, left out" in caplog.text
+    assert "sites.csv: 2 patients with events who are not in it, left out" in caplog.text
 
 
 def write_table(path, names, rows):
@@ -268,7 +268,7 @@ def test_what_may_be_a_mistake_is_counted(tables, write):
     assert {
         ("odd.csv", "rows of a year before 1900 or after 2300", 1),
         ("diagnoses", "codes of more than 60 characters", 1),
-        ("diagnoses", "codes that differ from another in leading zeros, dots or case alone", 3),
+        ("diagnoses", "codes that differ from another only in leading zeros, dots or case", 3),
     } <= set(found)
 
 

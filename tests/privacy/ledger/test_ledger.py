@@ -177,7 +177,7 @@ def test_rounds_do_not_go_back(ledger):
 def test_data_does_not_change_within_a_job(ledger):
     charge(ledger)
     for number in (1, 2):
-        with pytest.raises(StateError, match="begun with other data"):
+        with pytest.raises(StateError, match="began with different data"):
             charge(ledger, round_number=number, data="0" * 64)
     assert len(ledger.rows()) == 1
 
