@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpfact_flower.errors import DataError
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Factors, Floats
@@ -50,11 +49,6 @@ class Quadratic(NamedTuple):
     shrink: Floats
 
 
-def packed_size(size: int, rank: int) -> int:
-    """Return the number of values in one release, which holds M and the upper triangle of G."""
-    return size * rank + whole_size(rank)
-
-
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
     """Pack one site's statistic (M, G) for release, as the rows of M and the `triangle` of G.
 
@@ -66,11 +60,7 @@ def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
 
 def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]:
     """Return M and the full G from a site's release."""
-    vector, expected = np.asarray(release, np.float64), packed_size(size, rank)
-    if vector.shape != (expected,) or not np.isfinite(vector).all():
-        raise DataError(
-            f"refinement: need {expected} finite values for {size} codes and rank {rank}"
-        )
+    vector = np.asarray(release, np.float64)
     return vector[: size * rank].reshape(size, rank), unpack_whole(vector[size * rank :], rank)
 
 

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError
 from dpfact_flower.estimation.pair_fit import (
     TINY,
     Model,
@@ -37,7 +36,6 @@ from dpfact_flower.estimation.pair_fit import (
 )
 from dpfact_flower.machine.threads import in_order, one_blas_thread, thread_count
 from dpfact_flower.tensor import Factors, Floats
-from dpfact_flower.tensor.triangle import strict_size
 
 _logger = logging.getLogger(__name__)
 _APART = 20
@@ -119,11 +117,6 @@ def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[
 
     Each sum is divided by the root of its group's size, so that its noise is that of one release.
     """
-    if not releases:
-        raise DataError("start: there are no releases")
-    for release in releases:
-        if release.shape != (strict_size(codes),) or not np.isfinite(release).all():
-            raise DataError(f"start: need finite co-occurrences of {codes} codes, packed")
     groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
     roots = [math.sqrt(len(group)) for group in groups]

@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpfact_flower.errors import DataError
 from dpfact_flower.estimation.refine import (
     RunningAverage,
     _passes,
     pack,
-    packed_size,
     plausible_usage,
     pooled,
     refine_factor,
@@ -21,6 +19,7 @@ from dpfact_flower.estimation.refine import (
 )
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.triangle import whole_size
 
 
 def unit(factor):
@@ -230,7 +229,7 @@ def test_passes_never_raise_the_objective(seed, sigma, pull):
 
 @settings(deadline=None)
 @given(
-    arrays(np.float32, (2, packed_size(4, 3)), elements=st.floats(-1e6, 1e6, width=32)),
+    arrays(np.float32, (2, 4 * 3 + whole_size(3)), elements=st.floats(-1e6, 1e6, width=32)),
     st.floats(1e-3, 1e3),
 )
 def test_whatever_is_released_factors_stay_unit_finite_and_non_negative(releases, sigma):
@@ -286,19 +285,6 @@ def test_sites_count_alike_where_there_is_hardly_any_noise():
     between = site_weights(usage, 5.0)
     half, whole = 5.2 / (5.2 + 5), 10.2 / (10.2 + 5)
     np.testing.assert_allclose(between[:, 0], [1, half / whole, half / whole], rtol=1e-6)
-
-
-# --- What is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "releases",
-    [[np.zeros(8, np.float32)], [np.full(9, np.nan, np.float32)], [np.zeros((3, 3))]],
-)
-def test_releases_that_do_not_fit_are_refused(releases):
-    factors = (np.ones((3, 2), np.float32), np.ones((2, 2), np.float32))
-    with pytest.raises(DataError, match="refinement"):
-        refine_factor(releases, factors, 0, sigma=1.0)
 
 
 RNG = np.random.default_rng(0)

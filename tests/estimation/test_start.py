@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import DataError
 from dpfact_flower.estimation import start as module
 from dpfact_flower.estimation.pair_fit import Model, explained, fit, unpack
 from dpfact_flower.estimation.start import (
@@ -202,14 +201,6 @@ def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
     start = start_factors(packed, SIZES, RANK + 1, sigma, np.random.default_rng(1))
     for found, part in zip(start.factors, np.split(faint[:, 0], [SIZES[0]]), strict=True):
         np.testing.assert_allclose(found[:, RANK], part / np.linalg.norm(part), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "releases", [[], [np.zeros(3, np.float32)], [np.full(32 * 31 // 2, np.nan, np.float32)]]
-)
-def test_releases_that_do_not_fit_are_refused(releases):
-    with pytest.raises(DataError, match=r"^start: "):
-        start_factors(releases, SIZES, RANK, 0.0, np.random.default_rng(0))
 
 
 def sites_of(F, d):

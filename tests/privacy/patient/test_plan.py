@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation import start
-from dpfact_flower.estimation.refine import packed_size
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.conversions import (
     DISCRETE_SLACK,
@@ -23,6 +22,7 @@ from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, 
 from dpfact_flower.privacy.release import PATIENT_CLAIM, SEEDED_CLAIM
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.triangle import whole_size
 
 SIZES = (202, 316)
 VERDICTS = ["hopeless", "weak", "good"]
@@ -123,7 +123,7 @@ def test_counts_are_those_of_the_statistics(sizes):
         total = refinement(
             tensor, factors, release.mode, ridge=np.zeros(3), bound=0.1, sigma=1.0
         ).total
-        assert len(total) == release.count == packed_size(sizes[release.mode], 3)
+        assert len(total) == release.count == sizes[release.mode] * 3 + whole_size(3)
 
 
 def test_chosen_codes_shrink_later_releases_and_not_the_count():
