@@ -230,8 +230,6 @@ class Cohort:
         if not self.sites or not all(isinstance(site, SiteData) for site in self.sites):
             raise DataError(f"cohort {self.name}: need at least one site, each a SiteData")
         self._check_sites()
-        if self.truth is not None:
-            self._check_truth(self.truth)
 
     def __repr__(self) -> str:
         lines = (f"  {where}: {count:,} {what}" for where, what, count in self.read_report)
@@ -353,15 +351,6 @@ class Cohort:
                     f"cohort {self.name}: the vocabularies of site {site.name} differ from those "
                     f"of site {self.sites[0].name}"
                 )
-
-    def _check_truth(self, truth: Truth) -> None:
-        sizes = tuple(len(factor) for factor in truth.factors)
-        wanted = tuple(len(vocabulary) for vocabulary in self.vocabularies)
-        if sizes != wanted or len(truth.usage) != len(self.sites):
-            raise DataError(
-                f"cohort {self.name}: the truth has {len(truth.usage)} sites and {sizes} codes, "
-                f"but the data has {len(self.sites)} sites and {wanted} codes"
-            )
 
 
 def remove_cohort(folder: str | Path) -> None:

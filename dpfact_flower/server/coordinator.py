@@ -64,7 +64,7 @@ class Coordinator:
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         if unknown := options.keys() - CoordinatorOptions.__annotations__.keys():
             raise TypeError(f"DPFact: unknown option {', '.join(sorted(unknown))}")
-        self.feature_shape = _sizes(feature_shape)
+        self.feature_shape = [int(size) for size in feature_shape]
         solver = _given(options.get("solver"), SolverSettings)
         privacy = _given(options.get("privacy"), PrivacySettings)
         self.run = _given(options.get("run"), RunSettings)
@@ -352,20 +352,6 @@ class Coordinator:
         self._restore(checkpoint.arrays)
         write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)
-
-
-def _sizes(feature_shape: Sequence[int]) -> list[int]:
-    """Return the number of codes of each feature mode, checked."""
-    try:
-        sizes = [int(size) for size in feature_shape]
-    except (TypeError, ValueError, OverflowError):
-        sizes = []
-    if min(sizes, default=0) < 1:
-        raise SettingsError(
-            "feature shape: need a number of codes for each feature mode, e.g. (202, 316); got "
-            f"{shown(feature_shape)}"
-        )
-    return sizes
 
 
 def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:

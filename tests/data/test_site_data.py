@@ -211,8 +211,6 @@ def test_cohort_summary():
 def test_cohort_refuses(sites, message):
     with pytest.raises(DataError, match=message):
         Cohort("c", sites)
-    with pytest.raises(DataError, match="the truth has"):
-        Cohort("c", (make_site("a"), make_site("b")), make_truth(usage=np.ones((3, 2), bool)))
 
 
 @pytest.mark.parametrize(

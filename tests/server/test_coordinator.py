@@ -77,12 +77,6 @@ def test_a_job_is_named_if_nobody_named_it():
     assert one.request(1).job == one.run.job
 
 
-@pytest.mark.parametrize("shape", [(), (5, 0), (5, -1), np.array([], int), 5, None, "ab"], ids=str)
-def test_a_feature_shape_must_have_sizes(shape):
-    with pytest.raises(SettingsError, match="feature shape: need a number of codes for each"):
-        make(shape=shape)
-
-
 def test_an_unknown_option_is_refused():
     with pytest.raises(TypeError, match="unknown option privcy"):
         DPFact((3, 4), privcy=PRIVACY)
