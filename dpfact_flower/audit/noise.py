@@ -26,6 +26,8 @@ _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Number of value pairs below which a correlation is not tested."""
+_LEAST_COMPARED = 5
+"""Number of values from which equal noise of two releases, one pair in 907**5, is no accident."""
 _MOST_VALUES = 20_000
 """Largest number of values per release in a correlation. This is enough to find any reuse."""
 
@@ -135,9 +137,9 @@ def _shape(samples: Sequence[_Sample]) -> Finding:
 
 def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
     """Count releases with repeated noise, and settings that make the noise predictable."""
-    # Whole releases are compared, because single values may coincide.
+    # Whole releases are compared, because a few values may coincide.
     streams = [stream for sample in samples for stream in sample.streams.values()]
-    noises = [row.tobytes() for stream in streams for row in stream]
+    noises = [row.tobytes() for stream in streams for row in stream if len(row) >= _LEAST_COMPARED]
     twice = len(noises) - len(set(noises))
     detail = "releases whose noise occurred before"
     if seeded:
