@@ -110,7 +110,7 @@ def test_columns_of_modes_and_sites_may_have_other_names_too(other):
 
 def test_times_in_another_form_are_read_with_a_format():
     german = HERE.assign(time=pd.to_datetime(HERE["time"]).dt.strftime("%d.%m.%Y"))
-    with pytest.raises(DataError, match=r"14:05 \(time_format= for another\)"):
+    with pytest.raises(DataError, match=r"14:05 \(or set time_format=\)"):
         read_events(german)
     assert cells(read_events(german, time_format="%d.%m.%Y").sites[0]) == cells(
         read_events(HERE).sites[0]

@@ -174,7 +174,7 @@ def test_lists_made_from_patients_are_warned_of(tables, caplog):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("2024-01-31 08:01", "infinity", "column time must be a date or time as .*; 1 row"),
+        ("2024-01-31 08:01", "infinity", "column time must be a date or time like .*; 1 row"),
         ("z,4019", 'z,"40\t19"', "column code must be printable text other than NaN.*; 1 row"),
         ("2,,b,0040", ",,b,0040", "column patient must be printable text.*; 1 row"),
         ("z,4019", "None,4019", "column encounter must be text other than NaN.*; 1 row"),
