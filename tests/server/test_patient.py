@@ -278,6 +278,16 @@ def two_exist(monkeypatch):
     monkeypatch.setattr(module, "distinct_number", lambda *_: 2)
 
 
+@pytest.mark.usefixtures("two_exist")
+@pytest.mark.parametrize("known", [True, False], ids=["known", "too noisy"])
+def test_the_rank_is_decided_where_the_start_can_be_judged(monkeypatch, caplog, known):
+    monkeypatch.setattr(module, "fitted_to_surrogates", lambda start, *_: start.factors)
+    monkeypatch.setattr(module, "fitted_to_halves", lambda *_: ["two halves"] if known else [])
+    server = go_to(make(privacy=PLANNED, auto_rank=True), 1)
+    assert server.factors[0].shape[1] == (2 if known else SOLVER.rank)
+    assert ("too noisy to judge" in caplog.text) is not known
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_exist")
 @pytest.mark.parametrize("split", [1, 3])
