@@ -37,6 +37,7 @@ def plan(
     The command reads no data and spends no budget. The server and the sites derive the same plan
     from the same settings.
     """
+    from dpfact_flower.privacy.patient.outlook import delta_warning
     from dpfact_flower.privacy.patient.plan import plan_patient
     from dpfact_flower.privacy.patient.sharing import LEAST_SITES
 
@@ -58,6 +59,8 @@ def plan(
     guarantee = made.guarantee()
     for figure in (*guarantee.figures, *filter(None, [guarantee.alone])):
         say(f"  {figure}")
+    if warning := delta_warning(delta, patients):
+        say(f"warning: {warning}")
     verdict = made.outlook.verdict
     if verdict != "unknown":
         console.print(_prospects(chosen, codes, rank, sites))
@@ -133,7 +136,7 @@ def _levers(outlook: Outlook) -> Table:
     table = Table(title="What would help, all else equal (more sites bring more patients)")
     table.add_column("what")
     table.add_column("good from", justify="right")
-    table.add_column("chance in 100 at half or double", justify="right")
+    table.add_column("chance in 100 that phenotypes\nare real, at half or double", justify="right")
     for lever in outlook.levers:
         table.add_row(lever.name, lever.shown if lever.good else "-", f"{100 * lever.chance:.0f}")
     return table

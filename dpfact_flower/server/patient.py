@@ -19,6 +19,7 @@ from dpfact_flower.estimation.refine import RunningAverage, first_columns, refin
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
 from dpfact_flower.privacy import ReleaseEvent
+from dpfact_flower.privacy.patient.outlook import delta_warning
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
@@ -131,6 +132,8 @@ class PatientRule:
         outlook = self.plan.outlook
         level = logging.INFO if outlook.verdict == "good" else logging.WARNING
         _logger.log(level, "plan: %s", outlook.sentence)
+        if warning := delta_warning(self.privacy.delta, self.privacy.patients):
+            _logger.warning("plan: %s", warning)
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether later rounds depend on this round."""

@@ -272,6 +272,12 @@ def test_a_deployment_shows_what_a_server_can_know(runs):
     assert "convergence-figure_1" not in page.source
 
 
+def test_a_simulation_says_beside_its_privacy_what_was_counted_without_noise(runs):
+    says = "This epsilon covers the shared patterns, but not this page's counts"
+    assert says in page_of(runs["simulated"]).texts["header"]
+    assert says not in page_of(runs["deployed"]).texts["header"]
+
+
 def test_phenotypes_come_by_number_with_the_codes_of_the_model(runs):
     page = page_of(runs["simulated"])
     assert list(page.cards()) == [1, 2, 3, 4]

@@ -169,6 +169,17 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
     return Outlook(verdict, sentence, signal, score, chance, levers)
 
 
+def delta_warning(delta: float, patients: int) -> str:
+    """Return a warning if delta is above 1 / patients, or empty text, also if `patients` is 0."""
+    if delta * patients <= 1:
+        return ""
+    safe = 10.0 ** -math.ceil(math.log10(10 * patients))
+    return (
+        f"delta {delta:g} is above 1/{patients:,}, so the guarantee would allow a whole record of "
+        f"one of the {patients:,} patients to be published; choose delta = {safe:g}"
+    )
+
+
 def needs_of(counts: tuple[int, ...], facts: Facts, chosen: str) -> Needs:
     """Return the resources for releases of the given sizes. `chosen` is the setting `codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
