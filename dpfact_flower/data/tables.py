@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from unicodedata import normalize
 
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_scratch
@@ -222,7 +223,7 @@ def load_table(
     dialect: Dialect = _PLAIN,
     hint: Callable[[Collection[str]], str] = lambda _: "",
 ) -> None:
-    """Read columns into the temporary table `into`, as trimmed text.
+    """Read columns into the temporary table `into`, as trimmed text in Unicode's form NFC.
 
     `place` is a CSV file with a header line, plain or gzipped, or else `Rows`, a file named
     ``.parquet`` or a folder of Parquet files, whose columns hold text, whole numbers, dates or
@@ -334,7 +335,9 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
         hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
-    header = [" ".join(name.split()) for name in names]  # a name may contain a newline
+    header = [
+        normalize("NFC", " ".join(name.split())) for name in names
+    ]  # a name may contain a newline
     if not any(header):
         raise DataError(f"{path}: its first line is empty, but needs to name the columns")
     if any("\ufffd" in name or "\0" in name for name in header):
@@ -393,7 +396,7 @@ def list_of(column: str) -> str:
 
 def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
     """Return SQL for the wanted columns. `found` maps existing columns to their SQL."""
-    texts = {name.lower(): f"nullif(trim({sql}), '')" for name, sql in found.items()}
+    texts = {name.lower(): f"nullif(trim(nfc_normalize({sql})), '')" for name, sql in found.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
         lists.setdefault(list_of(name), []).append(sql)

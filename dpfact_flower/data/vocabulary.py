@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from unicodedata import normalize
 
 from dpfact_flower.errors import DataError, shown
 from dpfact_flower.machine.parsed import from_json
@@ -28,8 +29,9 @@ class Vocabulary:
     """Codes of one feature mode; the position of a code is its index in the tensor.
 
     Codes are unique and printable, without blanks at either end. Codes are text, because ``0040``
-    is not ``40``. Descriptions are for human readers, and do not affect the vocabulary's digest. An
-    unknown description is ``""``. An empty tuple means that all descriptions are unknown.
+    is not ``40``, and have Unicode's form NFC. Descriptions are for human readers, and do not
+    affect the vocabulary's digest. An unknown description is ``""``. An empty tuple means that all
+    descriptions are unknown.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Vocabulary:
         for field in (self.codes, self.descriptions):
             if not isinstance(field, (tuple, list)) or not all(isinstance(x, str) for x in field):
                 raise DataError(f"vocabulary {self.name}: codes and descriptions must be text")
-        codes = tuple(self.codes)
+        codes = tuple(normalize("NFC", code) for code in self.codes)
         descriptions = tuple(self.descriptions) or ("",) * len(codes)
         self._check_codes(codes)
         if len(descriptions) != len(codes):

@@ -119,6 +119,25 @@ def test_columns_with_other_names_are_read_as_the_error_says(tables, tmp_path):
     assert one.fingerprint == same.fingerprint
 
 
+def test_a_german_table_with_two_columns_of_codes_is_read_as_the_errors_say(tmp_path):
+    table = tmp_path / "F\u00e4lle 2024.csv"
+    table.write_text(
+        "Patientennummer;Fall-Nr.;Aufnahmedatum;Hauptdiagnose (ICD-10);Prozedur (OPS);Größe\n"
+        "1;a;2024-05-01;I21.0;5-123;170\n",
+        encoding="utf-8",
+    )
+    modes = {"diagnoses": f"diagnoses={table}", "procedures": f"procedures={table}"}
+    for mode in modes:
+        given = [word for text in modes.values() for word in ("--mode", text)]
+        with pytest.raises(DPFactError, match="; try --mode ") as caught:
+            data_events("--name", "nord", "--out", str(tmp_path / "out"), *given)
+        (modes[mode],) = shlex.split(str(caught.value).partition("try --mode ")[2])
+    given = [word for text in modes.values() for word in ("--mode", text)]
+    data_events("--name", "nord", "--out", str(tmp_path / "out"), *given)
+    found = SiteData.load(tmp_path / "out" / "nord.npz").vocabularies
+    assert [v.codes for v in found] == [("I21.0",), ("5-123",)]
+
+
 def test_what_was_read_is_printed_and_kept_beside_the_cohort(tables, tmp_path):
     text = data_events("--name", "north", *tables)
     lines = json.loads((tmp_path / "out" / "cohort.json").read_text("utf-8"))["read_report"]

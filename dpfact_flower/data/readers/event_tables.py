@@ -65,12 +65,14 @@ _ZONED, _MISTIMED = 10**12, -(10**12)
 """Number that marks minutes in UTC by addition, and number that stands for an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
-    "code": ("code", "icd", "diag", "proc", "drug", "ndc", "atc", "cpt", "concept", "medication"),
-    "time": ("time", "date", "day"),
-    "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode"),
+    "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation"),
+    "time": ("time", "date|datum", "day"),
+    "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode", "fall"),
 }
+"""Patterns in English and German column names, the most certain first."""
 _LIKE_A_NAME = re.compile(
-    "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))([a-z_ .]|icd(9|10))+"
+    "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))"
+    r"([^\W\d]|[ .()-]|icd-?(9|10))+"
 )
 """Form of a column name. A first line of other texts may hold a patient's data."""
 _ODD_CODES = {
@@ -342,11 +344,13 @@ def _hint(
     taken = {what: name for what, name in names.items() if name in written}
     for what in ("patient", "code", "time", "encounter"):
         free = written.keys() - taken.values()
-        if what not in taken and (name := _likely(what, free, written)):
+        if what not in taken and (name := _likely(what, mode, free, written)):
             taken[what] = name
     if not taken.keys() >= {"patient", "code"} or not taken.keys() & {"time", "encounter"}:
         return ""
-    other = {what: written[name] for what, name in taken.items() if name != names[what]}
+    other = {  # also columns that an option named before, because the hint replaces the option
+        what: written[name] for what, name in taken.items() if {name, names[what]} != {what}
+    }
     if isinstance(place, Rows):
         options, unbounded = [f"columns={other}"], "window_days=None"
     else:
@@ -357,9 +361,11 @@ def _hint(
     return " and ".join(options[not other :])
 
 
-def _likely(what: str, free: Collection[str], found: Collection[str]) -> str:
-    fits = (name for part in _LIKELY[what] for name in found
-            if name in free and part in name and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
+def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
+    """Return a likely column. Of equally likely ones, prefer a name like the mode's."""
+    names = sorted(found, key=lambda name: mode[:3].lower() not in name)
+    fits = (name for part in _LIKELY[what] for name in names
+            if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
     return next(fits, "")
 
 

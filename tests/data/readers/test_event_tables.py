@@ -323,6 +323,20 @@ def test_a_pipe_is_refused_because_its_first_rows_would_be_lost(write, tmp_path)
         read_pair(write, events.EventTable([tmp_path / "pipe.csv"]))
 
 
+def test_codes_in_both_forms_of_unicode_are_one(tables, write):
+    """An accent may be a character of its own, as in text from a Mac."""
+    rows = "patient,time,cod\u00e9\n1,2024-01-31,\u00e91\n1,2024-01-31,e\u03011\n"
+    columns = events.Columns(code="cod\u00e9", encounter="")
+    table = events.EventTable([write("d.csv", rows.replace("cod\u00e9", "code\u0301"))], columns)
+    both = {"procedures": tables["procedures"], "diagnoses": table}
+    assert events.read(both, "own").vocabularies[1].codes == ("\u00e91",)
+    known = (Vocabulary("procedures", ("3605",)), Vocabulary("diagnoses", ("e\u03011",)))
+    (site,) = events.read(both, "own", vocabularies=known).sites
+    assert site.tensor.nnz == 1
+    with pytest.raises(DataError, match="position 1 is the same as at position 0"):
+        Vocabulary("diagnoses", ("\u00e91", "e\u03011"))
+
+
 def test_offsets_become_utc(write):
     """08:00 on the first day; the edge of the window is 30 days later at 08:00 in UTC."""
     header = "patient,time,code\n"
