@@ -57,7 +57,7 @@ def export(
     run: opt.Run,
     phenotypes: Annotated[
         Path | None,
-        Option(help="CSV file to write: phenotype, title, mode, code, share, groups. Public."),
+        Option(help="CSV file to write: phenotype, title, mode, code, share, certainty. Public."),
     ] = None,
     patients: Annotated[
         Path | None,
@@ -83,16 +83,25 @@ def export(
         write_phenotype_table,
     )
     from dpfact_flower.evaluation.prose import titles
+    from dpfact_flower.evaluation.run_folder import read_replications
+    from dpfact_flower.evaluation.tables import DOUBTFUL, NOT_FOUND, certainty, pairs_of
 
     if phenotypes is None and patients is None:
         raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")
     if (patients is None) != (data is None):
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
     model = GlobalModel.read(run)
+    chances, others = (
+        model.false_discovery or [None] * model.rank,
+        read_replications(run, model.rank),
+    )
+    sure = {r: certainty(pairs_of(r, others), chance) for r, chance in enumerate(chances, start=1)}
+    if doubtful := [str(r) for r, word in sure.items() if word in (DOUBTFUL, NOT_FOUND)]:
+        say(f"doubtful, or not found again: phenotype(s) {', '.join(doubtful)}")
     if phenotypes is not None:
         rows = model.rows()
         found = clinical_measures(model.factors, model.vocabularies)
-        groups = {number: about(found, number) for number in range(1, model.rank + 1)}
+        groups = {number: (word, *about(found, number)) for number, word in sure.items()}
         write_phenotype_table(phenotypes, rows, titles(model), groups)
         say(f"{phenotypes}: {len(rows):,} rows of codes, as public as the model")
     if patients is not None and data is not None:

@@ -265,9 +265,9 @@ def write_phenotype_table(
     titles: Mapping[int, str],
     about: Mapping[int, Sequence[str]],
 ) -> None:
-    """Write a CSV table of phenotypes with their titles, body systems and disease groups."""
+    """Write a CSV table of phenotypes with titles, certainty, body systems and disease groups."""
     number, *others = (field.name for field in fields(CodeRow))
-    header = (number, "title", *others, "body_system", "disease_group")
+    header = (number, "title", *others, "certainty", "body_system", "disease_group")
     numbered = ((row.phenotype, astuple(row)[1:]) for row in rows)
     write_csv(path, header, ((n, titles[n], *values, *about[n]) for n, values in numbered))
 

@@ -33,11 +33,11 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
 from dpfact_flower.evaluation.tables import (
-    Pair,
     Phenotype,
     PhenotypeTable,
     Replication,
     certainty,
+    pairs_of,
 )
 from dpfact_flower.privacy.guarantee import NOT_COVERED
 from dpfact_flower.server.history import RoundRecord, read_history
@@ -228,9 +228,7 @@ def cards(
     found = []
     for number, by_mode in codes.items():
         measured = table.phenotypes[number - 1] if table else None
-        pairs = [  # without a partner, a phenotype was not found again
-            run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications
-        ]
+        pairs = pairs_of(number, replications)
         chance = chances.get(number)
         near = () if same is None else (1 + np.flatnonzero(same[number - 1])).tolist()
         about = prose.paragraph(measured, table, unit) if table and measured else None

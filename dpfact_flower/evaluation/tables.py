@@ -154,6 +154,11 @@ class Replication:
         return next((pair for pair in self.pairs if pair.number == number), None)
 
 
+def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
+    """Return a phenotype's pair in each other run. Without a partner, it was not found again."""
+    return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
+
+
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5

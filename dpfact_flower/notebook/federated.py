@@ -81,6 +81,11 @@ def federate(
     >>> federate({"data": "synthetic:demo", "out": "runs/first", "rounds": 5})  # doctest: +SKIP
     Run(12 phenotypes, 6 sites, 4 rounds, epsilon 4.000 ...)
     """
+    if not isinstance(config, Mapping | None):
+        raise SettingsError(
+            "federate: pass data by name: federate(sites=read_events(frame)) for events, or "
+            "federate(sites=frame) for a row per patient"
+        )
     given = {**(config or {}), **{key.replace("_", "-"): value for key, value in settings.items()}}
     if (sites is None) == (config is None):
         raise SettingsError("federate: give either sites or a run config with data")

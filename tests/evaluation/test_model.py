@@ -240,7 +240,7 @@ def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
         field.name: text if field.type == "str" else -0.5 if field.type == "float" else 1
         for field in fields(CodeRow)
     })  # fmt: skip
-    write_phenotype_table(target, [row], {1: "renal"}, {1: ["renal", ""]})
+    write_phenotype_table(target, [row], {1: "renal"}, {1: ["", "renal", ""]})
     (cells,) = map(dict.values, lines_of(target))
     assert f"'{text}" in cells
     assert text not in cells
@@ -255,6 +255,10 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     found = GlobalModel.read(folder)
     shown = cards(found, None, (), {}, "patients")
     assert [card.certainty for card in shown] == ["likely real", "uncertain", "doubtful"]
+    written = dpfact("export", str(folder), "--phenotypes", str(tmp_path / "x.csv"))
+    assert "doubtful, or not found again: phenotype(s) 3\n" in written
+    words = {row["phenotype"]: row["certainty"] for row in lines_of(tmp_path / "x.csv")}
+    assert words == {"1": "likely real", "2": "uncertain", "3": "doubtful"}
     assert all("Not checked" not in card.text for card in shown)
     repeat = Replication("again", "", 3, (Pair(1, 1, 0.9, 0.7, 0.8),))  # its model has one pattern
     compared = cards(found, None, [repeat], {}, "patients")

@@ -6,6 +6,7 @@ import re
 
 import matplotlib as mpl
 import numpy as np
+import pandas
 import pytest
 
 mpl.use("agg")
@@ -165,6 +166,8 @@ def test_sites_or_a_config_and_not_both(cohort):
     for given in ({}, {"config": {}, "sites": cohort}):
         with pytest.raises(SettingsError, match="give either sites or a run config"):
             federate(**given)
+    with pytest.raises(SettingsError, match=r"federate\(sites=read_events\(frame\)\)"):
+        federate(pandas.DataFrame({"patient": ["1"], "code": ["a"]}))
     with pytest.raises(SettingsError, match="epsilom: no such setting; did you mean 'epsilon'"):
         federate(sites=cohort, epsilom=4)
 
