@@ -107,18 +107,18 @@ def export(
     if patients is not None and data is not None:
         files = site_files(data) if data.is_dir() else [data]
         by_site = {file.stem: model.memberships(load_site(file)) for file in files}
-        first, *_ = by_site.values()
         if data.is_dir():
             write_memberships(patients, by_site)
         else:
-            first.write(patients)
+            by_site[data.stem].write(patients)
         count = sum(len(each.patients) for each in by_site.values())
         some = sum(int(each.has.any(axis=1).sum()) for each in by_site.values())
         without = sum(each.without for each in by_site.values())
+        missing = max(each.missing for each in by_site.values())
         say(
             f"{patients}: {count:,} patients; {some:,} have at least one phenotype, "
             f"{count - some:,} have none; {without:,} of these have no cell with the model's "
-            f"codes\n{first.missing:,} codes of the model are not in the data's lists.\n"
+            f"codes\n{missing:,} codes of the model are not in the data's lists.\n"
             "This file is about individual patients. No privacy guarantee covers it: keep it here."
         )
 
