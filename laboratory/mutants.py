@@ -9,7 +9,7 @@ The same seed and the same code give the same sample. A line that holds an addit
 mutants, most of them gross, so places are drawn, and of each place's mutants one. Mutants that
 differ in annotations or log lines alone are not drawn, nor those that are no program. Survivors
 that mutants.toml explains are not counted. The exit code is 1 if less than 95 % of the others are
-noticed. Tests that are slow or start processes do not run.
+noticed. Slow tests meet only what the fast ones leave alive. Tests that start processes do not run.
 """
 
 from __future__ import annotations
@@ -47,14 +47,19 @@ LEAST = 0.95
 COMPILED = PACKAGE / "privacy"
 """What numba compiles of it is forgotten for each of its mutants: a kernel that calls another
 module's is not compiled anew when that one changes."""
-TESTS = ("test_values.py", "site", "server", "privacy", "wire", "audit")
+TESTS = (
+    "test_values.py",
+    *(f"{room}/**/test_*.py" for room in ("site", "server", "privacy", "wire", "audit")),
+    "test_*.py",
+)
 """Met by every mutant that its own room's tests leave alive; in this order."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
 _COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
            "README.md", "LICENSE")  # fmt: skip
 _RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
 """pytest, without the wait at the end for threads that a mutant keeps from ending."""
-_FAST = "not (slow or nightly or process or ray or deployment)"
+_NOT_MET = "nightly or process or ray or deployment"
+_FAST, _SLOW = f"not (slow or {_NOT_MET})", f"slow and not ({_NOT_MET})"
 _HANG_TIMES, _HANG_SECONDS = 6, 60
 """A test hangs that takes so many times the longest one's time without a mutant, and not less than
 so many seconds: other work on the machine must not pass for a mutant."""
@@ -171,26 +176,24 @@ class _Bare(ast.NodeTransformer):
 
 def met_by(module: Path) -> tuple[list[Path], list[Path]]:
     """Tests of a module's room, its own file first; and all others of `TESTS`."""
-    tests = Path("tests")
-    folder = tests / module.parent.relative_to(PACKAGE)
+    folder = Path("tests") / module.parent.relative_to(PACKAGE)
     own = sorted(folder.glob("test_*.py"), key=lambda path: path.stem != f"test_{module.stem}")
-    everything = [
-        path
-        for room in TESTS
-        for path in (
-            [tests / room] if room[-3:] == ".py" else sorted((tests / room).rglob("test_*.py"))
-        )
-    ]
-    return own, [path for path in everything if path not in own]
+    return own, [path for path in everything() if path not in own]
 
 
-def command(tests: Sequence[str | Path], hang: float) -> str:
+def everything() -> list[Path]:
+    """The files of `TESTS`, each once."""
+    found = (path for pattern in TESTS for path in sorted(Path("tests").glob(pattern)))
+    return list(dict.fromkeys(found))
+
+
+def command(tests: Sequence[str | Path], hang: float, marked: str = _FAST) -> str:
     """The tests up to the first that fails, or takes more than `hang` seconds."""
     return shlex.join([
         sys.executable, "-c", _RUN, "-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider",
         "-p", "no:xdist", "--hypothesis-seed=0", "--basetemp=.tests", "--junitxml=.tests.xml",
         "-o", f"faulthandler_timeout={hang:.0f}", "-o", "faulthandler_exit_on_timeout=true",
-        "-m", _FAST, *map(str, tests),
+        "-m", marked, *map(str, tests),
     ])  # fmt: skip
 
 
@@ -213,10 +216,8 @@ class Bench:
     def measure(self) -> float:
         """Run all tests without a mutant, and fill the cache; their seconds."""
         began = time.perf_counter()
-        tests = [f"tests/{room}" for room in TESTS]
-        run = subprocess.run(
-            shlex.split(command(tests, 3600)), capture_output=True, text=True, check=False
-        )
+        tests = command(everything(), 3600, f"({_FAST}) or ({_SLOW})")
+        run = subprocess.run(shlex.split(tests), capture_output=True, text=True, check=False)
         if run.returncode:
             raise RuntimeError(f"the tests fail without a mutant:\n{run.stdout[-2000:]}")
         cases = ElementTree.parse(".tests.xml").iter("testcase")
@@ -234,9 +235,10 @@ class Bench:
             for cached in COMPILED.rglob("*.nb[ic]"):
                 cached.unlink()
         try:
-            for tests in met_by(path):
-                if tests and (by := self._meet(mutant, tests)):
-                    return by
+            for marked in (_FAST, _SLOW):
+                for tests in met_by(path):
+                    if tests and (by := self._meet(mutant, tests, marked)):
+                        return by
             return ""
         finally:
             folder = COMPILED if compiled else path.parent
@@ -244,8 +246,9 @@ class Bench:
             shutil.copytree(self._whole / folder.relative_to(PACKAGE), folder)
             shutil.rmtree(".hypothesis", ignore_errors=True)
 
-    def _meet(self, mutant: Mutant, tests: Sequence[Path]) -> str:
-        result = mutate_and_test([mutant.spec], command(tests, self._hang), self._most)
+    def _meet(self, mutant: Mutant, tests: Sequence[Path], marked: str) -> str:
+        run = command(tests, self._hang, marked)
+        result = mutate_and_test([mutant.spec], run, self._most)
         if result.test_outcome is TestOutcome.SURVIVED:
             return ""
         if result.test_outcome is not TestOutcome.KILLED:
