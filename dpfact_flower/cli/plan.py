@@ -87,7 +87,7 @@ def _compared(made: PatientPlan, other: PatientPlan) -> str:
         f"{_short(before.signal)}, chance {100 * after.chance:.0f} instead of "
         f"{100 * before.chance:.0f} in 100. The guarantee holds if at most {sharing.colluding} of "
         f"{sharing.sites} sites collude with the server. A sum survives the loss of "
-        f"{sharing.dropouts} sites. If all other sites collude, a patient has epsilon "
+        f"{sharing.dropouts} site(s). If all other sites collude, a patient has epsilon "
         f"{rounded_up(alone.epsilon)} instead of "
         f"{rounded_up(shared.guarantee().headline.epsilon)}."
     )

@@ -191,9 +191,10 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file."""
+    """Return the text of a UTF-8 file, in the form NFC that codes have."""
     try:
-        return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
+        # Spreadsheets write a byte order mark.
+        return normalize("NFC", path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -96,6 +96,11 @@ def test_procedures_are_not_taken_for_diagnoses(how):
         rolled(["3605", "not a code"], how, mode="procedures")
 
 
+def test_a_mapping_file_may_write_accents_as_characters_of_their_own(write):
+    groups, *_ = rolled(["\u00e91"], write("m.csv", "code,group\ne\u03011,E\n"))
+    assert list(groups) == ["E"]
+
+
 def test_a_mapping_file(write):
     path = write(
         "map.csv",
