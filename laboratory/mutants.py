@@ -55,7 +55,7 @@ TESTS = (
 """Met by every mutant that its own room's tests leave alive; in this order."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
 _COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
-           "README.md", "LICENSE")  # fmt: skip
+           "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "codemeta.json")  # fmt: skip
 _RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
 """pytest, without the wait at the end for threads that a mutant keeps from ending."""
 _NOT_MET = "nightly or process or ray or deployment"
