@@ -233,7 +233,7 @@ class Cohort:
 
     def __repr__(self) -> str:
         lines = (f"  {where}: {count:,} {what}" for where, what, count in self.read_report)
-        return "\n".join([f"Cohort({self.name!r}, {len(self.sites)} sites)", *lines])
+        return "\n".join([f"Cohort({self.name!r}, {len(self.sites)} site(s))", *lines])
 
     @property
     def vocabularies(self) -> tuple[Vocabulary, ...]:

@@ -78,10 +78,12 @@ def test_the_wide_table_is_melted_into_a_row_per_code():
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, object] = {}
     exec(block, names)
-    long = names["long"]
-    assert long[["patient", "encounter", "code"]].to_numpy().tolist() == [
-        ["1", "a", "I21"], ["1", "a", "I50"]
+    cohort = names["cohort"]
+    assert isinstance(cohort, Cohort)
+    assert [vocabulary.codes for vocabulary in cohort.sites[0].vocabularies] == [
+        ("I21",), ("8-837",)
     ]  # fmt: skip
+    assert len(cohort.sites[0].patients) == 1
 
 
 def test_the_figures_of_the_roll_up(ehr_folder):
