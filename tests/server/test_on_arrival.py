@@ -88,6 +88,19 @@ def test_sites_that_are_equally_fast_give_the_bits_of_a_run_in_step(sites):
     ]
 
 
+def test_a_round_counts_its_own_traffic():
+    it = on_arrival()
+    first_round(it, "a")
+    it.count(bytes_down=3)
+    it.count(bytes_up=5)
+    it.take("a", reply("a", it.ask("a")))
+    it.advance("a", 1.0)
+    it.count(bytes_up=7)
+    it.take("a", reply("a", it.ask("a")))
+    it.advance("a", 2.0)
+    assert [(r.bytes_down, r.bytes_up) for r in it.records[1:]] == [(3, 5), (0, 7)]
+
+
 def test_who_is_fast_does_not_count_more():
     """Each round halves the distance to the mean of what the sites want, and 2 ** -60 is nothing.
 

@@ -207,6 +207,17 @@ def test_more_epsilon_is_never_a_worse_outlook(pair, patients):
     assert low.score <= high.score
 
 
+@pytest.mark.parametrize(
+    ("patients", "verdict", "says"),
+    [(500, "hopeless", "don't spend the budget on this"), (20_000, "weak", "all but clear-cut"),
+     (5_000_000, "good", "times as strong as the noise")],
+)  # fmt: skip
+def test_the_sentence_says_the_verdict(patients, verdict, says):
+    outlook = plan(patients=patients).outlook
+    assert outlook.verdict == verdict
+    assert says in outlook.sentence
+
+
 def test_more_codes_sites_or_phenotypes_are_a_worse_outlook():
     signal = plan().outlook.signal
     assert plan(sizes=(404, 632)).outlook.signal == pytest.approx(signal / math.sqrt(2))
