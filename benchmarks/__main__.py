@@ -3,8 +3,6 @@
 All measurements are of this run, on one core, so that ratios compare like with like.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

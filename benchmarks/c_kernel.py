@@ -1,7 +1,5 @@
 """A P-SGD pass in C, compiled on the spot, to compare the solver's kernels with."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

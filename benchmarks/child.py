@@ -3,8 +3,6 @@
 No heavy module is imported before the clock starts.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -8,8 +8,6 @@ both versions of ICD and rows without one. They hold nothing of a patient. The r
 printed with that of DuckDB's plain scan of every field of the same files, in a process of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import tempfile

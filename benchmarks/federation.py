@@ -1,7 +1,5 @@
 """Cost of a federation besides the solver: time in one process and in Ray, bytes on the wire."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@ The compared loops take turns, so that a busy moment of the machine affects all 
 measured, so that other processes do not count.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Mapping, Sequence

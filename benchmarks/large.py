@@ -1,7 +1,5 @@
 """Tensor L: a million patients, made in blocks and in the types that it is kept in."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -5,8 +5,6 @@ other processes do not count. The times of two calls with different numbers of i
 subtracted, so that the other costs of a call cancel out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

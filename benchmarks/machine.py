@@ -1,7 +1,5 @@
 """The machine of a run, and whether other processes used it."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Sequence

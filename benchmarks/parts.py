@@ -1,7 +1,5 @@
 """Stopwatches around the rounds of a federated run, and their parts that are not the solver."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import wraps

@@ -1,7 +1,5 @@
 """Our code against others' on the same tensor in the same run; above 1, ours is faster."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

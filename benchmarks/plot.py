@@ -1,7 +1,5 @@
 """One picture of a run: the figures that have a target, and the time of a non-zero."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

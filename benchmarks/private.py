@@ -1,7 +1,5 @@
 """Time of a site's releases in patient mode: the statistic and its exact noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Start-up and peak memory, which only a fresh process shows."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

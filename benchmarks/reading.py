@@ -5,8 +5,6 @@ reads every field of both and keeps nothing. Unlike other measurements, both use
 threads.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A row of the result, and the stopwatch that fills it."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -30,7 +28,7 @@ class Timing:
     """Whether each is a difference of two times, which can fall below zero on a busy machine."""
 
     @classmethod
-    def of_more(cls, few: Sequence[float], many: Sequence[float], more: int) -> Timing:
+    def of_more(cls, few: Sequence[float], many: Sequence[float], more: int) -> "Timing":
         """Time of one of the `more` iterations that the calls of `many` have over those of `few`.
 
         Other costs of a call cancel out.
@@ -68,7 +66,7 @@ class Row:
     note: str = ""
 
     @classmethod
-    def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> Row:
+    def of(cls, name: str, timing: Timing, unit: str, scale: float = 1.0, **more: Any) -> "Row":
         """Row of the median; `scale` turns seconds into the unit.
 
         A difference of zero or less is too short to measure on a busy machine, so it has no value.

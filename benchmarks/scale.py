@@ -1,7 +1,5 @@
 """Sizes of the measurements, and their synthetic tensors, pooled over sites."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

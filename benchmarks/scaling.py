@@ -1,7 +1,5 @@
 """Time of a non-zero against their number and the rank, and the gain by threads."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Cost of secure sums: a site's masked words, the server's sum, and the bytes sent."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The local solvers: nanoseconds per non-zero of a P-SGD pass, an exact iteration and an MTTKRP."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@
 receives replies. As in synchronous rounds, a request to a lost site is sent again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ To make an app with Flower's mods, write ``app = ClientApp(mods=[...])``, then
 ``app.train()(train)`` and ``app.query()(query)``.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -6,8 +6,6 @@ sites until the round ends. Halfway through the round, every silent site gets it
 because Flower's SuperNode silently loses a message if the connection breaks during the fetch.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -4,8 +4,6 @@ An error's text never contains a value that belongs to a patient, so the site ma
 passes the text of an exception to the server verbatim, so only the `code` may leave a site.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 CODE_PREFIX = "dpfact:"

@@ -1,7 +1,5 @@
 """DPFact for deployments that still use `flwr.server.strategy` and ServerAppComponents."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

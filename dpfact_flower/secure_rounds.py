@@ -1,7 +1,5 @@
 """Secure sums over Flower: one exchange of keys per run, and the messages of each round."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Flower's entry point at the server, which is the ServerApp."""
 
-from __future__ import annotations
-
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 

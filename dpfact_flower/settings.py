@@ -5,8 +5,6 @@ each case, `from_config` builds a settings object. Configs and the command line 
 Flower does: the field ``round_timeout`` is the key ``round-timeout``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math

@@ -1,7 +1,5 @@
 """`DPFact`, a Flower Strategy with a quorum, deadlines and checkpoints."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from logging import INFO

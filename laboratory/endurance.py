@@ -7,8 +7,6 @@ in an hour: of all processes that last from the first run to the end, and of the
 memory grew most.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

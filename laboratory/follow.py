@@ -11,8 +11,6 @@ It takes long, and needs a package index. Open data are taken from $DPFACT_DATA.
 change to one page: ``python -m laboratory.follow --clone CLONE docs/PAGE.md``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -12,8 +12,6 @@ that mutants.toml explains are not counted. The exit code is 1 if less than 95 %
 noticed. Slow tests meet only what the fast ones leave alive. Tests that start processes do not run.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib
@@ -131,9 +129,8 @@ def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
 def says_the_same(source: str, mutated: str) -> bool:
     """Whether two modules differ in nothing that runs, or the second is no program.
 
-    Annotations are not evaluated (``from __future__ import annotations``), what a log line says is
-    its reader's business, a kernel that is not compiled gives the same values, and whether
-    arguments must be named is for those who call.
+    Annotations are mypy's business, what a log line says is its reader's, a kernel that is not
+    compiled gives the same values, and whether arguments must be named is for those who call.
     """
     try:
         one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))

@@ -1,7 +1,5 @@
 """Arguments of the studies, checked before hours of work, with errors of one line."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@
 there is nothing to learn.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Sequence

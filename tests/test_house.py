@@ -149,6 +149,18 @@ def test_an_init_holds_names_and_no_code():
             ), path
 
 
+def test_annotations_are_evaluated_late_only_where_one_refers_forward():
+    """To the class that it stands in, or to what type checkers alone import."""
+    for path in MODULES.values():
+        if "from __future__ import annotations" in (text := path.read_text(encoding="utf-8")):
+            classes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
+            assert "TYPE_CHECKING" in text or any(
+                isinstance(node, ast.Name) and node.id == own.name
+                for own in classes
+                for node in ast.walk(own)
+            ), path
+
+
 def test_what_a_text_names_is_there():
     """Dotted names and paths of code, in docs and docstrings."""
     texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.py")]

@@ -16,7 +16,7 @@ CLASSES = {
     if dataclasses.is_dataclass(value) and value.__module__ == f"dpfact_flower.{module}"
     if not name.startswith("_")  # a module's own, which it hands to nobody
 }
-ARRAYS = re.compile(r"\b(Array|NDArray|Factors|Floats|SparseTensor|Release|SiteState|SiteData)\b")
+ARRAYS = re.compile(r"\b(Array|NDArray|ndarray|Factors|SparseTensor|Release|SiteState|SiteData)\b")
 """Types of fields that are arrays or hold some. ``==`` of two arrays is no yes or no, so a
 comparison of the fields would raise: what has one is equal to itself alone."""
 

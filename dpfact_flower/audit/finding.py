@@ -1,7 +1,5 @@
 """The findings of audits. Each has one measured number and its allowed range."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Hostile input: patients and transcripts against which a bound must hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -12,8 +12,6 @@ of the estimate small. For k canaries with Gaussian noise, mu is exactly k times
 Roth & Su 2022, Theorem 2.14). The audit checks that canaries reach the bound in every release.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

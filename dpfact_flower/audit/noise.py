@@ -6,8 +6,6 @@ rounds, jobs and sites, within one release, and with the noise of a site that lo
 comparison at every offset reveals a random number generator that was restarted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Run all audits of one site, one after another."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

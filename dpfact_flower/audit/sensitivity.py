@@ -6,8 +6,6 @@ patient's own contribution, so that no other patient's part has changed. The pat
 reach the bound. If no patient reaches the bound, the audit has no power and fails.
 """
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -4,8 +4,6 @@ The auditor chooses the `Transcript`, which may be as hostile as a server can ma
 `SimulatedSite` runs `PatientRound`, the code of a real site, on one data set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +43,7 @@ class AuditTarget:
     @classmethod
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
-    ) -> AuditTarget:
+    ) -> "AuditTarget":
         """Plan a run of `sites` sites as its server would, without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
@@ -73,7 +71,7 @@ class AuditTarget:
         releases: Mapping[int, Release] | None = None,
         *,
         relative_l21: float | None = None,
-    ) -> Transcript:
+    ) -> "Transcript":
         """Return a server's requests for a run, with these factors in each round that needs any."""
         solver = self.solver
         if relative_l21 is not None:

@@ -1,7 +1,5 @@
 """The `dpfact` command: its subcommands and its handling of errors."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.metadata import version

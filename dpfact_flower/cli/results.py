@@ -1,7 +1,5 @@
 """`dpfact report`, `compare`, `export`, `label`, `review`, `survey`: the results of runs."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`dpfact run`, `simulate`, `demo`: whole runs; `dpfact init`: a Flower project of your own."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from importlib.util import find_spec

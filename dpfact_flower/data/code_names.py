@@ -9,8 +9,6 @@ Both versions of ICD order their codes by chapter, so the first code of a chapte
 chapter's beginning.
 """
 
-from __future__ import annotations
-
 import lzma
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -8,8 +8,6 @@ site. The risk of in-hospital death depends on the active phenotypes. Equal sett
 data.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ halves agree. If fits from different random starts find a phenotype again, the p
 to exist in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

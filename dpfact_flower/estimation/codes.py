@@ -1,7 +1,5 @@
 """Choose the codes that a run keeps, and the codes' weights, from the sites' code counts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

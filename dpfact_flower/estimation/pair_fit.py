@@ -6,8 +6,6 @@ of F after another, then the usages of every site. The product ``P_t F``, which 
 time, is computed once and then updated after each block of rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -12,8 +12,6 @@ a single site. The rest is the paper's elastic form: passes over columns that mi
 quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ noise is independent. If a random candidate is best, a last candidate starts fro
 candidates (docs/explanation/start.md).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence

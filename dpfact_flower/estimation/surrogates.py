@@ -7,8 +7,6 @@ number of codes in each mode. Each code is drawn given the codes drawn before it
 some chance that two codes are unrelated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -5,8 +5,6 @@ public as the model. Coherence needs patients' data, so a site's coherence stays
 is shown beside the mean of *shuffled* models, which give a code's weights to random phenotypes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress

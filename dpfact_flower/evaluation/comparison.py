@@ -4,8 +4,6 @@ A phenotype that returns in runs with other noise, without noise, or on other da
 an accident of one run. Only models are compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

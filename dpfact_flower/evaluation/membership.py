@@ -5,8 +5,6 @@ A patient's record is scaled to norm 1 and fitted to the shared phenotypes, whos
 record consists of the phenotype alone. The rule was chosen on separate tuning data.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

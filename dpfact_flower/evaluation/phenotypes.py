@@ -4,8 +4,6 @@ Only this module aggregates patients' values for a report. Reports are passed on
 ten patients are hidden, and so is every number that would reveal such a count.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Lines have different markers and the colours of Okabe and Ito, which colour-blin
 distinguish.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ little. Therefore every AUC is shown beside those of raw codes and code volume o
 Scores never leave a site, so only a simulation has an overall AUC.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A title such as ``Stroke with hypertension`` says no more than the codes do, so 
 is better. The same model always gets the same titles.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

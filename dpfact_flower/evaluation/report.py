@@ -3,8 +3,6 @@
 The page begins with the phenotypes. If the model learned nothing, the page says so instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -5,8 +5,6 @@ holds the patients' scores. No privacy guarantee covers these files, so they mus
 hospital. Only the decision and rounded shares are written into the run folder.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

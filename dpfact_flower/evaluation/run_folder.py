@@ -4,8 +4,6 @@
 of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every round.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A simulation has all sites' data and state on one machine. Its errors, AUC and t
 from those files after the rounds, and are never part of a message.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace

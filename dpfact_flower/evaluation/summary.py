@@ -4,8 +4,6 @@ Each key is a field of a class in this module. If a class has no known values, t
 first keys to null and omits the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -230,7 +228,7 @@ class Summary:
         return {**content, **spent, **unknown, **exchange} | errors | measured
 
     @classmethod
-    def from_dict(cls, content: object) -> Summary:
+    def from_dict(cls, content: object) -> "Summary":
         """Read the result of `to_dict`. Unknown keys are ignored."""
         if not isinstance(content, Mapping):
             raise DataError("must be an object")

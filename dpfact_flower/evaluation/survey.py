@@ -5,8 +5,6 @@ code, or all codes of one mode, come from another phenotype. The key says which 
 nobody may read it before all answers are in. All files are as public as the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ would reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` for
 few, and ``hidden`` if a small count would follow from this and other numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Compilation of kernels: numba's `njit` with a register width and a cache on disk."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable

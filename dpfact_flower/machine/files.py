@@ -1,7 +1,5 @@
 """Write files atomically, and keep files and folders inaccessible to other users."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

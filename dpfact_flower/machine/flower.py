@@ -4,8 +4,6 @@ A deployment uses private names of Flower, which any release of Flower can remov
 `tests/machine/test_flower` tests each name with the installed Flower.
 """
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 from dpfact_flower.errors import MissingDependencyError

@@ -4,8 +4,6 @@ In a process that Flower runs, log lines go through Flower's handler. As a libra
 configures no handlers.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """The memory limit and the memory use of this process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

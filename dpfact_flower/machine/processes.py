@@ -1,7 +1,5 @@
 """The machine's processes and their listening sockets, from Linux's /proc."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Metrics for Prometheus, in a text file for node_exporter's textfile collector."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Registries that find extensions by name, such as rules, solvers and accountants."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar

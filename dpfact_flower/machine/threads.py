@@ -4,8 +4,6 @@ The division into parts never depends on the number of threads, and results are 
 order. Threads therefore change only the duration.
 """
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

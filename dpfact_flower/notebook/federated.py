@@ -3,8 +3,6 @@
 A site in memory can be one of our types, a tensor or matrix of another library, or a DataFrame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne
 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

@@ -3,8 +3,6 @@
 The guarantee holds only if each mechanism respects the sensitivity in its events.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -14,8 +14,6 @@ own bits, and how long a draw takes depends on the noise, never on the data
 (``docs/explanation/noise.md``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

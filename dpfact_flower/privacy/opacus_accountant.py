@@ -9,8 +9,6 @@ the tight conversion over all orders. Under zCDP, subsampling does not reduce th
 history with a sample rate below 1 is composed entirely by Opacus' RDP analysis.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 

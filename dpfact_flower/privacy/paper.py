@@ -4,8 +4,6 @@ The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so
 privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from dpfact_flower.privacy.conversions import rho_for_epsilon, sigma_of

@@ -5,8 +5,6 @@ event per perturbed array, and events contain no information about the data. Onl
 `privacy` make a `Release`: `paper.perturb`, `patient.release` and the functions in this module.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -79,7 +77,7 @@ class ReleaseEvent:
         return self.own_sigma > 0
 
     @property
-    def alone(self) -> ReleaseEvent:
+    def alone(self) -> "ReleaseEvent":
         """The event with this site's noise alone, for the case that all other sites collude."""
         if not self.shared:
             return self

@@ -1,7 +1,5 @@
 """Functions with which every kind of run reads its config and its data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from logging import INFO
 from pathlib import Path
@@ -35,7 +33,7 @@ class RunConfig(NamedTuple):
     privacy: PrivacySettings
 
     @classmethod
-    def read(cls, config: Mapping[str, Scalar]) -> RunConfig:
+    def read(cls, config: Mapping[str, Scalar]) -> "RunConfig":
         """Check a run config, in which any key may be missing."""
         refuse_unknown(config, AppSettings, RunSettings, SolverSettings, PrivacySettings)
         checked = cls(

@@ -1,7 +1,5 @@
 """A Flower Grid within one process, which uses Flower's own messages, for runs without Ray."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -5,8 +5,6 @@ starts the units' commands as the current user, to try a deployment on one machi
 certificates pass the strict checks of Python 3.13 and later.
 """
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

@@ -4,8 +4,6 @@ In a simulation, the sites' data and state are on this machine, so the run is al
 deployment, the summary contains only the server's knowledge.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

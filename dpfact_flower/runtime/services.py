@@ -13,8 +13,6 @@ around the following faults of Flower:
 - The SuperNode sends a reply only after it has received another message.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

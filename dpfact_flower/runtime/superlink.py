@@ -9,8 +9,6 @@ Flower home and ports, and ends with this process. Together with `local_supernod
 deployment on one machine.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -101,7 +99,7 @@ class Connection:
     warn: Callable[[str], object] = _logger.warning
 
     @classmethod
-    def of(cls, text: str, warn: Callable[[str], object] = _logger.warning) -> Connection:
+    def of(cls, text: str, warn: Callable[[str], object] = _logger.warning) -> "Connection":
         """Make a connection from a name, or from the folder that `dpfact centre init` wrote."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():

@@ -5,8 +5,6 @@ So this module calls the SuperNode's Runtime API through private parts of Flower
 refuses an unknown version of Flower before importing this module.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress

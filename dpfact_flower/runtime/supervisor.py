@@ -7,8 +7,6 @@ Linux, it adopts orphaned descendants, and kills children until none is left. On
 ends its process group, and helpers that have left the group survive.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

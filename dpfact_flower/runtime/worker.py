@@ -6,8 +6,6 @@ with the same error code and at the same time as after every failed round. Other
 would report the failure at a time that depends on the patients.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send its requests.
 """
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections import Counter

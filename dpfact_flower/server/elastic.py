@@ -1,7 +1,5 @@
 """Modes "none" and "paper" at the server: elastic averaging, eq. (global)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Both files are written after each round. The history has one line per round, for
 The checkpoint lets an interrupted run continue.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -136,7 +134,7 @@ class Checkpoint:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 
     @classmethod
-    def read(cls, path: Path) -> Checkpoint:
+    def read(cls, path: Path) -> "Checkpoint":
         """Read a checkpoint. Raise a `StateError` if the file is damaged or cannot be read."""
         with disk_errors(path):
             path.open("rb").close()

@@ -11,8 +11,6 @@ more than half of the connected sites have answered. A slow site skips to the cu
 site waits when it is one round ahead, because its further replies would add little.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence

@@ -3,8 +3,6 @@
 This module only post-processes the sites' releases, so it costs no privacy.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

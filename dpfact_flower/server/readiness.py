@@ -5,8 +5,6 @@ another name is refused. Otherwise, the named hospital's own replies would be ch
 be used. Without a registered name, the first name that the node gives counts.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The interface of server rules, which update the global factors from the sites' replies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import count, takewhile
 from typing import Protocol

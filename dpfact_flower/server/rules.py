@@ -1,7 +1,5 @@
 """Registry of the server's half of each rule. `dpfact_flower.site.rules` has the site's half."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from dpfact_flower.errors import SettingsError

@@ -5,8 +5,6 @@ sites are lost, another attempt adds up the vectors of the sites that answered. 
 the last attempt. If no dropouts are allowed, there is only one attempt and no opening.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -49,7 +47,7 @@ class SecureSums:
         self.members: tuple[MemberKey, ...] = ()
         self.last = Attempt(0, 0, ())
 
-    def begin(self, request: RoundRequest, planned: PlannedRelease) -> SecureSum:
+    def begin(self, request: RoundRequest, planned: PlannedRelease) -> "SecureSum":
         """Return a new sum for a round, before its first attempt."""
         terms = self.sharing.terms(request.job, request.terms, [m.site for m in self.members])
         return SecureSum(self, terms, request, planned)

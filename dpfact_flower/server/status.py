@@ -4,8 +4,6 @@ The server counts only replies that have arrived. If a reply was charged and the
 appears only in the site's own ledger.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Surrogates are made up from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any

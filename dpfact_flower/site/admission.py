@@ -4,8 +4,6 @@ The checks use public facts, the hospital's settings and the site's record of it
 refusal reveals nothing about a patient. `admitted` runs the checks for rounds and preflights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ on disk before it leaves the site, and no later error takes the release back. Al
 follow the reading of patients' data raise the same error.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence

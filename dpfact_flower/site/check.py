@@ -4,8 +4,6 @@ Each function with the decorator `@check` returns a text for each fault, with th
 change nothing. Only root can see the files and processes of both the SuperNode and the executor.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

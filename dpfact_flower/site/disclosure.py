@@ -12,8 +12,6 @@ wasted, because the server no longer collects the reply. The deadline is therefo
 patients' data is read, and again right before the charge is committed.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

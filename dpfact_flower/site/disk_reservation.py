@@ -6,8 +6,6 @@ of the patients' file. Therefore, every run reserves enough space for the larges
 hospital's code lists and `max-rank` allow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Modes "none" and "paper" at a site, which factorises its data and releases feature factors."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A hospital, with its own settings, its data and its folder."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from dpfact_flower.settings import Scalar, SiteSettings, refuse_unknown
 from dpfact_flower.site.store import SiteStore
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hospital:
     """A site's data, settings and folder.
 

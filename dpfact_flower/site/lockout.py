@@ -7,8 +7,6 @@ A folder restored from an old backup lacks the later charges. The site can notic
 request states the last round that the site has answered. Because servers can err, a person decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path

@@ -5,8 +5,6 @@ fill the disk with them. A refusal is not counted if the site has no ledger, or 
 "state", which means that the folder itself is at fault.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from contextlib import suppress

@@ -6,8 +6,6 @@ request. Later, the hospital fits its own model to the global factors (`refit`).
 this fit, because its duration and success depend on patients' data. The model stays at the site.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The parts of a site's round that all modes share, without any access to a disk or to Flower."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

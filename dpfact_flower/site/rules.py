@@ -1,7 +1,5 @@
 """Registry of the site's half of each rule. `dpfact_flower.server.rules` has the server's half."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from dpfact_flower.data.site_data import SiteSource

@@ -7,8 +7,6 @@ job's key, and the latest round's noisy vector and answer. Each file is written 
 reply that depends on the file leaves the site.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -48,8 +46,8 @@ class SecureRound:
     `state` is this site's earlier answer in the same round.
     """
 
-    keyring: Keyring
-    files: _Files
+    keyring: "Keyring"
+    files: "_Files"
     job: rules.JobSecrets
     question: keys.Question | None
     state: rules.RoundState | None

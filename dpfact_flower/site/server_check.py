@@ -1,7 +1,5 @@
 """Checks of the connection to the centre: address, certificate and clock."""
 
-from __future__ import annotations
-
 import http.client
 import ssl
 import time

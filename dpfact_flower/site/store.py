@@ -6,8 +6,6 @@ last row decides which file counts, so a crash never leaves the site in the midd
 site sends values from such a file only to answer a repeated request in mode "none".
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

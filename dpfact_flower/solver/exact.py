@@ -7,8 +7,6 @@ columns, which then follow only their anchors. The phenotype returns only if the
 zero column, computed with these feature columns, has a norm above mu.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

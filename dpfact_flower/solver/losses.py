@@ -4,8 +4,6 @@ Each loss is an object with a value and a gradient. The gradient is compiled int
 loops, which never check the loss's name. To add a loss, register it or define it in this module.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

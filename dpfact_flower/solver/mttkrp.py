@@ -14,8 +14,6 @@ Loops over fibres use vector instructions. Each row is processed in slices that 
 or float64.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +69,7 @@ class Fibres:
     offsets: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: SparseTensor) -> Fibres:
+    def of(cls, tensor: SparseTensor) -> "Fibres":
         """Find the fibres of a tensor, and divide its patients into blocks and chunks."""
         new = np.zeros(tensor.nnz + 1, np.bool_)
         new[[0, -1]] = True

@@ -1,7 +1,5 @@
 """The local objective, eq. (norm), and the input and output of a solver."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

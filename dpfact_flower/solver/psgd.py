@@ -22,8 +22,6 @@ Losses
     this factor, because paper mode's privacy claim assumes equal steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The registry of local solvers, and `solve`, which checks the input for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ vector registers. A zero column stays zero under every update in this package.
 The fast-math flags preserve NaN and infinity, because these values reveal divergence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A value off the diagonal stands for two values of the matrix and is multiplied b
 vector and the matrix have the same norm. *Strict* triangles exclude the diagonal.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

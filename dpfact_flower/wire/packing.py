@@ -8,8 +8,6 @@ Layout: the step (float64, little-endian), then a zlib stream with one plane for
 largest value, the lowest byte first.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 

@@ -4,8 +4,6 @@ Each message is a list of arrays and a flat config of scalars, which is the comm
 `NumPyClient` and both generations of Flower strategies. Nothing else is ever sent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

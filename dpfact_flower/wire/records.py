@@ -5,8 +5,6 @@ Both generations of strategies use the layout of Flower's compatibility layer, `
 because the module of Flower that defines them has moved between versions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple

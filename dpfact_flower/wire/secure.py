@@ -4,8 +4,6 @@ There are three stages: `keys`, once per job; `sum`, for each release; and `open
 lost. A stage does not change the requested release, so it is not part of the request's digest.
 """
 
-from __future__ import annotations
-
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """``python -m laboratory.campaign``: many runs with faults, and a table of how they ended."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import signal

@@ -5,8 +5,6 @@ and registered keys, and in each hospital a SuperNode and the hospital's own exe
 user, with the network as it is: what two users and no network are for is tested elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A Grid on which things go wrong, by a clock of its own."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """One run between real processes that are killed, stopped or ended, and what must hold after it."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

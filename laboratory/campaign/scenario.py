@@ -1,7 +1,5 @@
 """One run with faults, and what must hold after it whatever happened."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Every system starts where DPFact starts and fits the same tensor. It is a genera
 `Snapshot` per round, so all are measured alike.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -57,7 +55,7 @@ class Snapshot:
         shared: Factors,
         tensors: Sequence[SparseTensor],
         seconds: float,
-    ) -> Snapshot:
+    ) -> "Snapshot":
         """Snapshot of models, measured on the tensors that they were fitted to."""
         errors = [
             CPModel.of(*model).squared_error(tensor)

@@ -1,7 +1,5 @@
 """Centralised SGD: all patients in one place, and DPFact's solver with T = 1, gamma = 0, mu = 0."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CP-ALS, centralised: pyttb's, the Python port of the Tensor Toolbox that the paper used."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

@@ -5,8 +5,6 @@ They see which codes a patient has, all modes side by side, and no combinations.
 moments of distinct codes, by whitening and the tensor power method.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

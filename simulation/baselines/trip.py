@@ -15,8 +15,6 @@ the second round on the server's mean is that of F_t alone. With `multipliers=Fa
 them, and the results are the same up to rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +39,7 @@ class TripState:
     multipliers: Factors
 
     @classmethod
-    def initial(cls, consensus: Factors) -> TripState:
+    def initial(cls, consensus: Factors) -> "TripState":
         """Before round 1: the consensus, and no disagreement."""
         return cls(consensus, tuple(np.zeros_like(factor) for factor in consensus))
 

@@ -4,8 +4,6 @@ The strategy shares DPFact's message layout, its count of bytes (`records`) and 
 every site in every round, so there is no quorum, no late site and no resume.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -10,8 +10,6 @@ publishes:
 ``ccsr.csv``, beside this file, hold names that no package has.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import lzma
@@ -49,7 +47,7 @@ class _Node:
     code: str
     short_desc: str
     is_leaf: bool
-    children: list[_Node] | None
+    children: "list[_Node] | None"
 
 
 class _Nodes(pickle.Unpickler):

@@ -6,8 +6,6 @@ Computes the missing fits, and writes the tables (JSON, CSV), the figures (PNG, 
 You can interrupt it: started again, it continues. $DPFACT_DATA is the folder of open EHR data.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The functions have a module of their own, because another process cannot import a program.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import traceback

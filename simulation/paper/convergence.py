@@ -1,7 +1,5 @@
 """RMSE against rounds, over several initialisations: the paper's figure of accuracy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

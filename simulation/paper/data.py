@@ -1,7 +1,5 @@
 """The data sets of a plan: their sizes, what they stand for, and how settings were chosen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from simulation.paper.datasets import REPORTED_SEED, SEARCHED_SEED, Dataset, is_synthetic

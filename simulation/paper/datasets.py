@@ -5,8 +5,6 @@ settings were searched on. Open data are read from the folder in $DPFACT_DATA (o
 ``dpfact data`` wrote is named), and left out, saying so, where absent.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import lru_cache

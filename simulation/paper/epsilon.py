@@ -1,7 +1,5 @@
 """Factor match score against epsilon, with a ceiling (other seeds) and a null (shuffled data)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ digest of the job's settings and of the code names the file, so a result of othe
 code is never used. Seconds are kept apart from values that repeat exactly.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -76,7 +74,7 @@ class Job:
     sites: int = 0
 
     @property
-    def fit(self) -> Job:
+    def fit(self) -> "Job":
         """The fit alone without its measures, which experiments share."""
         return replace(self, splits=0, tables=False)
 

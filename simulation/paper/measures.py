@@ -5,8 +5,6 @@ splits that depend on the data set alone: so figures of two systems can be compa
 No factorisation sees a label; what scales the predictors is fitted on the training patients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import reduce

@@ -1,7 +1,5 @@
 """Column norms of each site's patient factor against the l2,1 weight: the appendix's figure."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

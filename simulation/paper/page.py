@@ -1,7 +1,5 @@
 """The page with verdicts, figures and links to the tables, written from the results alone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of phenotypes: the leading ones and one site's own, with and without noise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

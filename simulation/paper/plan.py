@@ -1,7 +1,5 @@
 """The variants of the evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -67,7 +65,7 @@ class Plan:
         """Data sets of this plan that are not available."""
         return sorted(name for name in self.names if not datasets.available(name))
 
-    def on(self, cohort: str) -> Plan:
+    def on(self, cohort: str) -> "Plan":
         """The same plan on one open data set, or one cohort's folder, instead of all."""
         one = (cohort,)
         return replace(self, convergence=one, prediction=one, epsilon=one, phenotypes=one)

@@ -1,7 +1,5 @@
 """AUC of in-hospital death against rank, for all patients and for the site unlike all others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The paper's numbers, as printed: Ma et al., CIKM 2019, section Experimental Evaluation."""
 
-from __future__ import annotations
-
 AUC_BY_RANK: dict[int, dict[str, float]] = {
     10: {"cp-als": 0.7516, "trip": 0.7130, "paper": 0.7319, "paper-no-l21": 0.5189, "psgd": 0.7401},
     20: {"cp-als": 0.7573, "trip": 0.7596, "paper": 0.7751, "paper-no-l21": 0.6886, "psgd": 0.7763},

@@ -1,7 +1,5 @@
 """Tables, figures and verdicts of an experiment, and the files they are written to."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field

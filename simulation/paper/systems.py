@@ -6,8 +6,6 @@ with the package's default eta and relative_elastic, and with the mu that was be
 EHR. "published" has the paper's values.
 """
 
-from __future__ import annotations
-
 import inspect
 import tempfile
 import time

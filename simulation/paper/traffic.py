@@ -1,7 +1,5 @@
 """Bytes on the wire: the paper's two tables of communication cost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dpfact_flower.evaluation.summarise import PAPER_BYTES_PER_SECOND

@@ -3,8 +3,6 @@
 Each claim has cases. A case is a combination of a data set, a rank and two systems, for example.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Share of the fit, factor match and AUC against epsilon, between chance and repetition."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ bound must hold for each seed; the seeds below were chosen. A "claimed" value of
 without the l2,1 step. docs/explanation/proof.md says what all this means for patients.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Sequence

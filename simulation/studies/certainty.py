@@ -16,8 +16,6 @@ The rule was found on the tuning halves alone, with one quarter of the patients 
 started again, the script continues from there.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Sequence
 from functools import cache

@@ -12,8 +12,6 @@ The folder keeps the models: started again, the script measures them again. It w
 and clinical.csv.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from functools import partial

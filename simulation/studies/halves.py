@@ -1,7 +1,5 @@
 """Halves of a cohort by patient, one to tune on and one to report, and merged sites."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

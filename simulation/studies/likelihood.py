@@ -9,8 +9,6 @@ a share of the sum over that patient's cells. A model should do better than the 
 codes.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable, Sequence

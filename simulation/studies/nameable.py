@@ -12,8 +12,6 @@ Both settings keep all codes and charge for the count; only `weighting` differs.
 to shuffled patients are shown for comparison: they should have no names. Noise is fresh.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

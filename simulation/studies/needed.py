@@ -1,7 +1,5 @@
 """Patients that `dpfact plan` asks for against epsilon, and the measured cells."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -10,8 +10,6 @@ docs/explanation/what-leaves.md has the figures. The seconds depend on the machi
 not.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import tempfile

@@ -12,8 +12,6 @@ Seconds are those of one core, without measuring. The script writes table.json, 
 table.md after each method, and continues where it was stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Sequence

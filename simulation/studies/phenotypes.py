@@ -10,8 +10,6 @@ table.csv, table.json, table.md and the figure as PNG and SVG after each model. 
 continues, so systems can be added.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Callable, Sequence

@@ -23,8 +23,6 @@ of these numbers against epsilon and of the patients that `dpfact plan` asks for
 models a cell, at rank 10.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -14,8 +14,6 @@ those and not with other ways. The AUC is of the same patients and deaths everyw
 freely. Noise is fresh.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

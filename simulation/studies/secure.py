@@ -11,8 +11,6 @@ the same integers (tests/test_secure_rounds.py). On synthetic data, where a site
 its own, the match with the planted ones counts.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -8,8 +8,6 @@ EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of 
 Psgd's share of `relative-elastic` was found on ``--half tune``.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

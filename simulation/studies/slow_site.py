@@ -11,8 +11,6 @@ last round in step. Data are as in `simulation.studies.shared_fit`.
 averaging in which every arriving reply pulls the model by itself, for comparison.
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import math

@@ -12,8 +12,6 @@ standard errors. *Truth* counts phenotypes of made-up patients whose prevalence 
 of 1.5 of the planted one. The rule was found on ``--half tune``. Noise is fresh.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

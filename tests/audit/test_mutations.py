@@ -5,8 +5,6 @@ kernels, on sites of a single patient, and then put together wrongly: as a carel
 ``python -m pytest tests/audit/test_mutations.py -s`` prints what was measured for each fault.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The C kernel that speed is held against computes what the solver's kernels compute."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

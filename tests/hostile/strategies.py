@@ -1,7 +1,5 @@
 """Ways to damage a file: anyhow, or as somebody would who knows its format."""
 
-from __future__ import annotations
-
 import io
 import json
 import sqlite3

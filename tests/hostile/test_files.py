@@ -3,8 +3,6 @@
 ``python -m pytest tests/hostile --hypothesis-profile long`` tries many times as many.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

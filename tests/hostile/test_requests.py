@@ -1,7 +1,5 @@
 """Requests that no honest server sends, through the site's door and through the ClientApp."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from typing import Any, NamedTuple

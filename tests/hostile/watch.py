@@ -1,7 +1,5 @@
 """What must hold whatever is read or asked, and the data that must not be seen."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +38,7 @@ def canary_site() -> SiteData:
 class Watch(logging.Handler):
     """Looks at everything that is said while it is a context, and fails at what must not be."""
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> "Watch":
         self._logger = logging.getLogger("dpfact_flower")
         self._before = self._logger.level, self._logger.propagate, self._logger.handlers
         self._logger.handlers, self._logger.propagate = [self], False

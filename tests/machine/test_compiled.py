@@ -1,7 +1,5 @@
 """Where machine code is kept and what tells it apart; for which registers it is made."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A frame has the columns of an event table, and optionally a column ``site``. Pas
 feature mode, or a single frame with a column ``mode``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack

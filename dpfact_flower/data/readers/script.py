@@ -32,8 +32,6 @@ with a dollar sign, such as ``$by``, stands for the value of an option. Further 
 source's tables in lower case), and ``$part`` in the condition of a load with a star.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -118,7 +116,7 @@ class Script:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> Script:
+    def read(cls, path: Path) -> "Script":
         """Read a script from a file."""
         try:
             match = _HEAD.fullmatch(path.read_text(encoding="utf-8"))

@@ -4,8 +4,6 @@ The format stores no names. Codes are taken from the given lists, by position, o
 1. Patients are numbered from 1. Patients without a cell are left out and counted.
 """
 
-from __future__ import annotations
-
 import fileinput
 import warnings
 import zlib

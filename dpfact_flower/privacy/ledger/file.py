@@ -3,8 +3,6 @@
 Each row is a JSON document that is chained to the previous row by a hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

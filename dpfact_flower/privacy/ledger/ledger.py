@@ -1,7 +1,5 @@
 """Read, extend, verify and copy a ledger."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

@@ -5,8 +5,6 @@ The forecast is the chance that every model of a real cohort beats every model o
 root of the rank, and was calibrated on real cohorts.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

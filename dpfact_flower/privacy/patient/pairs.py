@@ -9,8 +9,6 @@ Only the total and the work space persist between patients, and the work space i
 patient. Cells are sorted, so sums do not depend on the order of the data.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

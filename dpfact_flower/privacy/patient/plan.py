@@ -11,8 +11,6 @@ noise. Above epsilon 500, where the slack is not proven, tight zCDP is used. Wit
 The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -167,7 +165,7 @@ def plan_patient(
     )  # fmt: skip
 
 
-def _is_weak(facts: Facts, split: _Split) -> bool:
+def _is_weak(facts: Facts, split: "_Split") -> bool:
     """Return whether the start's signal is too weak to divide the start among slots."""
     signal = facts.start_scale * math.sqrt(2 * split.start)
     return facts.known and signal * math.sqrt(facts.rank) < good_strength()

@@ -7,8 +7,6 @@ To add a kind, extend `KINDS`, the schedule in `plan`, and the code that uses re
 sensitivity and noise level only from a `BoundedSum` (``docs/explanation/proof.md``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ site puts its statistic in one of the `slots` and noise in all slots, and the se
 total of each slot. Proof: ``docs/explanation/secure-sums.md``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

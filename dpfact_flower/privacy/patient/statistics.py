@@ -15,8 +15,6 @@ errors in its norm.
 cannot be calibrated in any other way.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ each job, a site signs a fresh key (X25519, RFC 7748) together with the job's te
 lacks the long-term key, so the server cannot impersonate the site.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Mapping

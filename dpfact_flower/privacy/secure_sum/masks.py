@@ -8,8 +8,6 @@ ChaCha20 follows RFC 8439, HKDF follows RFC 5869, and X25519 follows RFC 7748. M
 by Shamir's method (1979) modulo the prime 2**255 - 19.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The server's half of a secure sum, which turns masked vectors and openings into the sum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

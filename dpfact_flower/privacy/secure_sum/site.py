@@ -14,8 +14,6 @@ reason, a site adds its own mask and shares the mask's seed among the other site
 2017). If no site may be lost, a round has a single attempt, without openings or sites' own masks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress

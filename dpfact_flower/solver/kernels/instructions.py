@@ -13,8 +13,6 @@ array alive, so take pointers only to a kernel's arguments. In place of a vector
 equal values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

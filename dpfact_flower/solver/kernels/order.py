@@ -10,8 +10,6 @@ value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the 
 (importance sampling). A draw that hits a non-zero cell has weight 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import pairwise

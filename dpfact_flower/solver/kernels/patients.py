@@ -11,8 +11,6 @@ Each block is transposed for the sweeps, so that a column of the block fills `TI
 gradients of `STRIP` columns stay in registers while they are computed.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -5,8 +5,6 @@ Each row has one slice per element of the tuple `slices`, and each slice fills `
 fifth faster than kernels that accept any rank.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
