@@ -21,6 +21,7 @@ from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.disclosure import log_privately
+from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.secure import MemberKey, SecureStage
@@ -368,6 +369,26 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     with pytest.raises(RoundRefusedError):
         ask("site-1", first, stage)
     assert "was answered with another key" in caplog.text
+
+
+def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
+    """Not the site's own start, which the site cannot know apart from the sum."""
+    members = tuple(MemberKey(name, b"", b"") for name in NAMES)
+    first = strategy().coordinator.request(1)
+    asked = replace(
+        first, round=2, solver=replace(SOLVER, relative_l21=5.0),
+        anchors=initial_factors(tuple(CODES.values()), 3, 0),
+        secure=SecureStage("sum", 1, members, tuple(NAMES)),
+    )  # fmt: skip
+
+    def total(usages):
+        request = replace(asked, usages=np.asarray(usages, float))
+        work = PatientRound(sites()[0], request, site=NAMES[0], simulation=True)
+        return work.bounded(work.planned, None).total
+
+    little, much = ([[1, 4, 9], [0, 0, 0]], [[9, 4, 1], [0, 0, 0]])
+    assert (total([little, much]) == total([little, little])).all()
+    assert (total([little, much]) != total([much, much])).any()
 
 
 def test_a_pending_key_that_is_damaged_shuts_out_no_job(tmp_path, hospitals):
