@@ -89,8 +89,9 @@ class SolverSettings(Settings):
         "exact", "psgd: the paper's SGD; exact: block updates of all cells; or your own", NAME
     )
     loss: str = setting(
-        _LOSS, "squared; poisson or bernoulli with psgd and scale = counts; or your own", NAME
-    )
+        _LOSS, "squared; poisson or bernoulli with psgd and scale = counts, or in mode patient "
+        "with refine-rounds = 0; or your own", NAME,
+    )  # fmt: skip
     scale: Literal["counts", "patient"] = setting(
         "patient", "fit counts as they are, or each patient's scaled to norm 1"
     )
@@ -198,10 +199,12 @@ class PrivacySettings(Settings):
                 "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
                 f"to 'psgd' and clip above 0; got {solver.solver!r} and 0"
             )
-        if self.privacy == "patient" and solver.loss != _LOSS:
+        only_start = self.refine_rounds == 0 and self.weighting == "none"
+        if self.privacy == "patient" and solver.loss != _LOSS and not only_start:
             raise SettingsError(
-                f"loss: privacy 'patient' releases what least squares need: set loss to {_LOSS!r}, "
-                f"or privacy to 'none' or 'paper'; got {solver.loss!r}"
+                "loss: privacy 'patient' refines and weights by least squares: set refine-rounds "
+                f"to 0 and weighting to 'none', or loss to {_LOSS!r}; got {self.refine_rounds}, "
+                f"{self.weighting!r} and {solver.loss!r}"
             )
         if self.privacy == "patient" and not (solver.scale == "patient" and solver.nonnegative):
             raise SettingsError(
@@ -219,6 +222,11 @@ class PrivacySettings(Settings):
             eta = _PAPER_STEP if solver.eta == _STEP else solver.eta
             return dataclasses.replace(solver, gamma=_PAPER_GAMMA, eta=eta)
         return solver
+
+    def sent(self, solver: SolverSettings) -> SolverSettings:
+        """Return the solver's settings for sites. In patient mode, only the server uses `loss`."""
+        solver = self.resolved(solver)
+        return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 
     @property
     def default_rule(self) -> str:

@@ -237,6 +237,21 @@ def test_patient_mode_needs_patients_of_norm_one_and_a_non_negative_model(change
     PrivacySettings(privacy="none").check_solver(SolverSettings(**changes))
 
 
+@pytest.mark.parametrize("loss", ["poisson", "bernoulli"])
+@pytest.mark.parametrize(
+    "changes", [{"refine_rounds": 2}, {"refine_rounds": -1}, {"weighting": "inverse-frequency"}]
+)
+def test_patient_mode_has_other_losses_without_refinement_and_weights(loss, changes):
+    start_alone, solver = {"refine_rounds": 0, "codes": "6x8"}, SolverSettings(loss=loss)
+    with pytest.raises(SettingsError, match="set refine-rounds to 0 and weighting to 'none', or"):
+        PrivacySettings(**start_alone | changes).check_solver(solver)
+    privacy = PrivacySettings(**start_alone)
+    privacy.check_solver(solver)
+    assert privacy.sent(solver) == SolverSettings()
+    with pytest.raises(SettingsError, match="nonnegative to true"):
+        privacy.check_solver(replace(solver, nonnegative=False))
+
+
 def test_codes_to_keep_are_sizes_of_modes():
     for codes, kept in {"": (), "202x316": (202, 316), "7": (7,)}.items():
         assert PrivacySettings(codes=codes).codes_kept == kept

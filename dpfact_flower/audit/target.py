@@ -49,7 +49,7 @@ class AuditTarget:
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         privacy.check_solver(solver)
         plan = plan_patient(privacy, sizes=site.tensor.feature_shape, rank=solver.rank, sites=sites)
-        return cls(site, solver, replace(plan.settle(privacy), noise_seed=-1), plan)
+        return cls(site, privacy.sent(solver), replace(plan.settle(privacy), noise_seed=-1), plan)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -37,12 +37,13 @@ _SETTLING = 50
 
 def surrogates_of(
     releases: Sequence[NDArray[Any]], start: Start, sigma: float, cross: float,
-    rng: np.random.Generator, *, number: int,
+    rng: np.random.Generator, *, number: int, any_cells: bool = False,
 ) -> SparseTensor | None:  # fmt: skip
     """Draw patients like those at the sites, or return None if patients have too many codes.
 
     `start` was computed from `releases`, whose values have noise of deviation `sigma`. `cross` is
-    the weight of a block for two modes relative to a block for one mode.
+    the weight of a block for two modes relative to a block for one mode. With `any_cells`, no number of
+    codes is too many.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
@@ -51,7 +52,8 @@ def surrogates_of(
     noise = sigma * math.sqrt(len(releases) / 2)
     counts = code_counts(total, sizes, cross)
     most = code_counts(total, sizes, cross, raised=_DEVIATIONS * noise)
-    if not (math.prod(counts) <= _FEW_CELLS and math.prod(most) <= _DOUBTED):
+    limits = (math.inf, math.inf) if any_cells else (_FEW_CELLS, _DOUBTED)
+    if not (math.prod(counts) <= limits[0] and math.prod(most) <= limits[1]):
         return None  # also for masses that overflow and counts that are NaN
     used = start.stacked * start.usage.sum(axis=0)
     with one_blas_thread:  # no result depends on the number of threads

@@ -43,7 +43,7 @@ class RunConfig(NamedTuple):
             PrivacySettings.from_config(config),
         )
         checked.privacy.check_solver(checked.solver)
-        settled = checked.privacy.resolved(checked.solver)
+        settled = checked.privacy.sent(checked.solver)
         solvers.find(settled.solver).check(settled)
         return checked
 

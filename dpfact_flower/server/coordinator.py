@@ -180,7 +180,7 @@ class Coordinator:
             round=round_number,
             rounds=self.rounds,
             seed=self.run.seed,
-            solver=self.solver,
+            solver=self.privacy.sent(self.solver),
             privacy=self.privacy,
             vocabulary=self.vocabulary,
             anchors=self.rule.anchors(round_number),

@@ -23,8 +23,9 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
-from dpfact_flower.server.surrogate_fit import fitted_to_halves, fitted_to_surrogates
+from dpfact_flower.server.surrogate_fit import fit_of, fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.solver.losses import losses
 from dpfact_flower.tensor import Factors, Weights
 from dpfact_flower.tensor.arrays import Array, Selection
 from dpfact_flower.wire.protocol import SiteReply
@@ -56,6 +57,12 @@ class PatientRule:
             raise SettingsError(
                 "auto-rank: needs the probability of each phenotype, which is unknown with "
                 "weighting or with a single feature mode; set auto-rank to false"
+            )
+        self._is_squared = losses.find(solver.loss).is_squared
+        if not self._is_squared and (run.auto_rank or len(feature_shape) == 1):
+            raise SettingsError(
+                f"loss: {solver.loss!r} needs surrogate patients of two modes, and gives no "
+                "probability to choose a rank: set loss to 'squared', or auto-rank to false"
             )
         sites = max(run.sites, run.min_sites)
         self.plan = plan_patient(privacy, sizes=feature_shape, rank=solver.rank, sites=sites)
@@ -181,9 +188,9 @@ class PatientRule:
         if self._weights:  # all cells of surrogates are 1, which does not fit weighted cells
             self._learn(start.factors)
             return
-        self._learn(fitted_to_surrogates(start, released, sigma, rng))
-        counts = typical_counts(released, sizes, CROSS)
-        if not counts:
+        self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_of(self._solver)))
+        counts = typical_counts(released, sizes, CROSS) if self._is_squared else []
+        if not counts:  # the halves are fitted by least squares
             return
         rng = np.random.default_rng([self._run.seed, rank, *sizes, _HALVES])
         self._halves = fitted_to_halves(released, counts, sizes, rank, sigma, rng)

@@ -27,7 +27,7 @@ def rule_for(
 ) -> ServerRule:
     """Make a run's rule with `make`, or else with the rule that `run` or the privacy mode names."""
     privacy.check_solver(solver)
-    solvers.find(solver.solver).check(privacy.resolved(solver))
+    solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":
         raise SettingsError(
             "aggregation: 'async' is for modes none and paper; patient mode's rounds depend on "

@@ -1,8 +1,10 @@
 """Likelihood of hidden cells under models with different losses, compared with pyttb's `gcp_opt`.
 
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
+    python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000
 
-A model learns from four fifths of the patients, in mode none. A fifth of the cells of each other
+A model learns from four fifths of the patients, in mode none or, with an epsilon, from the start of
+patient mode. A fifth of the cells of each other
 patient is hidden. The patient is fitted to the rest by the same likelihood, whatever the factors
 were made with. The result is the mean log-likelihood of a hidden cell: the model's value there, as
 a share of the sum over that patient's cells. A model should do better than the frequencies of
@@ -107,6 +109,16 @@ def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
     return learn
 
 
+def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
+    """Runs of patient mode without refinement, in which the server uses a loss."""
+
+    def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
+        privacy = PrivacySettings(epsilon=epsilon, patients=_patients(cohort), refine_rounds=0)
+        return run(cohort, SolverSettings(rank=rank, loss=loss), privacy, RunSettings(seed=seed))
+
+    return learn
+
+
 def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
     """All patients in one place: pyttb's stochastic solver, Adam on stratified samples."""
 
@@ -137,14 +149,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--patients", type=at_least(10), default=5000, help="largest number of patients"
     )
+    parser.add_argument("--epsilon", type=above(0), help="of patient mode, instead of mode none")
     parser.add_argument("--epochs", type=at_least(1), default=50, help="epochs of gcp_opt")
     parser.add_argument("--seed", type=at_least(0), default=0)
     given = parser.parse_args(arguments)
-    ways = {
-        f"federated, {loss}": federated(loss, given.rounds)
-        for loss in ("squared", "poisson", "bernoulli")
-    }
-    ways |= {f"gcp_opt, {loss}": gcp_opt(loss, given.epochs) for loss in ("poisson", "bernoulli")}
+    names = ("squared", "poisson", "bernoulli")
+    ways = {f"federated, {loss}": federated(loss, given.rounds) for loss in names}
+    ways |= {f"gcp_opt, {loss}": gcp_opt(loss, given.epochs) for loss in names[1:]}
+    if given.epsilon:
+        ways = {f"patient mode, {loss}": private(loss, given.epsilon) for loss in names}
     print("| data | factors | log-likelihood of a hidden cell |\n|---|---|---|")  # noqa: T201
     with one_line_errors(parser):
         for name in given.data:

@@ -22,6 +22,8 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site.patient import PatientRound
+from dpfact_flower.tensor.cp import factor_match_score
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
 
@@ -344,6 +346,66 @@ def test_as_many_phenotypes_are_learned_as_were_planted(tmp_path):
     assert summary.rank == read_model(out)[0][0].shape[1] == 3
     assert len(summary.false_discovery) == 3
     assert summary.measured.fms > 0.9
+
+
+# --- another loss
+
+
+START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0, bound=0.1, noise_seed=7)
+
+
+def with_loss(loss, shape=SHAPE, **run) -> Coordinator:
+    given = RunSettings(**{"job": "job", "sites": 3, **run})
+    return Coordinator(
+        shape, solver=replace(SOLVER, loss=loss), privacy=START_ALONE, run=given
+    )
+
+
+@pytest.mark.parametrize("loss", ["poisson", "bernoulli"])
+def test_a_sites_release_is_the_same_with_any_loss(cohort, loss):
+    (squared, asked), (other, again) = (
+        (server, server.request(1)) for server in (with_loss("squared"), with_loss(loss))
+    )
+    assert asked.digest == again.digest
+    assert squared.planned_events(1) == other.planned_events(1)
+    assert squared.privacy == other.privacy
+    for site in cohort.sites:
+        sent = [
+            PatientRound(site, request, site=site.name, simulation=True).run(None).release.arrays
+            for request in (asked, again)
+        ]
+        assert_bits(*sent)
+
+
+@pytest.mark.parametrize(("shape", "run"), [((21,), {}), (SHAPE, {"auto_rank": True})])
+def test_another_loss_needs_surrogates_and_a_fixed_rank(shape, run):
+    with pytest.raises(SettingsError, match="loss: 'poisson' needs .* set loss to 'squared'"):
+        with_loss("poisson", shape, **run)
+    with_loss("squared", SHAPE, **run)
+
+
+def test_an_unknown_loss_is_refused_before_the_run():
+    with pytest.raises(SettingsError, match="loss: there is no 'hinge'"):
+        with_loss("hinge")
+
+
+def test_a_run_with_another_loss_spends_the_same_and_learns_other_factors(tmp_path):
+    cohort, found = synthetic(preset("demo", patients=600)), {}
+    for loss in ("squared", "poisson"):
+        config = {"rank": 5, "epsilon": 50.0, "refine-rounds": 0, "noise-seed": 1, "loss": loss,
+                  "out": str(tmp_path / loss)}  # fmt: skip
+        found[loss] = federate_cohort(cohort, RunConfig.read(config))
+    squared, poisson = (read_summary(folder) for folder in found.values())
+    assert squared.spent == poisson.spent
+    assert squared.exchange.bytes_up == poisson.exchange.bytes_up
+    assert len(squared.false_discovery) == 5
+    assert poisson.false_discovery == ()
+    assert poisson.solver == "exact, poisson"
+    assert poisson.measured.fit_shared > poisson.measured.fit_frequencies
+    one, other = (read_model(folder)[0] for folder in found.values())
+    assert factor_match_score(one, other) < 0.99
+    for folder in found.values():
+        assert (folder / "report.html").exists()
 
 
 # --- with real sites

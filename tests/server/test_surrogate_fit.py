@@ -10,10 +10,17 @@ from dpfact_flower.estimation.start import Start, start_factors
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.server import surrogate_fit as module
-from dpfact_flower.server.surrogate_fit import fitted_to_halves, fitted_to_surrogates
+from dpfact_flower.server.surrogate_fit import (
+    LeastSquares,
+    fit_of,
+    fitted_to_halves,
+    fitted_to_surrogates,
+)
+from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor import SparseTensor
+from simulation.studies.likelihood import held_out
 from tests.bits import assert_bits
 
 pytestmark = pytest.mark.usefixtures("all_surrogates")
@@ -89,7 +96,7 @@ def poor(start) -> Start:
 def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, poor, released, monkeypatch):
     best, found = explained(tensor, fitted(start, released)), fitted(poor, released)
     assert explained(tensor, found) > 0.97 * best
-    monkeypatch.setattr(module, "_RANDOM", 0)
+    monkeypatch.setattr(LeastSquares, "random", 0)
     assert explained(tensor, fitted(poor, released)) < 0.9 * best
 
 
@@ -97,15 +104,15 @@ def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, poor, releas
 def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
     made, real = [], module._fit
 
-    def noted(tensor, factors, rng):
-        made.append((tensor.n_patients, factors, *real(tensor, factors, rng)))
+    def noted(tensor, factors, *rest):
+        made.append((tensor.n_patients, factors, *real(tensor, factors, *rest)))
         return made[-1][2:]
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(module, "_fit", noted)
     found = fitted(poor, released)
     *tried, (number, begun, ended, _) = made
-    assert len(tried) == 1 + module._RANDOM
+    assert len(tried) == 1 + LeastSquares.random
     assert_bits(tried[0][1], poor.factors)
     _, _, best, explained = max(tried, key=lambda each: each[3])
     assert explained > tried[0][3]
@@ -119,10 +126,73 @@ def test_surrogates_without_cells_are_left_out():
     cells = SparseTensor.from_coo(
         [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]], [1, 2, 2, 1], (9, 2, 2)
     )
-    few = module._scaled(cells, 2)
+    few = module._prepared(cells, 2, LeastSquares())
     assert few.shape == (2, 2, 2)
     np.testing.assert_allclose(few.values, [1, 0.5**0.5, 0.5**0.5])
-    assert module._scaled(cells, 5).n_patients == 3
+    assert module._prepared(cells, 5, LeastSquares()).n_patients == 3
+
+
+# --- other losses
+
+
+def poisson_patients(number, seed, *, rank=4, size=25):
+    """Counts from a Poisson model, in which all phenotypes share the most frequent codes."""
+    rng, planted = np.random.default_rng(seed), np.random.default_rng(9)
+    factors = [planted.dirichlet(np.geomspace(2, 0.02, size), rank).T for _ in range(2)]
+    patients = 6 * rng.dirichlet(np.full(rank, 0.2), number)
+    counts = rng.poisson(np.einsum("ir,jr,kr->ijk", patients, *factors))
+    return SparseTensor.from_coo(np.argwhere(counts), counts[counts > 0], counts.shape)
+
+
+@pytest.fixture(scope="module")
+def by_loss():
+    """Factors of releases of Poisson patients, by the loss."""
+    bounded = cooccurrence(poisson_patients(3000, 1), sigma=SIGMA)
+    released = [(bounded.total * bounded.grid).astype(np.float32)]
+    begun = start_factors(released, (25, 25), 4, SIGMA, np.random.default_rng(1))
+
+    def found(loss):
+        by = fit_of(SolverSettings(loss=loss))
+        return fitted_to_surrogates(begun, released, SIGMA, np.random.default_rng(2), by)
+
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["poisson", "bernoulli"])
+def test_a_likelihood_predicts_hidden_cells_better_than_least_squares(by_loss, loss):
+    others = poisson_patients(2000, 2)
+    hidden = np.random.default_rng(3).random(others.nnz) < 0.2
+    shown, kept = (
+        SparseTensor(others.indices[which], others.values[which], others.shape)
+        for which in (~hidden, hidden)
+    )
+    found = by_loss(loss)
+    print(loss, held_out(found, shown, kept), held_out(by_loss("squared"), shown, kept))
+    assert held_out(found, shown, kept) > held_out(by_loss("squared"), shown, kept) + 0.1
+    for factor in found:
+        assert (factor > 0).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_threads_do_not_change_a_likelihood(by_loss, monkeypatch):
+    found = []
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(by_loss("poisson"))
+    assert_bits(*found)
+
+
+def test_the_first_model_has_as_many_counts_of_a_patient_as_there_are():
+    tensor, rng = poisson_patients(50, 1), np.random.default_rng(0)
+    tensor = module._prepared(tensor, 50, fit_of(SolverSettings(loss="poisson")))
+    factors = tuple(rng.random((25, 4)) for _ in range(2))
+    rows, *columns = fit_of(SolverSettings(loss="poisson")).initial(
+        tensor, rng.random((tensor.n_patients, 4)), factors
+    )
+    model = np.einsum("ir,jr,kr->ijk", rows, *columns)
+    np.testing.assert_allclose(model.sum(axis=(1, 2)), tensor.to_dense().sum(axis=(1, 2)))
 
 
 @pytest.mark.slow
