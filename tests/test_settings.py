@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 

@@ -21,7 +21,7 @@ import numpy as np
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor import Factors, SparseTensor
-from simulation.arguments import at_least, one_line_errors
+from simulation.arguments import at_least, one_line_errors, read_epsilon
 from simulation.studies.shared_fit import load
 from simulation.systems import run
 
@@ -149,7 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--patients", type=at_least(10), default=5000, help="largest number of patients"
     )
-    parser.add_argument("--epsilon", type=above(0), help="of patient mode, instead of mode none")
+    parser.add_argument(
+        "--epsilon", type=read_epsilon, help="of patient mode, instead of mode none"
+    )
     parser.add_argument("--epochs", type=at_least(1), default=50, help="epochs of gcp_opt")
     parser.add_argument("--seed", type=at_least(0), default=0)
     given = parser.parse_args(arguments)

@@ -356,9 +356,7 @@ START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0, bound=0.1, noise
 
 def with_loss(loss, shape=SHAPE, **run) -> Coordinator:
     given = RunSettings(**{"job": "job", "sites": 3, **run})
-    return Coordinator(
-        shape, solver=replace(SOLVER, loss=loss), privacy=START_ALONE, run=given
-    )
+    return Coordinator(shape, solver=replace(SOLVER, loss=loss), privacy=START_ALONE, run=given)
 
 
 @pytest.mark.parametrize("loss", ["poisson", "bernoulli"])
@@ -379,7 +377,7 @@ def test_a_sites_release_is_the_same_with_any_loss(cohort, loss):
 
 @pytest.mark.parametrize(("shape", "run"), [((21,), {}), (SHAPE, {"auto_rank": True})])
 def test_another_loss_needs_surrogates_and_a_fixed_rank(shape, run):
-    with pytest.raises(SettingsError, match="loss: 'poisson' needs .* set loss to 'squared'"):
+    with pytest.raises(SettingsError, match=r"loss: 'poisson' needs .* set loss to 'squared'"):
         with_loss("poisson", shape, **run)
     with_loss("squared", SHAPE, **run)
 
