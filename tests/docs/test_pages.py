@@ -109,6 +109,7 @@ NOT_RUN = {
     ("docs/explanation/start.md", "python -m simulation"): HOURS,
     ("docs/explanation/certainty.md", "python -m simulation"): HOURS,
     ("docs/explanation/algorithm.md", "dpfact run "): HOURS,
+    ("docs/explanation/algorithm.md", "python -m simulation"): HOURS,
     ("docs/explanation/proof.md", "python -m simulation"): HOURS,
     ("docs/explanation/what-leaves.md", "python -m simulation"): HOURS,
     ("docs/how-to/clinical-reality.md", "python -m simulation"): HOURS,
