@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -75,15 +76,25 @@ def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch
 
 
 def test_the_wide_table_is_melted_into_a_row_per_code():
+    import pandas as pd  # noqa: PLC0415
+
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict[str, object] = {}
+    rows = [
+        ("1", "a", "31.01.2024", "I21", "8-837", 70), ("1", "b", "02.12.2024", "i21", None, 70),
+        ("2", "c", "05.02.2024", None, "5-361", 65), ("2", "d", "06.02.2024", "I50 ", None, 65),
+        ("3", "e", "05.02.2024", "I50", None, 80),
+    ]  # fmt: skip
+    columns = ["mrn", "visit", "datum", "icd10", "ops_code", "age"]
+    names: dict[str, object] = {"df": pd.DataFrame(rows, columns=columns)}
     exec(block, names)
     cohort = names["cohort"]
     assert isinstance(cohort, Cohort)
-    assert [vocabulary.codes for vocabulary in cohort.sites[0].vocabularies] == [
-        ("I21",), ("8-837",)
+    (site,) = cohort.sites
+    assert [(v.name, v.codes) for v in site.vocabularies] == [
+        ("icd10", ("I50", "I21", "i21")), ("ops_code", ("5-361", "8-837")),
     ]  # fmt: skip
-    assert len(cohort.sites[0].patients) == 1
+    assert site.patients == ("1", "2")  # the third has no procedure
+    np.testing.assert_array_equal(site.tensor.indices, [[0, 1, 1], [1, 0, 0]])
 
 
 def test_the_figures_of_the_roll_up(ehr_folder):

@@ -48,7 +48,7 @@ _GROUPS = (
 ELSEWHERE = {
     ("docs/how-to/data.md", "dpfact data "): "tests/docs/test_data.py::"
     "test_the_commands_run_as_they_stand",
-    ("docs/how-to/data.md", "import pandas"): "tests/docs/test_data.py::"
+    ("docs/how-to/data.md", "from dpfact_flower"): "tests/docs/test_data.py::"
     "test_the_wide_table_is_melted_into_a_row_per_code",
     ("docs/tutorial.md", "dpfact data synpuf "): "tests/docs/test_data.py::"
     "test_the_commands_run_as_they_stand",
