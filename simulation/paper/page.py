@@ -12,7 +12,7 @@ from simulation.paper.systems import SYSTEMS, described
 from simulation.paper.verdicts import RULE, Verdict
 
 COMMANDS = """\
-To run the same evaluation on the full MIMIC-III or on all of SynPUF, make a cohort first:
+For the full MIMIC-III or all of SynPUF, make a cohort first:
 
     dpfact data mimic3 PATH/TO/mimic-iii --out data/mimic3-full
     python -m simulation.paper --cohort data/mimic3-full --out runs/paper-mimic3
@@ -141,8 +141,7 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
         f"`{made}` wrote this page and its CSV files from {state.finished} fits "
         f"({state.seconds / 60:.0f} minutes on one core, code {state.code}). "
         f"{_link('settings', files)} lists every system's settings. Delta is {DELTA:g}, as in the "
-        "paper. The noise comes from a seed, so that runs can be repeated. Seeded noise protects "
-        "no patient.", "",
+        "paper. The noise is seeded, so that runs can be repeated, and protects no patient.", "",
     ]  # fmt: skip
     if state.finished < state.wanted:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
