@@ -89,10 +89,8 @@ def export(
     if (patients is None) != (data is None):
         raise SettingsError("export: --patients FILE and --data SITE.npz belong together")
     model = GlobalModel.read(run)
-    chances, others = (
-        model.false_discovery or [None] * model.rank,
-        read_replications(run, model.rank),
-    )
+    chances = model.false_discovery or [None] * model.rank
+    others = read_replications(run, model.rank)
     sure = {r: certainty(pairs_of(r, others), chance) for r, chance in enumerate(chances, start=1)}
     if doubtful := [str(r) for r, word in sure.items() if word in (DOUBTFUL, NOT_FOUND)]:
         say(f"doubtful, or not found again: phenotype(s) {', '.join(doubtful)}")

@@ -335,9 +335,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeError) as error:
         hint = "; is it gzipped, as its name says?" if isinstance(error, gzip.BadGzipFile) else ""
         raise DataError(f"{path}: cannot be read ({type(error).__name__}){hint}") from None
-    header = [
-        normalize("NFC", " ".join(name.split())) for name in names
-    ]  # a name may contain a newline
+    # A name may contain a newline.
+    header = [normalize("NFC", " ".join(name.split())) for name in names]
     if not any(header):
         raise DataError(f"{path}: its first line is empty, but needs to name the columns")
     if any("\ufffd" in name or "\0" in name for name in header):
