@@ -189,8 +189,17 @@ def test_the_package_is_the_command_too():
 
 
 @pytest.mark.process
-def test_importing_the_package_is_light():
-    code = "import sys, dpfact_flower; print(sorted({'numpy', 'numba', 'flwr'} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("dpfact_flower", {"numpy", "numba", "flwr"}),
+        ("dpfact_flower.privacy", {"torch", "opacus", "dp_accounting", "flwr"}),
+        ("dpfact_flower.data.readers.event_tables", {"duckdb"}),
+        ("dpfact_flower.data.readers.runner", {"duckdb"}),
+    ],
+)
+def test_importing_is_light(module, heavy):
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

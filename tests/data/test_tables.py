@@ -1,5 +1,4 @@
 import gzip
-import subprocess
 import sys
 from pathlib import Path
 
@@ -159,15 +158,6 @@ def test_what_spills_is_in_the_users_own_folder_and_gone_in_the_end(tmp_path, mo
     assert Path(folder).parent == tmp_path / "dpfact"
     with pytest.raises(duckdb.ConnectionException):
         connection.execute("SELECT 1")
-
-
-@pytest.mark.process
-def test_importing_the_readers_does_not_import_duckdb():
-    code = (
-        "import sys; from dpfact_flower.data.readers import event_tables, runner; "
-        "sys.exit('duckdb' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_without_duckdb_the_error_says_what_to_install(monkeypatch):

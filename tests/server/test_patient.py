@@ -32,7 +32,6 @@ SOLVER = SolverSettings(rank=4)
 PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
 WEIGHTED = replace(CODES, weighting="inverse-frequency")
-LITTLE_NOISE = PrivacySettings(epsilon=100.0, start_share=0.7, refine_rounds=2, bound=0.1)
 OPEN = PrivacySettings(codes="6x8", patients=500)
 """Share and rounds are left for the server to plan."""
 

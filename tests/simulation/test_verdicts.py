@@ -11,7 +11,6 @@ from simulation.paper.jobs import Result, Results
 from simulation.paper.plan import QUICK
 from simulation.paper.verdicts import answer, difference, tally
 
-TITLE = "synthetic EHR, 6,000 patients, 6 sites"
 PLAN = QUICK.on("demo-icu")
 
 
