@@ -153,11 +153,7 @@ def test_site_names_are_made_fit_to_stand(connection):
     names = {"Med-Surg ICU": "Med-Surg-ICU", " ../x": "x", "süd": "sud", "!": "unknown",
              None: "unknown"}  # fmt: skip
     for raw, expected in names.items():
-        fill(
-            connection,
-            [("p", raw, None)],
-            [("procedures", "p", "e", 0, "01"), ("diagnoses", "p", "e", 0, "x")],
-        )
+        fill(connection, [("p", raw, None)], [(mode, "p", "e", 0, "x") for mode in MODES[:2]])
         cohort = build(connection)
         assert cohort.sites[0].name == expected
         assert ("sites: 1 patients of 'süd', renamed sud" in repr(cohort)) == (raw == "süd")
@@ -199,12 +195,6 @@ def test_vocabularies_by_frequency_count_distinct_events_of_these_patients(conne
     assert procedures.codes == ("often", "a", "b")
     assert procedures.descriptions == ("told", "", "")
     assert diagnoses.codes == ("01",)
-
-
-def test_a_mode_without_events_is_named(connection):
-    fill(connection, [("p", "north", None)], [("procedures", "p", "e", 0, "01")])
-    with pytest.raises(DataError, match="no diagnoses"):
-        choose_vocabularies(connection, MODES[:2], {})
 
 
 def test_windows_are_checked():

@@ -14,18 +14,14 @@ def rolled(codes, how, texts=None, mode="dx"):
     """Groups and descriptions of the codes of one mode; each code is an event of one encounter."""
     with connect() as connection:
         create_tables(connection)
-        connection.execute("CREATE TEMP TABLE given (code VARCHAR, text VARCHAR)")
-        rows = [(code, (texts or {}).get(code)) for code in codes]
-        connection.executemany("INSERT INTO given VALUES (?, ?)", rows)
-        add_events(
-            connection, mode,
-            "(SELECT 'p' AS patient, 'e' AS encounter, NULL::BIGINT AS time, code FROM given)",
-        )  # fmt: skip
         connection.execute(
-            f"""INSERT INTO descriptions
-               SELECT DISTINCT '{mode}' AS mode, code, text AS description FROM given
-               WHERE text IS NOT NULL"""
+            """CREATE TEMP TABLE given
+               (patient TEXT DEFAULT 'p', encounter TEXT DEFAULT 'e', time BIGINT, code TEXT)"""
         )
+        connection.executemany("INSERT INTO given (code) VALUES (?)", [(code,) for code in codes])
+        add_events(connection, mode, "given")
+        for code, text in (texts or {}).items():
+            connection.execute("INSERT INTO descriptions VALUES (?, ?, ?)", (mode, code, text))
         roll_up(connection, mode, how)
         found = connection.execute(
             f"""SELECT c.code, d.description FROM codes c LEFT JOIN descriptions d USING (code)

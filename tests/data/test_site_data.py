@@ -11,6 +11,7 @@ from dpfact_flower.tensor import SparseTensor
 
 VOCABULARIES = (Vocabulary("procedures", ("0040", "40")), Vocabulary("diagnoses", ("a", "b", "ü")))
 OTHER = (VOCABULARIES[0], Vocabulary("diagnoses", ("b", "a", "ü")))
+TRUTH = Truth((np.eye(2), np.eye(3)[:, :2]), np.array([[True, False], [True, True]]))
 
 
 def make_site(name: str = "north", **changes: object) -> SiteData:
@@ -21,14 +22,6 @@ def make_site(name: str = "north", **changes: object) -> SiteData:
         "patients": ("p-007", "07", "7"),
     }
     return SiteData(name, **(fields | changes))
-
-
-def make_truth(**changes: object) -> Truth:
-    fields = {
-        "factors": (np.eye(2), np.eye(3)[:, :2]),
-        "usage": np.array([[True, False], [True, True]]),
-    }
-    return Truth(**(fields | changes))
 
 
 def assert_equal(found: SiteData, expected: SiteData) -> None:
@@ -42,8 +35,6 @@ def assert_equal(found: SiteData, expected: SiteData) -> None:
 
 
 SEVERAL = {"readmitted": np.array([0, 0, 1]), "died": np.array([0, 1, 1])}
-
-
 ONE_MODE = {"tensor": SparseTensor.from_coo([[0, 1]], [2], (3, 2)),
             "vocabularies": VOCABULARIES[:1]}  # fmt: skip
 
@@ -119,12 +110,12 @@ def test_load_names_the_array_that_is_missing(lost, tmp_path):
 
 def test_reprs_hold_no_patient():
     site = make_site()
-    for text in (repr(site), str(site), repr(Cohort("c", (site,))), repr(make_truth())):
+    for text in (repr(site), str(site), repr(Cohort("c", (site,))), repr(TRUTH)):
         assert "p-007" not in text
     assert repr(site) == "SiteData('north', SparseTensor(shape=(3, 2, 3), nnz=2))"
 
 
-@pytest.mark.parametrize("truth", [None, make_truth()])
+@pytest.mark.parametrize("truth", [None, TRUTH])
 def test_cohort_round_trip(truth, tmp_path):
     cohort = Cohort("pair", (make_site("north"), make_site("south", labels=None)), truth)
     cohort.save(tmp_path / "out")
@@ -163,13 +154,13 @@ def test_of_the_truth_the_phenotypes_are_left_that_have_a_code_in_every_mode():
     np.testing.assert_allclose(left.factors[1], [[0.8, 1], [0.6, 0]])
     np.testing.assert_array_equal(left.usage, [[True, False], [True, True]])
     assert truth.select_codes([np.array([0]), np.array([1])]).usage.tolist() == [[True], [True]]
-    assert make_truth().select_codes([np.array([0]), np.array([2])]) is None
-    cohort = Cohort("pair", (make_site("north"), make_site("south")), make_truth())
+    assert TRUTH.select_codes([np.array([0]), np.array([2])]) is None
+    cohort = Cohort("pair", (make_site("north"), make_site("south")), TRUTH)
     assert cohort.select_codes([np.array([0]), np.array([2])]).truth is None
 
 
 def test_cohort_folder_holds_what_it_says(tmp_path):
-    Cohort("pair", (make_site("north"), make_site("south")), make_truth()).save(tmp_path)
+    Cohort("pair", (make_site("north"), make_site("south")), TRUTH).save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "cohort.json", "diagnoses.vocabulary.json", "north.npz", "procedures.vocabulary.json",
         "south.npz", "truth.npz",

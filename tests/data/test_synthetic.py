@@ -24,10 +24,6 @@ def values(cohort):
     return np.concatenate([site.tensor.values for site in cohort.sites])
 
 
-def all_labels(cohort):
-    return np.concatenate([site.labels["died"] for site in cohort.sites])
-
-
 def test_equal_settings_give_equal_data_and_other_seeds_others():
     first, again = synthetic(preset("demo", **SMALL)), synthetic(preset("demo", **SMALL))
     other = synthetic(preset("demo", seed=1, **SMALL))
@@ -148,24 +144,21 @@ def test_a_distinct_site_has_a_population_of_its_own():
     members = true_memberships(settings)
     local = usage.sum(axis=0) == 1
     assert usage[5, local].sum() >= 2
-    shared = ~local
-    assert usage[5, shared].sum() == 3
-    assert usage[:5][:, shared].all()
-    frequency = np.array([has.mean(axis=0) for has in members])
-    likeness = np.corrcoef(frequency)
+    assert usage[5, ~local].sum() == 3
+    assert usage[:5][:, ~local].all()
+    likeness = np.corrcoef([has.mean(axis=0) for has in members])
     assert likeness[5, :5].max() < likeness[:5, :5].min()
 
 
 @pytest.mark.parametrize("name", ["demo", "paper-synthetic"])
 def test_deaths_are_as_common_as_asked_and_depend_on_phenotypes(name):
-    labels = all_labels(synthetic(name))
+    labels = np.concatenate([site.labels["died"] for site in synthetic(name).sites])
     spread = np.sqrt(0.1 * 0.9 / len(labels))
     assert abs(labels.mean() - 0.1) < 4 * spread
     members = np.concatenate(true_memberships(name))
     half = np.arange(len(labels)) % 2 == 0
     model = LogisticRegression(C=100).fit(members[half], labels[half])
-    auc = roc_auc_score(labels[~half], model.decision_function(members[~half]))
-    assert auc > 0.75
+    assert roc_auc_score(labels[~half], model.decision_function(members[~half])) > 0.75
 
 
 @pytest.mark.slow

@@ -50,11 +50,6 @@ def test_json_round_trip(codes):
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
-def test_file_round_trip(vocabulary, tmp_path):
-    vocabulary.save(tmp_path / "v.json")
-    assert Vocabulary.load(tmp_path / "v.json") == vocabulary
-
-
 @pytest.mark.parametrize(
     ("name", "codes", "descriptions", "message"),
     [

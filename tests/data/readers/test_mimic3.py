@@ -29,20 +29,15 @@ TABLES = {
 }
 
 
-def shout(text):
-    """As full MIMIC-III writes it: header in upper case and quoted, text quoted."""
-    header, *lines = text.splitlines()
-    quoted = ",".join(f'"{name}"' for name in header.upper().split(","))
-    return "\r\n".join([quoted, *lines]) + "\r\n"
-
-
 @pytest.fixture(params=["demo", "full", "gzip"])
 def folder(request, tmp_path):
     for name, text in TABLES.items():
         if request.param == "demo":
             (tmp_path / f"{name}.csv").write_text(text)
-        elif request.param == "full":
-            (tmp_path / f"{name.upper()}.csv").write_bytes(shout(text).encode())
+        elif request.param == "full":  # a header in upper case and quoted
+            header, rows = text.split("\n", 1)
+            whole = '"{}"\n'.format(header.upper().replace(",", '","')) + rows
+            (tmp_path / f"{name.upper()}.csv").write_bytes(whole.replace("\n", "\r\n").encode())
         else:
             (tmp_path / f"{name.upper()}.csv.gz").write_bytes(gzip.compress(text.encode()))
     return tmp_path

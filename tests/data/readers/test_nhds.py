@@ -14,7 +14,7 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.prose import headline
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.notebook.federated import federate
-from tests.cli.test_data import data
+from tests.commands import dpfact
 from tests.data.readers.cells import cells_of
 
 pytestmark = pytest.mark.slow
@@ -100,26 +100,24 @@ def test_another_layout_is_refused(wrong, tmp_path):
 def test_what_cannot_be_read_is_named(file, tmp_path):
     with pytest.raises(DataError, match="gone: no such file"):
         read("nhds", tmp_path / "gone")
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match=r"empty\.txt: need lines of NHDS"):
-        read("nhds", tmp_path / "empty.txt")
-    cut = tmp_path / "cut.bz2"
-    cut.write_bytes(file.read_bytes()[:60])
-    with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(EOFError\)"):
-        read("nhds", cut)
-    cut.write_bytes(b"10")
-    with pytest.raises(DataError, match=r"cut\.bz2: cannot be read \(OSError\)"):
-        read("nhds", cut)
+    for name, content, says in (
+        ("empty.txt", b"", "need lines of NHDS"),
+        ("cut.bz2", file.read_bytes()[:60], r"cannot be read \(EOFError\)"),
+        ("no.bz2", b"10", r"cannot be read \(OSError\)"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name}: {says}"):
+            read("nhds", tmp_path / name)
     with pytest.raises(SettingsError, match="by: must be one of region, beds, ownership"):
         read("nhds", file, by="size")
 
 
 def test_one_command_says_discharges(file, tmp_path):
-    text = data("nhds", str(file), "--by", "ownership", "--top", "1x1", "--out",
-                str(tmp_path / "out"))  # fmt: skip
+    out = tmp_path / "out"
+    text = dpfact("data", "nhds", file, "--by", "ownership", "--top", "1x1", "--out", out)
     assert "discharges" in text
     assert "patients ┃" not in text
-    cohort = Cohort.load(tmp_path / "out")
+    cohort = Cohort.load(out)
     assert cohort.row_unit == "discharge"
     assert [len(v) for v in cohort.vocabularies] == [1, 1]
     assert cohort.sites[0][[0]].row_unit == "discharge"

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -152,32 +153,21 @@ def test_the_same_visit_and_the_care_sites(cdm):
 
 def test_every_form_gives_the_same(cdm, tmp_path):
     expected = read("omop", cdm, name="north", drugs=True)
-    parquet = tmp_path / "parquet"
-    parquet.mkdir()
-    places = [parquet]
-    for engine in ("duckdb", "sqlite"):
-        path = tmp_path / f"cdm.{engine}"
-        database = duckdb.connect(str(path)) if engine == "duckdb" else sqlite3.connect(path)
+    with duckdb.connect(str(tmp_path / "cdm.duckdb")) as database:
         fill(database.execute)
-        if engine == "duckdb":
-            for table in TABLES:
-                database.execute(f"COPY {table} TO '{parquet / table}.parquet' (FORMAT parquet)")
-        else:
-            database.commit()
-        database.close()
-        places.append(path)
-    for place in places:
-        assert_same_sites(read("omop", place, name="north", drugs=True), expected)
+        database.execute(f"EXPORT DATABASE '{tmp_path / 'parquet'}' (FORMAT parquet)")
+    with closing(sqlite3.connect(tmp_path / "cdm.sqlite")) as database, database:
+        fill(database.execute)
+    for form in ("parquet", "cdm.duckdb", "cdm.sqlite"):
+        assert_same_sites(read("omop", tmp_path / form, name="north", drugs=True), expected)
 
 
 def test_a_line_break_in_a_name_of_a_database_begins_no_row(cdm, tmp_path):
-    database = sqlite3.connect(path := tmp_path / "cdm.sqlite")
-    fill(database.execute)
-    database.execute(
-        "UPDATE concept SET concept_name = 'a' || char(13) || 'b' WHERE concept_id = 200"
-    )
-    database.commit()
-    database.close()
+    renamed = "UPDATE concept SET concept_name = 'a' || char(13) || 'b' WHERE concept_id = 200"
+    path = tmp_path / "cdm.sqlite"
+    with closing(sqlite3.connect(path)) as database, database:
+        fill(database.execute)
+        database.execute(renamed)
     assert_same_sites(read("omop", path, name="north"), read("omop", cdm, name="north"))
 
 
@@ -213,7 +203,7 @@ def test_a_real_postgresql_server(cdm, postgres):
 
 
 def test_without_psycopg_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingDependencyError, match=r"dpfact-flower\[postgres\]"):
         read("omop", "postgresql://localhost/cdm", name="north")
 
