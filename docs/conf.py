@@ -45,6 +45,7 @@ default_role = "code"  # names in docstrings
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True  # an attribute is explained once, where its class is
+strip_signature_backslash = True  # else the names of such attributes lose their last underscore
 autodoc_typehints = "none"  # the docstrings have types, shapes and units
 autodoc_member_order = "bysource"
 autosummary_ignore_module_all = False

@@ -27,6 +27,10 @@ def commands() -> dict[tuple[str, ...], click.Command]:
 
 
 COMMANDS = commands()
+for _command in COMMANDS.values():
+    for _option in _command.params:
+        if isinstance(_option, click.Option) and _option.is_flag:
+            _option.show_default = False  # every flag is off unless given
 
 
 def write_pages() -> None:

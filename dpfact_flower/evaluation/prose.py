@@ -209,7 +209,7 @@ def certainty_sentence(
         STABLE: f"Stable: found again in {repeats}.",
         PARTLY: f"Partly stable: found again in {counted(count)} of {counted(runs)} repeats.",
         UNCONFIRMED: "Unconfirmed: its codes are in so many patterns that a match proves nothing.",
-        NOT_FOUND: f"Not found again in {any_of}: it may be an artefact of the noise.",
+        NOT_FOUND: f"Not found again in {any_of}: it may be an artefact.",
     }[word]
 
 

@@ -57,7 +57,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     vocabularies, window_days
         See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon
-        See `dpfact_flower.federate`. **Without `state_dir`, a ledger lasts for one fit**: each
+        See `dpfact_flower.federate`. Without `state_dir`, **a ledger lasts for one fit**: each
         fit spends `epsilon` again on the same patients, and no ledger records the total.
         Cross-validation with k folds is k fits.
     settings : mapping, optional
@@ -77,8 +77,10 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         ``mode=code``, or the code alone if there is one mode.
     run_ : Run
         The run, with its `guarantee`, ledger and history.
-    n_features_in_, feature_names_in_
+    n_features_in_ : int
         As in scikit-learn, if the patients were given as a matrix.
+    feature_names_in_ : ndarray of str
+        As `n_features_in_`.
 
     Notes
     -----

@@ -24,7 +24,9 @@ from dpfact_flower.evaluation.run_folder import (
     write_json,
     write_model,
     write_name,
+    write_replications,
 )
+from dpfact_flower.evaluation.tables import Replication
 from dpfact_flower.privacy import NO_CLAIM, PAPER_CLAIM, PATIENT_CLAIM, rounded_up
 from tests.evaluation.folders import run_folder
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED, SPENT
@@ -378,6 +380,16 @@ def test_auc_stands_beside_its_baselines_with_the_warning(runs):
 def test_a_model_that_explains_nothing_is_not_to_be_read(run, fit, is_noise):
     change(run / "summary.json", lambda summary: summary.update(fit=fit))
     assert ("Do not read its phenotypes as clinical findings" in Page(run).source) == is_noise
+
+
+def test_the_words_of_the_overview_are_explained_below_it(run):
+    assert "It is not known yet how sure" in Page(run).texts["phenotypes"]
+    change(run / "summary.json", lambda summary: summary.update(false_discovery=[0.1] * RANK))
+    assert "up to 10 % (likely real)" in Page(run).texts["phenotypes"]
+    write_replications(run, [Replication("other", "", RANK, ())])
+    shown = Page(run).texts["phenotypes"]
+    assert "a stable pattern was found again in every other run" in shown
+    assert "noise" not in shown  # a run without noise has the same words
 
 
 def test_failures_are_gathered_and_missed_quorums_named(run):
