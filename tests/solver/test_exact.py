@@ -1,4 +1,5 @@
 import math
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -23,60 +24,36 @@ SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
 
 def exact_settings(**changes) -> SolverSettings:
-    return SolverSettings(
-        **({"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0, "relative_l21": 0.0} | changes)
-    )
+    given = {"rank": 3, "solver": "exact", "tau": 1, "gamma": 0.0, "relative_l21": 0.0}
+    return SolverSettings(**given | changes)
 
 
 def unfolded(case, mode):
     """Rows of the matricised tensor, and the Khatri-Rao product they are regressed on."""
     data = np.moveaxis(case.tensor.to_dense(), mode, 0).reshape(case.tensor.shape[mode], -1)
-    others = [f.astype(np.float64) for n, f in enumerate(case.factors) if n != mode]
-    design = others[0]
-    for other in others[1:]:
-        design = khatri_rao(design, other)
-    return data, design
-
-
-def ridge_rows(case, mode, gamma):
-    """As `unfolded`, with sqrt(gamma) rows that pull to the anchors appended."""
-    data, design = unfolded(case, mode)
-    rank = case.rank
-    data = np.hstack([data, math.sqrt(gamma) * case.anchors[mode - 1].astype(np.float64)])
-    return data, np.vstack([design, math.sqrt(gamma) * np.eye(rank)])
+    others = (f.astype(np.float64) for n, f in enumerate(case.factors) if n != mode)
+    return data, reduce(khatri_rao, others)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gamma", [0.0, 2.0])
-def test_free_feature_update_is_dense_least_squares(shape, gamma):
-    case = make_problem(shape, signed=True)
+@pytest.mark.parametrize("nonnegative", [False, True])
+def test_feature_updates_reach_dense_least_squares(shape, gamma, nonnegative):
+    """Rows times sqrt(gamma) pull to the anchors. Free rows take one sweep."""
+    case = make_problem(shape, signed=not nonnegative)
     for mode in range(1, len(shape)):
-        data, design = ridge_rows(case, mode, gamma)
-        expected = np.linalg.lstsq(design, data.T, rcond=None)[0].T
-        plain = unfolded(case, mode)[1]
-        updated = update_features(
-            case.factors[mode], mttkrp_by_entries(case.tensor, case.factors, mode),
-            plain.T @ plain, case.anchors[mode - 1], gamma, -math.inf,
-        )  # fmt: skip
-        assert_near(updated, expected, 1e-6)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("gamma", [0.0, 2.0])
-def test_repeated_column_updates_reach_nonnegative_least_squares(shape, gamma):
-    case = make_problem(shape)
-    for mode in range(len(shape)):
-        data, design = ridge_rows(case, mode, gamma) if mode else unfolded(case, 0)
-        expected = np.stack([nnls(design, row)[0] for row in data])
-        factor, product = case.factors[mode], mttkrp_by_entries(case.tensor, case.factors, mode)
-        plain = unfolded(case, mode)[1]
-        for _ in range(500):
-            if mode:
-                anchor = case.anchors[mode - 1]
-                factor = update_features(factor, product, plain.T @ plain, anchor, gamma, 0.0)
-            else:
-                factor = update_patients(factor, product, plain.T @ plain, 0.0, 0.0)
-        assert_near(factor, expected, 1e-4)
+        factor, anchor = case.factors[mode], case.anchors[mode - 1]
+        data, design = unfolded(case, mode)
+        given = mttkrp_by_entries(case.tensor, case.factors, mode), design.T @ design, anchor, gamma
+        data = np.hstack([data, math.sqrt(gamma) * anchor.astype(np.float64)])
+        design = np.vstack([design, math.sqrt(gamma) * np.eye(case.rank)])
+        if nonnegative:
+            for _ in range(500):
+                factor = update_features(factor, *given, 0.0)
+            assert_near(factor, np.stack([nnls(design, row)[0] for row in data]), 1e-4)
+        else:
+            expected = np.linalg.lstsq(design, data.T, rcond=None)[0].T
+            assert_near(update_features(factor, *given, -math.inf), expected, 1e-6)
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -94,9 +71,7 @@ def test_repeated_patient_updates_reach_the_group_lasso(nonnegative, mu):
 
     bounds = [(0.0 if nonnegative else None, None)] * 24
     options = {"ftol": 1e-15, "gtol": 1e-9, "maxiter": 20_000, "maxfun": 200_000}
-    best = minimize(
-        value, np.full(24, 0.2), jac=True, bounds=bounds, method="L-BFGS-B", options=options
-    )
+    best = minimize(value, np.full(24, 0.2), jac=True, bounds=bounds, options=options)
     A = case.factors[0]
     product = mttkrp_by_entries(case.tensor, case.factors, 0)
     for _ in range(1000):
@@ -106,10 +81,22 @@ def test_repeated_patient_updates_reach_the_group_lasso(nonnegative, mu):
         assert not A.any(axis=0).all(), "this mu is meant to switch a column off"
 
 
-def rounding(case, *models) -> float:
-    """What roundings may change of an objective that is summed from its terms, and more."""
-    largest = max(model_size(model) for model in models)
-    return 1e-8 * (math.sqrt(case.tensor.norm_squared()) + largest) ** 2
+def assert_never_rises(case, taus, gamma=0.0, mu=0.0, **changes):
+    """That of the factors, summed over the dense tensor; the reported one has float32's digits."""
+
+    def rounding(*models) -> float:
+        """What roundings may change of an objective that is summed from its terms, and more."""
+        return 1e-8 * (math.sqrt(case.tensor.norm_squared()) + max(map(model_size, models))) ** 2
+
+    before, start = dense_objective(case, case.factors, gamma=gamma, mu=mu), case.factors
+    for tau in taus:
+        result = exact(case.ask(exact_settings(tau=tau, gamma=gamma, mu=mu, **changes)))
+        now = dense_objective(case, result.factors, gamma=gamma, mu=mu)
+        assert now <= before + rounding(start, result.factors)
+        # <X, M> and A's Gram matrix are summed in float32 over entries and patients.
+        off = 1e3 * rounding(result.factors)
+        assert result.objective[-1] == pytest.approx(now, rel=1e-12, abs=off)
+        before, start = now, result.factors
 
 
 @pytest.mark.nightly
@@ -123,21 +110,8 @@ def rounding(case, *models) -> float:
     nonnegative=st.booleans(),
 )
 def test_the_objective_never_rises(seed, shape, gamma, mu, nonnegative):
-    """That of the factors, summed over the dense tensor; the reported one has float32's digits."""
     case = make_problem(shape, seed=seed, highest=300, signed=not nonnegative)
-    before, start = dense_objective(case, case.factors, gamma=gamma, mu=mu), case.factors
-    for tau in (1, 2, 3, 5, 8, 13, 21, 30):
-        options = exact_settings(tau=tau, gamma=gamma, mu=mu, nonnegative=nonnegative)
-        result = exact(case.ask(options))
-        now = dense_objective(case, result.factors, gamma=gamma, mu=mu)
-        assert now <= before + rounding(case, start, result.factors)
-        assert_is_the_objective(case, result.objective[-1], result.factors, now)
-        before, start = now, result.factors
-
-
-def assert_is_the_objective(case, found, factors, expected):
-    """<X, M> and A's Gram matrix are summed in float32 over entries and patients."""
-    assert found == pytest.approx(expected, rel=1e-12, abs=1e3 * rounding(case, factors))
+    assert_never_rises(case, (1, 2, 3, 5, 8, 13, 21, 30), gamma, mu, nonnegative=nonnegative)
 
 
 @pytest.mark.parametrize("nonnegative", [True, False])
@@ -157,8 +131,7 @@ def test_dead_columns_make_no_nan(nonnegative, gamma, mu, dead):
 @pytest.mark.parametrize("nonnegative", [True, False])
 def test_a_mu_beyond_every_gradient_switches_all_off_and_features_follow_their_anchors(nonnegative):
     case = make_problem()
-    options = exact_settings(mu=1e5, gamma=2.0, nonnegative=nonnegative)
-    result = exact(case.ask(options))
+    result = exact(case.ask(exact_settings(mu=1e5, gamma=2.0, nonnegative=nonnegative)))
     assert not result.factors[0].any()
     for ours, anchor in zip(result.factors[1:], case.anchors, strict=True):
         np.testing.assert_allclose(ours, anchor, rtol=1e-5, atol=1e-6)
@@ -170,8 +143,7 @@ def test_a_phenotype_that_is_off_comes_back_by_its_own_gradient_alone(share, bac
     case = make_problem(rank=1)
     case.factors[0][:] = 0
     pull = np.linalg.norm(np.maximum(mttkrp(case.tensor, case.factors, 0), 0))
-    options = exact_settings(rank=1, mu=float(share * pull))
-    result = exact(case.ask(options))
+    result = exact(case.ask(exact_settings(rank=1, mu=float(share * pull))))
     assert bool(result.factors[0].any()) is back
 
 
@@ -179,13 +151,7 @@ def test_equal_phenotypes_make_a_singular_system_but_no_rise():
     case = make_problem(signed=True)
     for factor in case.factors:
         factor[:, 1] = factor[:, 0]
-    before, start = dense_objective(case, case.factors), case.factors
-    for tau in range(1, 11):
-        options = exact_settings(tau=tau, nonnegative=False)
-        result = exact(case.ask(options))
-        now = dense_objective(case, result.factors)
-        assert now <= before + rounding(case, start, result.factors)
-        before, start = now, result.factors
+    assert_never_rises(case, range(1, 11), nonnegative=False)
 
 
 # --- Each column of a sweep is the minimiser, given those before it

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from dpfact_flower.machine.compiled import WIDTH
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.solver import LocalProblem, exact
+from dpfact_flower.solver import exact
 from dpfact_flower.solver.kernels.patients import update_rows
 from dpfact_flower.solver.mttkrp import BLOCK, Fibres, mttkrp, squared_error, stacked_mttkrp
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.stack import slices, stack_factors
-from tests.problems import assert_near, column_by_column, dense_model, mttkrp_by_entries
+from tests.bits import assert_bits
+from tests.problems import Problem, assert_near, column_by_column, dense_model, mttkrp_by_entries
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
 RANKS = [3, 20, 130]  # one register or less, more, and more than a slice has
@@ -70,10 +71,8 @@ def test_sums_of_whole_numbers_are_exact(large):
 
 def test_chunks_are_added_up_in_float64(large):
     """A chunk's sums stay below 2^24, theirs do not, and odd ones have no float32."""
-    factors = [
-        np.full((n, 1), value, np.float32)
-        for n, value in zip(large.shape, (37, 61, 53), strict=True)
-    ]
+    values = zip(large.shape, (37, 61, 53), strict=True)
+    factors = [np.full((n, 1), value, np.float32) for n, value in values]
     expected = mttkrp_by_entries(large, factors, 2)
     assert expected.min() > 2**24
     assert (expected % 2 == 1).any()
@@ -97,17 +96,14 @@ def test_fibres_are_the_distinct_beginnings(shape, nnz, seed):
 
 def test_blocks_and_chunks_divide_the_patients(large):
     fibres = Fibres.of(large)
-    for bounds, end in (
-        (fibres.blocks, large.n_patients), (fibres.chunks, len(fibres.blocks) - 1),
-    ):  # fmt: skip
-        assert bounds[0] == 0
-        assert bounds[-1] == end
+    ends = large.n_patients, len(fibres.blocks) - 1
+    for bounds, end in zip((fibres.blocks, fibres.chunks), ends, strict=True):
+        assert (bounds[0], bounds[-1]) == (0, end)
         assert (np.diff(bounds) > 0).all()
     assert len(fibres.chunks) > 2, "this tensor is meant to have several"
     assert np.diff(fibres.blocks).max() <= BLOCK
-    one_each = SparseTensor.from_coo(
-        [[i, 0] for i in range(3 * BLOCK)], np.ones(3 * BLOCK), (3 * BLOCK, 1)
-    )
+    each = 3 * BLOCK
+    one_each = SparseTensor.from_coo([[i, 0] for i in range(each)], np.ones(each), (each, 1))
     np.testing.assert_array_equal(Fibres.of(one_each).blocks, BLOCK * np.arange(4))
     assert np.diff(fibres.patients[fibres.blocks]).max() <= 4096
 
@@ -125,7 +121,7 @@ def test_slices_cover_a_row(rank):
 @pytest.mark.slow
 @pytest.mark.parametrize("floor", [0.0, -np.inf])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rank", [3, 20, 130])
+@pytest.mark.parametrize("rank", RANKS)
 def test_rows_are_swept_by_blocks_one_column_after_the_other(shape, rank, floor):
     shape = (1200, *shape[1:])
     tensor, factors = random_tensor(shape, 3000), random_factors(shape, rank)
@@ -173,17 +169,14 @@ def test_threads_change_no_bit(large, monkeypatch, mu):
     results = []
     for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        results.append(
-            exact(LocalProblem(large, factors, factors[1:], options, np.random.default_rng(0)))
-        )
+        results.append(exact(Problem(large, factors, factors[1:]).ask(options)))
         fibres = Fibres.of(large)
         for mode in range(3):
             product = stacked_mttkrp(fibres, stack_factors(factors), mode, threads=int(threads))
             np.testing.assert_array_equal(product[:, :12], mttkrp(large, factors, mode))
     for other in results[1:]:
         assert other.objective == results[0].objective
-        for ours, theirs in zip(other.factors, results[0].factors, strict=True):
-            assert ours.tobytes() == theirs.tobytes()
+        assert_bits(other.factors, results[0].factors)
 
 
 @pytest.mark.parametrize("rank", [3, 130])
@@ -201,16 +194,11 @@ def test_squared_errors_are_those_of_the_dense_model(shape, rank):
 
 def sparse_objective(tensor, factors, start, options):
     """Eq. (norm) of float32 factors, in float64 and without a dense tensor."""
-    wide = CPModel.of(*(f.astype(np.float64) for f in factors))
-    pull = sum(
-        np.sum((f.astype(np.float64) - g) ** 2) for f, g in zip(factors[1:], start[1:], strict=True)
-    )
-    groups = np.linalg.norm(factors[0].astype(np.float64), axis=0).sum()
-    return (
-        0.5 * wide.squared_error(tensor).all_cells
-        + 0.5 * options.gamma * pull
-        + options.mu * groups
-    )
+    wide = CPModel.of(*factors)
+    pull = sum(np.sum((f - g) ** 2) for f, g in zip(wide.features, start[1:], strict=True))
+    groups = np.linalg.norm(wide.factors[0], axis=0).sum()
+    error = wide.squared_error(tensor).all_cells
+    return 0.5 * error + 0.5 * options.gamma * pull + options.mu * groups
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5])
@@ -221,7 +209,7 @@ def test_the_objective_is_its_factors_and_falls(large, mu, nonnegative):
     last = math.inf
     for tau in (1, 2, 3):
         options = SolverSettings(rank=12, tau=tau, mu=mu, relative_l21=0.0, nonnegative=nonnegative)
-        found = exact(LocalProblem(large, factors, factors[1:], options, np.random.default_rng(0)))
+        found = exact(Problem(large, factors, factors[1:]).ask(options))
         now = sparse_objective(large, found.factors, factors, options)
         assert found.objective[-1] == pytest.approx(now, rel=1e-5)
         assert now < last

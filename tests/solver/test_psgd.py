@@ -14,11 +14,18 @@ import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.kernels.order import visits, zero_visits
-from dpfact_flower.solver.objective import LocalProblem
 from dpfact_flower.solver.psgd import psgd, shrink_columns
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
-from tests.problems import assert_moved, dense_model, make_problem, shrunk, visit_one_by_one
+from tests.bits import assert_bits
+from tests.problems import (
+    Problem,
+    assert_moved,
+    dense_model,
+    make_problem,
+    shrunk,
+    visit_one_by_one,
+)
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -28,34 +35,21 @@ def psgd_settings(**changes) -> SolverSettings:
     return SolverSettings(**given)
 
 
-def drawn_by(case, factors, options, rng) -> list[tuple[np.ndarray, np.ndarray]]:
-    """A pass's visits, from factors on."""
-    model = stack_factors(factors)[:, : case.rank]
-    return list(visits(case.tensor, zero_visits(case.tensor, options), rng, model))
-
-
-def one_pass_by_hand(case, factors, options, eta, rng):
-    """The reference for a whole pass, in the order that `rng` gives."""
-    drawn = drawn_by(case, factors, options, rng)
+def assert_is_one_pass_by_hand(case, options, seed, result):
+    """Undone passes leave nothing but the draws that they used."""
+    rng, model = np.random.default_rng(seed), stack_factors(case.factors)[:, : case.rank]
+    for _ in range(1 + result.rollbacks):
+        drawn = list(visits(case.tensor, zero_visits(case.tensor, options), rng, model))
+    eta = options.eta / 2**result.rollbacks
     cells = np.concatenate([rows for rows, _ in drawn]) - row_offsets(case.tensor.shape)[:-1]
     counts = np.concatenate([counts for _, counts in drawn])
-    moved = visit_one_by_one(
-        factors, case.anchors, cells, counts,
+    expected = visit_one_by_one(
+        case.factors, case.anchors, cells, counts,
         eta=eta, gamma=options.gamma, clip=options.clip,
         floor=0.0 if options.nonnegative else -math.inf,
     )  # fmt: skip
-    if options.mu:
-        for r in range(case.rank):
-            moved[0][:, r] = shrunk(moved[0][:, r], eta * options.mu)
-    return moved
-
-
-def assert_is_one_pass_by_hand(case, options, seed, result):
-    rng, eta = np.random.default_rng(seed), options.eta
-    for _ in range(result.rollbacks):  # undone passes leave nothing but the draws they used
-        drawn_by(case, case.factors, options, rng)
-        eta /= 2
-    expected = one_pass_by_hand(case, case.factors, options, eta, rng)
+    for r in range(case.rank):
+        expected[0][:, r] = shrunk(expected[0][:, r], eta * options.mu)
     assert_moved(result.factors, case.factors, expected)
     assert result.eta == pytest.approx(min(eta * 1.05, options.eta))
 
@@ -68,8 +62,7 @@ def assert_is_one_pass_by_hand(case, options, seed, result):
 def test_a_pass_equals_algorithm_1_by_hand(shape, zeros, terms):
     case = make_problem(shape, signed=not terms.get("nonnegative", True))
     options = psgd_settings(zeros=zeros, zero_ratio=0.7, **terms)
-    result = psgd(case.ask(options, 4))
-    assert_is_one_pass_by_hand(case, options, 4, result)
+    assert_is_one_pass_by_hand(case, options, 4, psgd(case.ask(options, 4)))
 
 
 @pytest.mark.parametrize("zeros", ["none", "stratified"])
@@ -142,8 +135,8 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros):
     tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], (2, 2))
     options = psgd_settings(rank=1, zeros=zeros, tau=3)
     assert zero_visits(tensor, options) == 0
-    factors = (np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))
-    result = psgd(LocalProblem(tensor, factors, factors[1:], options, np.random.default_rng(0)))
+    factors = (np.ones((2, 1), np.float32),) * 2
+    result = psgd(Problem(tensor, factors, factors[1:]).ask(options))
     assert result.objective[-1] < result.objective[0]
 
 
@@ -162,7 +155,7 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(seed, size, z
     factors = make_problem((12, 5, 6), seed=seed, scale=size).factors
     options = psgd_settings(eta=1.0, tau=4, zeros=zeros, nonnegative=nonnegative)
     try:
-        result = psgd(LocalProblem(tensor, factors, factors[1:], options, rng))
+        result = psgd(Problem(tensor, factors, factors[1:]).ask(options, seed))
     except DivergenceError:
         return
     assert all(np.isfinite(f).all() for f in result.factors)
@@ -231,8 +224,7 @@ def test_same_seed_same_bits(zeros):
     case = make_problem((1100, 5, 6), density=0.05, signed=True)
     options = psgd_settings(tau=2, zeros=zeros, gamma=1.0, mu=0.1)
     first, again, other = (psgd(case.ask(options, seed)) for seed in (1, 1, 2))
-    for a, b in zip(first.factors, again.factors, strict=True):
-        assert a.tobytes() == b.tobytes()
+    assert_bits(first.factors, again.factors)
     assert first.objective == again.objective
     assert first.factors[0].tobytes() != other.factors[0].tobytes()
 
@@ -244,13 +236,11 @@ def test_sites_at_once_in_threads_get_what_each_gets_alone():
     def solved(case):
         return psgd(case.ask(options))
 
-    alone = [solved(case) for case in cases]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(solved, cases))
-    for ours, theirs in zip(together, alone, strict=True):
+    for ours, theirs in zip(together, map(solved, cases), strict=True):
         assert ours.objective == theirs.objective
-        for a, b in zip(ours.factors, theirs.factors, strict=True):
-            assert a.tobytes() == b.tobytes()
+        assert_bits(ours.factors, theirs.factors)
 
 
 def test_memory_is_that_of_the_factors(monkeypatch):
@@ -281,11 +271,9 @@ def minimiser(column: np.ndarray, threshold: float, lower: float | None) -> np.n
     def slope(t):
         return t - column + threshold * t / np.sqrt(np.sum(t**2) + 1e-18)
 
-    start = np.full_like(column, 0.3)
-    bounds = [(lower, None)] * len(column)
+    start, bounds = np.full_like(column, 0.3), [(lower, None)] * len(column)
     options = {"ftol": 1e-15, "gtol": 1e-10, "maxiter": 10_000, "maxfun": 100_000}
-    found = minimize(value, start, jac=slope, bounds=bounds, method="L-BFGS-B", options=options)
-    return found.x
+    return minimize(value, start, jac=slope, bounds=bounds, options=options).x
 
 
 @pytest.mark.parametrize("lower", [None, 0.0])

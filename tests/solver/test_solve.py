@@ -9,31 +9,29 @@ from dpfact_flower.solver import exact, psgd, solve
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel
+from tests.bits import assert_bits
 from tests.problems import assert_near, dense_model, dense_objective, make_problem
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
 
-def run(case, **changes):
-    settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=changes.pop("solver", "exact"))
-    arguments = {"tensor": case.tensor, "factors": case.factors, "anchors": case.anchors} | changes
-    return solve(**arguments, settings=settings, rng=np.random.default_rng(0))
+def run(case, solver="exact", **changes):
+    settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=solver)
+    return solve(**vars(case) | changes, settings=settings, rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("solver", [exact, psgd])
 def test_solve_runs_the_solver_asked_for(solver):
     case = make_problem()
-    name = solver.__name__
-    settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=name)
+    settings = SolverSettings(rank=3, gamma=1.0, tau=2, solver=solver.__name__)
     direct = solver(case.ask(settings, eta=0.004))
-    result = run(case, solver=name, eta=0.004)
+    result = run(case, solver.__name__, eta=0.004)
     assert result.objective == direct.objective
-    for n, (ours, theirs) in enumerate(zip(result.factors, direct.factors, strict=True)):
-        assert ours.tobytes() == theirs.tobytes()
-        assert ours.dtype == np.float32
+    assert_bits(result.factors, direct.factors)
+    for ours, size in zip(result.factors, case.tensor.shape, strict=True):
+        assert (ours.dtype, ours.shape) == (np.float32, (size, 3))
         assert ours.flags.c_contiguous
         assert ours.flags.owndata or ours.base is None or ours.base.nbytes == ours.nbytes
-        assert ours.shape == (case.tensor.shape[n], 3)
 
 
 def swapped(matrices, position, matrix):
@@ -64,40 +62,31 @@ def test_an_empty_tensor_is_refused():
 def test_double_precision_factors_are_taken_as_float32():
     case = make_problem()
     wide = tuple(f.astype(np.float64) for f in case.factors)
-    for ours, theirs in zip(run(case, factors=wide).factors, run(case).factors, strict=True):
-        assert ours.tobytes() == theirs.tobytes()
+    assert_bits(run(case, factors=wide).factors, run(case).factors)
 
 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
         ({"solver": "psgd", "eta": 0.5, "gamma": 2.0}, "eta \\* gamma must be below 1"),
-        (
-            {"solver": "exact", "clip": 1.0},
-            "clip: applies to psgd alone; set it to 0 with solver 'exact'",
-        ),
-        (
-            {"solver": "exact", "mu": 1.0, "relative_l21": 0.5},
-            "mu: with solver 'exact', relative-l21 = 0.5",
-        ),
+        ({"solver": "exact", "clip": 1.0},
+         "clip: applies to psgd alone; set it to 0 with solver 'exact'"),
+        ({"solver": "exact", "mu": 1.0, "relative_l21": 0.5},
+         "mu: with solver 'exact', relative-l21 = 0.5"),
         ({"solver": "exact", "loss": "poisson"}, "loss: solver 'exact' minimises squared errors"),
         ({"solver": "psgd", "loss": "poisson"}, "loss: 'poisson' .* set scale to 'counts'"),
-        (
-            {"solver": "psgd", "loss": "bernoulli", "nonnegative": False},
-            "loss: 'bernoulli' .* set nonnegative to true",
-        ),
+        ({"solver": "psgd", "loss": "bernoulli", "nonnegative": False},
+         "loss: 'bernoulli' .* set nonnegative to true"),
         ({"solver": "psgd", "loss": "hinge"}, "loss: there is no 'hinge'; there are squared, pois"),
     ],
-)
+)  # fmt: skip
 def test_what_a_solver_cannot_do_is_refused_before_it_computes(settings, line):
     case = make_problem()
     asked = SolverSettings(rank=3, **settings)
-    for refuse in (
-        lambda: solvers.find(asked.solver).check(asked),
-        lambda: solve(case.tensor, case.factors, case.anchors, asked, np.random.default_rng(0)),
-    ):
-        with pytest.raises(SettingsError, match=f"^{line}"):
-            refuse()
+    with pytest.raises(SettingsError, match=f"^{line}"):
+        solvers.find(asked.solver).check(asked)
+    with pytest.raises(SettingsError, match=f"^{line}"):
+        solve(case.tensor, case.factors, case.anchors, asked, np.random.default_rng(0))
 
 
 def test_the_exact_solver_takes_any_elastic_weight():
@@ -122,10 +111,8 @@ def test_what_it_reports_is_of_its_factors(solver, zeros, mu, shape):
     case, terms = make_problem(shape), {"gamma": 1.5, "mu": mu, "zeros": zeros}
     result = solver(case.ask(asked(solver, tau=3, **terms)))
     assert len(result.objective) == 4
-    for value, factors in zip(
-        (result.objective[0], result.objective[-1]), (case.factors, result.factors), strict=True
-    ):
-        assert value == pytest.approx(dense_objective(case, factors, **terms), rel=1e-5)
+    expected = [dense_objective(case, each, **terms) for each in (case.factors, result.factors)]
+    assert [result.objective[0], result.objective[-1]] == pytest.approx(expected, rel=1e-5)
     assert result.objective[-1] < 0.95 * result.objective[0]
     for mine, factor in zip(result.grams, result.factors, strict=True):
         assert_near(mine, factor.astype(np.float64).T @ factor)
@@ -180,8 +167,7 @@ def elastic_weight(tensor, factors, settings):
 )
 def test_a_given_elastic_weight_is_taken_and_a_relative_one_keeps_psgd_stable(given, weight):
     case = make_problem()
-    settings = SolverSettings(rank=3, **given)
-    assert elastic_weight(case.tensor, case.factors, settings) == weight
+    assert elastic_weight(case.tensor, case.factors, SolverSettings(rank=3, **given)) == weight
 
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])

@@ -7,7 +7,7 @@ from scipy import stats
 from dpfact_flower.solver.kernels.order import _UNIFORM, random_number, visits
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
-from tests.problems import make_problem
+from tests.problems import dense_model, make_problem
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -21,9 +21,7 @@ def drawn(tensor: SparseTensor, zeros: int, rng: np.random.Generator, model=None
 
 def chances(factors, *, uniform=_UNIFORM) -> np.ndarray:
     """Of every cell of a dense tensor, from their definition."""
-    letters = "abcd"[: len(factors)]
-    formula = ",".join(f"{letter}r" for letter in letters) + "->" + letters
-    model = np.einsum(formula, *(np.abs(f.astype(np.float64)) for f in factors))
+    model = dense_model([np.abs(factor) for factor in factors])
     return uniform / model.size + (1 - uniform) * model / model.sum()
 
 

@@ -62,10 +62,8 @@ def test_projection_does_not_hide_a_nan(shape):
     stack = stack_factors(case.factors)
     stack[0, 1] = np.nan
     rows = row_offsets(shape)[:-1].astype(np.int32)[None]
-    sgd.visit(
-        stack, stack_factors(case.anchors), rows, np.ones(1, np.float32),
-        Step(eta=0.1, floor=0.0),
-    )  # fmt: skip
+    one = np.ones(1, np.float32)
+    sgd.visit(stack, stack_factors(case.anchors), rows, one, Step(eta=0.1, floor=0.0))
     assert np.isnan(stack[rows[0], :3]).all()
 
 
