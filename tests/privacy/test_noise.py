@@ -51,10 +51,9 @@ class OneBitAtATime:
         return value
 
     def uniform(self, size):
-        while True:
-            value = self.number(math.ceil(math.log2(size)))
-            if value < size:
-                return value
+        while (value := self.number(math.ceil(math.log2(size)))) >= size:
+            pass
+        return value
 
     def bernoulli_exp(self, numerator, bits):
         """exp(-numerator / 2**bits): von Neumann's trick with coins of probability gamma / k."""
@@ -80,9 +79,8 @@ class OneBitAtATime:
         scale = 2**bits
         while True:
             value = self.laplace(bits)
-            distance = abs(abs(value) - scale)
-            whole, rest = divmod(distance, scale)
-            if abs(value) == 0:  # the one distance that is below no next multiple of the scale
+            whole, rest = divmod(abs(abs(value) - scale), scale)
+            if value == 0:  # the one distance that is below no next multiple of the scale
                 whole, rest = 0, scale
             coins = [(1, 1)] * whole**2 + [(rest, bits)] * whole + [(rest**2, 2 * bits + 1)]
             assert sum(Fraction(top, 2**below) for top, below in coins) == Fraction(
@@ -126,12 +124,7 @@ def test_public_function_draws_at_24_bits():
     assert samples.tolist() == expected
 
 
-@given(
-    bits=st.integers(1, 24),
-    count=st.integers(1, 60),
-    at_once=st.integers(1, 20),
-    seed=st.integers(0, 2**32),
-)
+@given(st.integers(1, 24), st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**32))
 def test_bits_are_used_in_order_and_none_is_skipped_or_used_twice(bits, count, at_once, seed):
     plain = OneBitAtATime(Tape(seed))
     expected = [plain.gaussian(bits) for _ in range(count)]
@@ -207,10 +200,9 @@ def test_every_integer_has_its_exact_probability(bits):
     observed = np.bincount(samples + 12 * sigma, minlength=len(support))
     assert len(observed) == len(support)
     kept = expected >= 10
-    far = count - expected[kept].sum()
     chi_square = ((observed - expected)[kept] ** 2 / expected[kept]).sum()
     assert stats.chi2.sf(chi_square, kept.sum()) > ALPHA
-    assert stats.poisson.sf(observed[~kept].sum() - 1, far) > ALPHA
+    assert stats.poisson.sf(observed[~kept].sum() - 1, count - expected[kept].sum()) > ALPHA
 
 
 def test_entropy_per_sample_is_modest():

@@ -16,6 +16,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,13 +43,11 @@ def make_key(job: str = "job-1", round_number: int = 1, data: str = DATA, reques
 
 
 def make_events(round_number: int = 1, **changes) -> tuple[ReleaseEvent, ...]:
+    size = 0.1 + round_number, 100 / 3, 7
     events = (
-        ReleaseEvent(
-            name=f"round {round_number}, {mode}", sensitivity=0.1 + round_number, sigma=100 / 3,
-            count=7, unit="entry", neighbours="replace", claim=PAPER_CLAIM, seeded=False,
-        )
+        ReleaseEvent(f"round {round_number}, {mode}", *size, "entry", "replace", PAPER_CLAIM)
         for mode in MODES
-    )  # fmt: skip
+    )
     return tuple(replace(event, **changes) for event in events)
 
 
@@ -58,7 +58,6 @@ def make_release(round_number: int = 1, *, noise: bool = True, seed: int = 0) ->
 
 
 def patient_release() -> Release:
-    """As in patient mode: vectors, another unit."""
     arrays = (np.array([1.5, -0.0, 1e-45], np.float32), np.zeros(0, np.float32))
     events = make_events(1, unit="patient", neighbours="add-remove", claim=PATIENT_CLAIM)
     return Release(arrays, events[:1])
@@ -236,20 +235,12 @@ def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, fold
     }  # fmt: skip
 
 
-class Frozen(datetime):
-    """A clock that stands still."""
-
-    @classmethod
-    def now(cls, tz=None):
-        return cls(2027, 1, 31, tzinfo=tz)
-
-
 def test_a_row_has_the_time_of_its_request_and_a_head_that_cannot_be_guessed(tmp_path, monkeypatch):
     """The time of the charge would tell how long the patients took. A head is a commitment."""
-    heads = set()
+    heads, stopped = set(), SimpleNamespace(now=lambda zone: datetime(2027, 1, 31, tzinfo=zone))
     for name in ("one", "other"):
-        with monkeypatch.context() as frozen:
-            frozen.setattr(ledger_module, "datetime", Frozen)
+        with monkeypatch.context() as patch:
+            patch.setattr(ledger_module, "datetime", stopped)
             ledger = Ledger(tmp_path / name)
         with ledger:
             charge(ledger)
@@ -480,10 +471,8 @@ def edit(folder: Path, number: int, **changes) -> None:
         previous = START
         for place, document in enumerate(map(json.dumps, documents), start=1):
             previous = chained(previous, document)
-            connection.execute(
-                "UPDATE releases SET document = ?, hash = ? WHERE number = ?",
-                (document, previous, place),
-            )
+            update = "UPDATE releases SET document = ?, hash = ? WHERE number = ?"
+            connection.execute(update, (document, previous, place))
 
 
 def use(folder: Path) -> int:
@@ -491,15 +480,11 @@ def use(folder: Path) -> int:
     refused = 0
     with Ledger(folder) as ledger:
         for each in (
-            ledger.events,
-            ledger.count,
-            ledger.rows,
-            ledger.head,
+            ledger.events, ledger.count, ledger.rows, ledger.head,
             lambda: ledger.has(make_key(round_number=2), "terms", make_release(2)),
             lambda: ledger.release_of("job-1", 2),
-            lambda: charge(ledger, round_number=2),
-            lambda: charge(ledger, round_number=4),
-        ):
+            lambda: charge(ledger, round_number=2), lambda: charge(ledger, round_number=4),
+        ):  # fmt: skip
             try:
                 each()
             except StateError:
@@ -628,10 +613,7 @@ def test_a_ledger_that_cannot_be_made_in_full_is_not_there(folder, size):
 
 
 def test_a_disk_without_hard_links_is_named(folder, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "not permitted")))
     with pytest.raises(StateError, match="needs a local disk with hard links"):
         Ledger(folder)
     assert list(folder.iterdir()) == []
@@ -745,10 +727,8 @@ def test_a_charge_looks_a_last_time_after_it_has_waited_for_who_reads(folder):
         reader.execute("SELECT count(*) FROM releases").fetchall()
         ending = threading.Timer(1.0, reader.execute, ("COMMIT",))
         ending.start()
-        ledger.charge(
-            make_key(round_number=2), "terms", make_release(2),
-            lambda: looked.append(reader.in_transaction),
-        )  # fmt: skip
+        asked = make_key(round_number=2), "terms", make_release(2)
+        ledger.charge(*asked, lambda: looked.append(reader.in_transaction))
         ending.join()
         reader.close()
     assert looked == [False]

@@ -19,7 +19,7 @@ from dpfact_flower.privacy.conversions import (
 from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.plan import _MOST_NOISE, plan_patient, total_rho
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
-from dpfact_flower.privacy.release import PATIENT_CLAIM, SEEDED_CLAIM
+from dpfact_flower.privacy.release import PATIENT_CLAIM, SEEDED_CLAIM, ReleaseEvent
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.triangle import whole_size
@@ -43,11 +43,9 @@ def kinds(made):
 @given(
     epsilon=st.floats(math.log(0.1), math.log(1e6)).map(math.exp),
     delta=st.floats(math.log(1e-12), math.log(0.1)).map(math.exp),
-    share=st.floats(0.01, 0.99),
-    rounds=st.integers(1, 30),
-    modes=st.integers(1, 4),
+    share=st.floats(0.01, 0.99), rounds=st.integers(1, 30), modes=st.integers(1, 4),
     codes=st.booleans(),
-)
+)  # fmt: skip
 def test_the_accountant_finds_no_more_than_epsilon(epsilon, delta, share, rounds, modes, codes):
     made = plan(
         sizes=(40,) * modes, rank=7, epsilon=epsilon, delta=delta, start_share=share,
@@ -78,13 +76,11 @@ def test_beyond_the_proof_for_discrete_noise_tight_zcdp_is_planned():
 
 def test_the_budget_is_divided_as_asked():
     made = plan(start_share=0.6, refine_rounds=3, codes="100x150", codes_share=0.1)
-    total = total_rho(4.0, 1e-5)
-    rhos = {kind: [r.rho for r in made.releases if r.kind == kind] for kind in
-            ("codes", "start", "refine")}  # fmt: skip
-    assert rhos["codes"] == pytest.approx([0.1 * total])
-    assert rhos["start"] == pytest.approx([0.9 * 0.6 * total])
-    assert rhos["refine"] == pytest.approx([0.9 * 0.4 * total / 6] * 6)
-    assert sum(map(sum, rhos.values())) == pytest.approx(total, rel=1e-14)
+    total, rhos = total_rho(4.0, 1e-5), [release.rho for release in made.releases]
+    shares = [0.1, 0.9 * 0.6, *[0.9 * 0.4 / 6] * 6]
+    assert [kind for kind, _ in kinds(made)] == ["codes", "start", *["refine"] * 6]
+    assert rhos == pytest.approx([share * total for share in shares])
+    assert sum(rhos) == pytest.approx(total, rel=1e-14)
 
 
 def test_noise_is_sensitivity_over_root_two_rho():
@@ -120,10 +116,9 @@ def test_counts_are_those_of_the_statistics(sizes):
     assert len(code_counts(tensor, sigma=1.0).total) == made.releases[0].count
     assert len(cooccurrence(tensor, sigma=1.0).total) == made.start.count
     for release in made.releases[2:]:
-        total = refinement(
-            tensor, factors, release.mode, ridge=np.zeros(3), bound=0.1, sigma=1.0
-        ).total
-        assert len(total) == release.count == sizes[release.mode] * 3 + whole_size(3)
+        given = {"ridge": np.zeros(3), "bound": 0.1, "sigma": 1.0}
+        count = len(refinement(tensor, factors, release.mode, **given).total)
+        assert count == release.count == sizes[release.mode] * 3 + whole_size(3)
 
 
 def test_chosen_codes_shrink_later_releases_and_not_the_count():
@@ -134,15 +129,10 @@ def test_chosen_codes_shrink_later_releases_and_not_the_count():
 def test_events_carry_the_claim_and_the_modes():
     made = plan(refine_rounds=1)
     events = made.events(["procedures", "diagnoses"], seeded=False)
-    names = [event.name for event in events]
-    assert names == ["round 1, start", "round 2, refine procedures", "round 3, refine diagnoses"]
-    for event, release in zip(events, made.releases, strict=True):
-        assert (event.unit, event.neighbours, event.claim) == (
-            "patient", "add-remove", PATIENT_CLAIM,
-        )  # fmt: skip
-        assert (event.sensitivity, event.sigma, event.count) == (
-            release.sensitivity, release.sigma, release.count,
-        )  # fmt: skip
+    names = ["round 1, start", "round 2, refine procedures", "round 3, refine diagnoses"]
+    for event, name, release in zip(events, names, made.releases, strict=True):
+        numbers = release.sensitivity, release.sigma, release.count
+        assert event == ReleaseEvent(name, *numbers, "patient", "add-remove", PATIENT_CLAIM)
         assert event.rho == pytest.approx(release.rho, rel=1e-14)
     assert made.guarantee().claim == PATIENT_CLAIM
     assert SEEDED_CLAIM in made.guarantee(seeded=True).claim
@@ -200,9 +190,9 @@ def test_a_run_without_refinement_spends_all_on_the_start(changes):
 epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
 
 
-@given(st.lists(epsilons, min_size=2, max_size=2).map(sorted), st.integers(1, 10**6))
-def test_more_epsilon_is_never_a_worse_outlook(pair, patients):
-    low, high = (plan(epsilon=e, patients=patients).outlook for e in pair)
+@given(epsilons, epsilons, st.integers(1, 10**6))
+def test_more_epsilon_is_never_a_worse_outlook(one, other, patients):
+    low, high = (plan(epsilon=e, patients=patients).outlook for e in sorted((one, other)))
     assert VERDICTS.index(low.verdict) <= VERDICTS.index(high.verdict)
     assert low.score <= high.score
 
@@ -213,9 +203,9 @@ def test_more_epsilon_is_never_a_worse_outlook(pair, patients):
      (5_000_000, "good", "times as strong as the noise")],
 )  # fmt: skip
 def test_the_sentence_says_the_verdict(patients, verdict, says):
-    outlook = plan(patients=patients).outlook
-    assert outlook.verdict == verdict
-    assert says in outlook.sentence
+    found = plan(patients=patients).outlook
+    assert found.verdict == verdict
+    assert says in found.sentence
 
 
 def test_more_codes_sites_or_phenotypes_are_a_worse_outlook():
@@ -237,9 +227,7 @@ def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"epsilon": 8.0}, "good"),
-        ({}, "good"),
-        ({"epsilon": 1.0}, "weak"),
+        *(({"epsilon": 8.0}, "good"), ({}, "good"), ({"epsilon": 1.0}, "weak")),
         ({"patients": 1385, "epsilon": 1.0}, "hopeless"),
         ({"patients": 1000, "rank": 10, "epsilon": 2.0}, "hopeless"),
         # One half of the real cohorts that the chance was calibrated on.
@@ -264,22 +252,16 @@ def test_the_rank_that_is_suggested_has_a_good_outlook():
 @pytest.mark.parametrize("name", ["patients", "epsilon", "sites"])
 def test_a_lever_is_good_from_where_it_says(name):
     weak = plan(epsilon=2.0).outlook
-    found = {lever.name: lever for lever in weak.levers}
-    facts = {"patients": 40_662, "epsilon": 2.0, "sites": 6}
+    (enough,) = (lever.good for lever in weak.levers if lever.name == name)
 
     def at(value):
-        changed = {**facts, name: value}
-        if name == "sites":  # they bring patients of their own
-            changed["patients"] = round(40_662 * value / 6)
-        return plan(**changed).outlook
+        # More sites bring patients of their own.
+        own = {"patients": round(40_662 * value / 6)} if name == "sites" else {}
+        return plan(**{"epsilon": 2.0, **own, name: value}).outlook.verdict
 
-    enough = found[name].good
-    if name == "epsilon":
-        assert at(1.001 * enough).verdict == "good"
-        assert at(0.999 * enough).verdict == "weak"
-    else:
-        assert at(int(enough)).verdict == "good"
-        assert at(int(enough) - 1).verdict == "weak"
+    whole = name != "epsilon"
+    assert at(int(enough) if whole else 1.001 * enough) == "good"
+    assert at(int(enough) - 1 if whole else 0.999 * enough) == "weak"
 
 
 def test_a_lever_is_not_rounded_to_what_a_run_has():
@@ -290,18 +272,17 @@ def test_a_lever_is_not_rounded_to_what_a_run_has():
 
 
 def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
-    outlook = plan(epsilon=2.0).outlook
-    chances = [lever.chance for lever in outlook.levers]
+    found = plan(epsilon=2.0).outlook
+    by_name = {lever.name: lever.chance for lever in found.levers}
+    chances = list(by_name.values())
     assert chances == sorted(chances, reverse=True)
-    assert chances[-1] > outlook.chance
-    best = outlook.levers[0]
-    assert best.name == "patients"
-    assert best.chance == pytest.approx(plan(epsilon=2.0, patients=2 * 40_662).outlook.chance)
-    by_name = {lever.name: lever.chance for lever in outlook.levers}
+    assert chances[-1] > found.chance
+    twice = plan(epsilon=2.0, patients=2 * 40_662).outlook.chance
+    assert by_name["patients"] == chances[0] == pytest.approx(twice)
     assert by_name["rank"] == pytest.approx(plan(epsilon=2.0, rank=25).outlook.chance)
     # That mu goes with a power of epsilon is exact between epsilon and what twice the mu costs.
     assert by_name["epsilon"] == pytest.approx(plan(epsilon=4.0).outlook.chance, abs=0.05)
-    assert "What helps most: " in outlook.sentence
+    assert "What helps most: " in found.sentence
 
 
 def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
@@ -329,35 +310,25 @@ def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"rank": 0}, "rank"),
-        ({"sizes": (0, 5)}, "sizes"),
-        ({"sizes": ()}, "codes"),
-        ({"sizes": (1,)}, "sizes"),
-        ({"sites": -1}, "sites"),
+        ({"rank": 0}, "rank"), ({"sites": -1}, "sites"),
+        ({"sizes": (0, 5)}, "sizes"), ({"sizes": (1,)}, "sizes"), ({"sizes": ()}, "codes"),
         ({"start_share": 1.0, "refine_rounds": 1}, "start-share"),
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
-        ({"codes": "203x316"}, "202x316"),
-        ({"codes": "202x317"}, "202x316"),
-        ({"codes": "202"}, "202x316"),
-        ({"codes": "202x316x2"}, "202x316"),
+        *(({"codes": codes}, "202x316") for codes in ("203x316", "202x317", "202", "202x316x2")),
         ({"start_share": 1e-80, "refine_rounds": 1}, "noise of more than"),
     ],
-)
+)  # fmt: skip
 def test_plans_that_cannot_be_are_refused(changes, names):
     with pytest.raises(SettingsError, match=names):
         plan(**changes)
 
 
 def test_signal_that_is_left_over_goes_into_a_wider_bound():
-    def bound(epsilon, **given):
-        settings = PrivacySettings(epsilon=epsilon, patients=40_662, **given)
-        return plan_patient(settings, sizes=SIZES, rank=50, sites=6).bound
-
-    assert bound(1.0) == 0.1
-    assert 0.1 < bound(8.0) < bound(16.0) < 1
-    assert bound(1e5) == 1
-    assert bound(1e5, bound=0.2) == 0.2
-    assert plan_patient(PrivacySettings(epsilon=1e5), sizes=SIZES, rank=50).bound == 0.1
+    assert plan(epsilon=1.0).bound == 0.1
+    assert 0.1 < plan(epsilon=8.0).bound < plan(epsilon=16.0).bound < 1
+    assert plan(epsilon=1e5).bound == 1
+    assert plan(epsilon=1e5, bound=0.2).bound == 0.2
+    assert plan(epsilon=1e5, patients=0, sites=0).bound == 0.1
 
 
 def test_the_bound_is_wider_where_a_code_has_more_patients():
@@ -392,9 +363,7 @@ def test_a_spent_budget_has_no_room_for_another_release(delta):
 
 
 def test_the_server_needs_no_more_for_many_sites_than_their_replies():
-    long = (1500, 1500)
-    made = {sites: plan(sizes=long, rank=50, sites=sites) for sites in (1, 20, 200)}
-    _, some, many = (each.needs for each in made.values())
-    assert many.server - some.server == 180 * 4 * made[1].start.count
+    some, many = (plan(sizes=(1500, 1500), sites=sites) for sites in (20, 200))
+    assert many.needs.server - some.needs.server == 180 * 4 * some.start.count
     assert outlook._APART == start._APART
     assert plan(sizes=(50, 50)).needs.server == 80e6  # surrogates take that on any lists

@@ -14,6 +14,7 @@ from dpfact_flower.privacy import (
     SEEDED_CLAIM,
     Noise,
     Release,
+    ReleaseEvent,
     release_nothing,
     release_unprotected,
     replay,
@@ -37,8 +38,7 @@ def bounded(count=20_000, *, sensitivity=0.1, sigma=0.75, value=0) -> BoundedSum
 
 def values_of(sent: Release) -> np.ndarray:
     (vector,) = sent.arrays
-    assert vector.dtype == np.float32
-    assert vector.ndim == 1
+    assert (vector.dtype, vector.ndim) == (np.float32, 1)
     return vector.astype(np.float64)
 
 
@@ -82,13 +82,10 @@ def test_only_finite_floats_are_read_back(wrong):
 
 def test_the_event_says_what_the_sum_says():
     sent = release(bounded(45, sensitivity=0.25, sigma=2.0), Noise.from_os(), name=NAME)
-    (event,) = sent.events
-    assert (event.name, event.count) == (NAME, 45)
-    assert (event.sensitivity, event.sigma) == (0.25, 2.0)
-    assert (event.unit, event.neighbours, event.claim) == ("patient", "add-remove", PATIENT_CLAIM)
-    assert not event.seeded
+    expected = ReleaseEvent(NAME, 0.25, 2.0, 45, "patient", "add-remove", PATIENT_CLAIM)
+    assert sent.events == (expected,)
     assert sent.label == PATIENT_CLAIM
-    assert event.rho == pytest.approx(0.25**2 / (2 * 2.0**2))
+    assert expected.rho == pytest.approx(0.25**2 / (2 * 2.0**2))
 
 
 def test_a_seed_voids_the_claim():
@@ -103,9 +100,7 @@ def test_the_cost_does_not_depend_on_the_patients():
     factors = tuple(rng.random((size, 3), dtype=np.float32) for size in (5, 4))
     events = []
     for patients in (1, 1000):
-        cells = np.column_stack(
-            [rng.integers(0, patients, 3000), rng.integers(0, 5, 3000), rng.integers(0, 4, 3000)]
-        )
+        cells = rng.integers(0, (patients, 5, 4), (3000, 3))
         tensor = SparseTensor.from_coo(cells, np.ones(3000), (patients, 5, 4))
         sums = (
             code_counts(tensor, sigma=2.0),

@@ -106,14 +106,11 @@ def test_the_likelihood_of_a_sum_of_honest_shares_is_that_of_mu():
     def likelihoods(patient):
         total = np.tile(np.round(part * patient).astype(np.int64), blocks)
         nobody = BoundedSum(np.zeros_like(total), 1.0, own)
-        shares = [BoundedSum(total, 1.0, own), nobody, nobody, nobody]
-        made = [
-            share(each, Noise.from_os(), sharing, n % 2, name="x") for n, each in enumerate(shares)
-        ]
-        event = made[0].events[0]
+        sums = enumerate([BoundedSum(total, 1.0, own), nobody, nobody, nobody])
+        made = [share(each, Noise.from_os(), sharing, n % 2, name="x") for n, each in sums]
         slot = sum(each.values.reshape(2, blocks, 16)[0] for each in made)
         scale = np.linalg.norm(part) * SIGMA * np.sqrt(sharing.honest)
-        return slot @ part / scale, event
+        return slot @ part / scale, made[0].events[0]
 
     without, event = likelihoods(0)
     within, _ = likelihoods(1)

@@ -4,29 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpfact_flower.privacy.secure_sum import server, site
-from dpfact_flower.privacy.secure_sum.keys import (
-    Question,
-    Terms,
-    new_signing_key,
-    public_text,
-    read_public_key,
-    read_signing_key,
-)
+from dpfact_flower.privacy.secure_sum import keys, server, site
+from dpfact_flower.privacy.secure_sum.keys import Question, Terms
 from dpfact_flower.privacy.secure_sum.masks import LOW
 
 COUNT = 500
 
 
 class Group:
-    """H sites with pinned keys; `states` is what each has on its disk."""
+    """H sites with pinned keys, or `signing` ones; `states` is what each has on its disk."""
 
-    def __init__(self, sites, colluding=0, dropouts=0, *, job="job", count=COUNT, like=None):
+    def __init__(self, sites, colluding=0, dropouts=0, *, job="job", count=COUNT, signing=None):
         names = [f"site-{number:02d}" for number in range(sites)]
-        self.signing = (
-            like.signing if like else {n: read_signing_key(new_signing_key()) for n in names}
-        )
-        self.peers = {n: read_public_key(public_text(key)) for n, key in self.signing.items()}
+        new = {n: keys.read_signing_key(keys.new_signing_key()) for n in names}
+        self.signing = signing or new
+        self.peers = {n: keys.read_public_key(keys.public_text(self.signing[n])) for n in names}
         self.terms = Terms(job, "settings", tuple(names), colluding, dropouts)
         self.jobs = {n: site.join(self.terms, n, self.signing[n], self.peers) for n in names}
         self.members = tuple(job.member for job in self.jobs.values())
@@ -50,10 +42,9 @@ class Group:
             self.drawn[name] += 1
             return self.vectors[name]
 
-        question = question or self.question()
-        state = site.answer(self.jobs[name], self.states[name], question, self.peers, draw)
-        self.states[name] = state
-        return site.masked(self.jobs[name], state)
+        job, question = self.jobs[name], question or self.question()
+        self.states[name] = site.answer(job, self.states[name], question, self.peers, draw)
+        return site.masked(job, self.states[name])
 
     def ask_all(self, question=None):
         question = question or self.question()

@@ -24,21 +24,16 @@ def log10_tau(honest, sigma=2.0**24):
     to that of one discrete Gaussian is within tau/2 at each value.
     """
     with mpmath.workdps(50):
-        terms = [
-            mpmath.exp(-2 * (mpmath.pi * mpmath.mpf(sigma)) ** 2 * k / (k + 1))
-            for k in range(1, honest)
-        ]
+        rate = -2 * (mpmath.pi * mpmath.mpf(sigma)) ** 2
+        terms = [mpmath.exp(rate * k / (k + 1)) for k in range(1, honest)]
         return float(mpmath.log10(10 * sum(terms)))
 
 
 def law(sigma, span):
     """Exact probabilities of the discrete Gaussian on -span .. span, with 60 digits."""
-    weights = [
-        mpmath.exp(-(mpmath.mpf(n) ** 2) / (2 * mpmath.mpf(sigma) ** 2)) for n in range(span + 1)
-    ]
-    whole = weights[:0:-1] + weights
-    total = sum(whole)
-    return [weight / total for weight in whole]
+    weights = [mpmath.exp(-(n**2) / (2 * mpmath.mpf(sigma) ** 2)) for n in range(-span, span + 1)]
+    total = sum(weights)
+    return [weight / total for weight in weights]
 
 
 def convolved(one, other):
@@ -62,9 +57,8 @@ def test_tau_bounds_the_logarithm_of_every_ratio(sigma, honest):
         middle = len(total) // 2
         single = law(sigma * mpmath.sqrt(honest), middle)
         reach = int(8 * float(sigma) * honest**0.5)
-        ratio = max(
-            abs(mpmath.log(total[n] / single[n])) for n in range(middle - reach, middle + reach + 1)
-        )
+        near = range(middle - reach, middle + reach + 1)
+        ratio = max(abs(mpmath.log(total[n] / single[n])) for n in near)
     tau = 10 ** log10_tau(honest, float(sigma))
     assert ratio <= tau / 2
     assert honest > 2 or ratio > tau / 20

@@ -170,7 +170,7 @@ def test_a_key_is_made_once_a_job_and_anew_only_before_the_first_round():
 
 def test_two_jobs_beside_each_other():
     one = Group(3, 1, 0)
-    two = Group(3, 1, 0, job="other", like=one)
+    two = Group(3, 1, 0, job="other", signing=one.signing)
     for group, answers in [(group, group.ask_all()) for group in (one, two)]:
         found = group.sum(group.question(), answers, [])
         assert close(found, group.exact(group.names), 3)
@@ -182,9 +182,8 @@ def test_vectors_that_do_not_fit():
     group = Group(3, 1, 0)
     question, answers = group.question(), group.ask_all()
     name = group.names[2]
-    short = site.Masked(answers[name].context, answers[name].words[:-4], {})
-    with pytest.raises(MessageError, match="one length"):
-        server.summed(group.terms, question, answers | {name: short}, {})
-    odd = {n: site.Masked(a.context, a.words[:-1], {}) for n, a in answers.items()}
-    with pytest.raises(MessageError, match="one length"):
-        server.summed(group.terms, question, odd, {})
+    short = answers | {name: replace(answers[name], words=answers[name].words[:-4])}
+    odd = {n: replace(answer, words=answer.words[:-1]) for n, answer in answers.items()}
+    for wrong in (short, odd):
+        with pytest.raises(MessageError, match="one length"):
+            server.summed(group.terms, question, wrong, {})
