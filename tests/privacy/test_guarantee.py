@@ -187,15 +187,14 @@ def test_account_adds_rho_and_squares_of_mu(releases, delta):
 
 def test_nothing_prints_an_epsilon_without_the_claim():
     guarantee = account([made(20.0)] * 40, 1e-4)
-    printed = [str(guarantee), repr(guarantee), f"{guarantee}"]
-    for one in guarantee.figures:
+    printed = [json.dumps(guarantee.to_dict())]
+    for one in (guarantee, *guarantee.figures):
         printed += [str(one), repr(one), f"{one}", str([one])]
-        assert one.accountant in str(guarantee)
-    printed.append(json.dumps(guarantee.to_dict()))
     for text in printed:
         assert PAPER_CLAIM in text
         assert "epsilon" in text
         assert "0.0001" in text
+    assert all(one.accountant in str(guarantee) for one in guarantee.figures)
     assert "unit: entry, neighbours: replace" in str(guarantee)
     with pytest.raises(TypeError):
         f"{guarantee.headline:.2f}"

@@ -163,9 +163,7 @@ def test_without_opacus_the_error_says_what_to_install(monkeypatch):
 @pytest.mark.process
 def test_the_root_logger_is_left_alone():
     code = """
-import logging
-import dpfact_flower.privacy.opacus_accountant
-root = logging.getLogger()
-assert root.handlers == [] and root.level == logging.WARNING, (root.handlers, root.level)
+import logging, dpfact_flower.privacy.opacus_accountant
+assert (logging.root.handlers, logging.root.level) == ([], logging.WARNING)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ from scipy import stats
 from dpfact_flower.errors import DataError, PrivacyRefusedError, SettingsError
 from dpfact_flower.privacy import PAPER_CLAIM, SEEDED_CLAIM, Noise, account, release_unprotected
 from dpfact_flower.privacy.noise_source import _standard_normal
-from dpfact_flower.privacy.paper import paper_rho, perturb, planned_events, psgd_sensitivity
+from dpfact_flower.privacy.paper import perturb, psgd_sensitivity
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 ALPHA = 1e-6
@@ -147,13 +147,6 @@ def test_without_a_clip_there_is_no_sensitivity(changes):
         PrivacySettings(privacy="paper").check_solver(solver(**changes))
     PrivacySettings(privacy="none").check_solver(solver(**changes))
     PrivacySettings(privacy="paper").check_solver(solver())
-
-
-def test_rho_is_planned_from_epsilon():
-    rho = paper_rho(PrivacySettings(privacy="paper", epsilon=1.9, delta=1e-4), rounds=49, factors=3)
-    sizes = dict.fromkeys("abc", 1)
-    events = planned_events(solver(), rho, sizes, round_number=1, seeded=False) * 49
-    assert account(events, 1e-4).headline.epsilon == pytest.approx(1.9)
 
 
 @pytest.mark.parametrize(

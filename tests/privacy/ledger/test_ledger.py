@@ -57,12 +57,6 @@ def make_release(round_number: int = 1, *, noise: bool = True, seed: int = 0) ->
     return Release(arrays, make_events(round_number) if noise else ())
 
 
-def patient_release() -> Release:
-    arrays = (np.array([1.5, -0.0, 1e-45], np.float32), np.zeros(0, np.float32))
-    events = make_events(1, unit="patient", neighbours="add-remove", claim=PATIENT_CLAIM)
-    return Release(arrays, events[:1])
-
-
 def charge(ledger: Ledger, job: str = "job-1", round_number: int = 1, **changes) -> Release:
     noise = changes.pop("noise", True)
     release = make_release(round_number, noise=noise)
@@ -105,16 +99,15 @@ def test_before_the_first_release_there_is_nothing(ledger):
     assert ledger.head() == Head(0, START)
 
 
-def make_shapeless() -> Release:
-    arrays = (np.array(2.5, np.float32), np.ones((2, 1, 3), np.float32))
-    return Release(arrays, make_events(1)[:1])
+PATIENT = make_events(unit="patient", neighbours="add-remove", claim=PATIENT_CLAIM)[:1]
+SENT = {
+    "paper": make_release(), "nothing": release_nothing(),
+    "patient": Release((np.float32([1.5, -0.0, 1e-45]), np.zeros(0, np.float32)), PATIENT),
+    "any shape": Release((np.array(2.5, "f4"), np.ones((2, 1, 3), "f4")), make_events()[:1]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "release",
-    [make_release(), patient_release(), make_shapeless(), release_nothing()],
-    ids=["paper", "patient", "any shape", "nothing"],
-)
+@pytest.mark.parametrize("release", SENT.values(), ids=SENT)
 def test_the_same_request_gets_the_same_bytes_from_any_process(ledger, folder, release):
     ledger.charge(make_key(), "terms", release)
     assert_same(ledger.release_of("job-1", 1), release)
@@ -274,9 +267,7 @@ def test_what_others_charge_after_the_count_is_not_passed_over(ledger, folder):
 
 def test_events_add_up_over_jobs_and_data(ledger):
     expected = []
-    for job, number, data in (
-        ("a", 1, DATA), ("b", 1, "0" * 64), ("a", 2, DATA), ("c", 7, "1" * 64)
-    ):  # fmt: skip
+    for job, number, data in (("a", 1, DATA), ("b", 1, START), ("a", 2, DATA), ("c", 7, "1" * 64)):
         charge(ledger, job, number, data=data)
         expected += make_events(number)
     ledger.charge(make_key("d"), "terms", release_nothing())
@@ -304,9 +295,8 @@ def test_ledger_and_side_files_are_the_owners_alone(folder):
             connection.execute("PRAGMA cache_size = 1")  # so that the journal is not kept back
             connection.execute("UPDATE releases SET payload = zeroblob(200000)")
             modes = {path.name: mode_of(path) for path in folder.iterdir()}
-    assert modes == dict.fromkeys((LEDGER, HEAD, f"{LEDGER}-journal"), 384)
-    assert mode_of(folder) == 0o700
-    assert mode_of(folder.parent) == 0o700
+    assert modes == dict.fromkeys((LEDGER, HEAD, f"{LEDGER}-journal"), 0o600)
+    assert mode_of(folder) == mode_of(folder.parent) == 0o700
 
 
 def test_between_charges_the_ledger_is_one_file(ledger, folder):
@@ -433,8 +423,8 @@ def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
 
 # --- tampering
 
-CELLS = {"number": 77, "document": "{}", "payload": bytes(108), "hash": "0" * 64}
 # Where SQLite lets a cell hold anything, these stand for damage of every type.
+CELLS = {"number": 77, "document": "{}", "payload": bytes(108), "hash": START}
 
 
 @pytest.fixture(scope="session")

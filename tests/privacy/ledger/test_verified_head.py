@@ -56,7 +56,8 @@ def test_a_simulated_site_leaves_none(tmp_path):
 @pytest.mark.parametrize("other", ["an older copy", "one cut off", "a new one", "as long a one"])
 def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
     """Its budget would be what was left when the copy was made."""
-    older = shutil.copytree(site, tmp_path / "older")
+    copies = {"an older copy": shutil.copytree(site, tmp_path / "older"),
+              "as long a one": filled(tmp_path / "same", 5)}  # fmt: skip
     newer = shutil.copytree(filled(site, 5), tmp_path / "newer")
     path = site / LEDGER
     if other == "one cut off":
@@ -64,10 +65,8 @@ def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
             connection.execute("DELETE FROM releases WHERE number = 5")
     else:
         path.unlink()
-    if other == "an older copy":
-        shutil.copy(older / LEDGER, path)
-    elif other == "as long a one":
-        shutil.copy(filled(tmp_path / "same", 5) / LEDGER, path)
+    if other in copies:
+        shutil.copy(copies[other] / LEDGER, path)
     with Ledger(site) as ledger:
         for use in (ledger.count, ledger.events, lambda: ledger.release_of("job", 1)):
             with pytest.raises(StateError, match="it was rolled back or replaced"):

@@ -77,8 +77,7 @@ def test_without_own_masks_a_site_said_to_be_lost_would_be_given_away():
 def test_of_a_site_said_to_be_lost_the_server_learns_nothing():
     """The same with the protocol: only one of the two sums can be opened, whoever is asked."""
     group = Group(4, 1, 1)
-    lost = group.names[3]
-    first = group.ask_all()
+    lost, first = group.names[3], group.ask_all()
     question = group.question(without=[lost], attempt=2)
     second = group.ask_all(question)
     for name in question.sites:
