@@ -30,7 +30,7 @@ from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore
 from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.evaluation.summaries import SIMULATED
-from tests.hostile import strategies
+from tests.hostile.strategies import damaged, in_json, in_lines, in_rows, in_text, members
 from tests.hostile.watch import CODES, SIZES, Watch, canary_site, read
 
 SOLVER = SolverSettings(rank=3)
@@ -92,12 +92,12 @@ def charge(number: int) -> tuple[ReleaseKey, str, Release]:
     return ReleaseKey("f" * 64, "job", number, "asked"), "terms", Release((values,), (event,))
 
 
-def ledger_reader(folder: Path, action: Callable[[Ledger], object]) -> Callable[[], object]:
-    def use() -> object:
-        with Ledger(folder, create=False) as ledger:
-            return action(ledger)
+def in_ledger(use: Callable[[Ledger], object]) -> Callable[[Path], object]:
+    def reader(path: Path) -> object:
+        with Ledger(path.parent, create=False) as ledger:
+            return use(ledger)
 
-    return use
+    return reader
 
 
 LEDGER_USES = (
@@ -128,9 +128,6 @@ def kinds(tmp_path_factory) -> dict[str, Kind]:
     (lists / "codes.txt").write_text("# codes\na\nb\n")
     whole, own = folder / "cohort", folder / "state" / "north"
     (state,) = store.folder.glob("state*")
-    uses = [ledger_reader(own, use) for use in LEDGER_USES]
-    in_json, in_lines, in_text = strategies.in_json, strategies.in_lines, strategies.in_text
-    members = strategies.members
     found: dict[str, tuple] = {
         "site": (whole / "north.npz", members, SiteData.load, lambda path: open_site(path).read()),
         "cohort": (whole / "cohort.json", in_json, lambda path: Cohort.load(whole)),
@@ -146,8 +143,7 @@ def kinds(tmp_path_factory) -> dict[str, Kind]:
         "selection": (store.folder / "selection.sha256", in_text,
                       lambda path: store.has_selection("0" * 64)),
         "site history": (store.folder / "history.jsonl", in_lines, lambda path: store.history()),
-        "ledger": (own / LEDGER, strategies.in_rows,
-                   *(lambda path, use=use: use() for use in uses)),
+        "ledger": (own / LEDGER, in_rows, *map(in_ledger, LEDGER_USES)),
         "checkpoint": (run / "checkpoint.npz", members, lambda path: coordinator(run)),
         "history": (run / "history.jsonl", in_lines, lambda path: read_history(run)),
         "summary": (run / "summary.json", in_json, lambda path: run_folder.read_summary(run)),
@@ -182,7 +178,7 @@ def test_a_damaged_file_is_read_or_an_error_of_ours_that_names_it(kinds, name, d
     good = kind.path.read_bytes()
     beside = {path: path.read_bytes() for path in kind.path.parent.glob(f"{kind.path.name}-*")}
     kind.readers[0]()  # whole, it is read
-    content = data.draw(strategies.damaged(good) | kind.how(good))
+    content = data.draw(damaged(good) | kind.how(good))
     try:
         with Watch():
             for reader in kind.readers:
