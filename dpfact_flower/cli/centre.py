@@ -109,6 +109,7 @@ def submit(
     vocabulary: Annotated[str, Option(help="Code lists, a .json file for each feature mode: a,b.")],
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
+    force: opt.Force = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Start a run on a deployed federation, follow it, and report its result as the exit code.
@@ -121,6 +122,7 @@ def submit(
     from dpfact_flower.runtime.superlink import COMPLETED, Connection, RunUnknownError
 
     opt.check_app(flower_app)
+    opt.refuse_finished(out, settings, force=force)  # a second run would be charged again
     lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
     folder = str(out.expanduser().resolve())
     config = opt.run_config(flower_app, settings, data="", vocabulary=lists, out=folder)

@@ -139,6 +139,14 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
     return used
 
 
+def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -> None:
+    """Refuse the folder of a finished run, except with resume=true, which the server checks."""
+    from dpfact_flower.evaluation.run_folder import SUMMARY
+
+    force = force or parse_assignments(settings or ()).get("resume") is True
+    refuse_overwrite(out, SUMMARY, "a finished run", force=force)
+
+
 @contextmanager
 def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
     """Show a progress bar for each reported task, if standard error is a terminal."""

@@ -1,6 +1,8 @@
 """`dpfact run`, `simulate`, `demo`: whole runs; `dpfact init`: a Flower project of your own."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,8 +45,8 @@ def run(
     Sites compute in parallel threads. For example: dpfact run --data data/eicu --out runs/eicu -s
     rank=20 -s epsilon=4
     """
-    _refuse_finished(out, settings, force=force)
-    with progress(hidden=verbose or quiet) as watch:
+    opt.refuse_finished(out, settings, force=force)
+    with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
         from dpfact_flower.machine.logs import flower_quiet
@@ -73,13 +75,13 @@ def simulate(
     run.
     """
     opt.check_app(flower_app)
-    _refuse_finished(out, settings, force=force)
+    opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:
         raise MissingDependencyError(
             'Flower\'s simulation needs Ray: pip install "dpfact-flower[simulation]"; dpfact run '
             "gives the same result in one process"
         )
-    with progress(hidden=verbose or quiet) as watch:
+    with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
         from dpfact_flower.machine.logs import flower_quiet
         from dpfact_flower.runtime.config import RunConfig, prepare_data
@@ -118,12 +120,18 @@ def demo(
     simulate(out, "synthetic:demo", force=True, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
-def _refuse_finished(out: Path, settings: list[str] | None, *, force: bool) -> None:
-    """Refuse the folder of a finished run, except with resume=true, which the server checks."""
-    from dpfact_flower.evaluation.run_folder import SUMMARY
+@contextmanager
+def _stopped_in_words(out: Path) -> Iterator[None]:
+    """Say after Ctrl-C what was kept. Typer itself would end the command without a word."""
+    from dpfact_flower.server.history import CHECKPOINT
 
-    force = force or "resume=true" in (settings or ())
-    opt.refuse_overwrite(out, SUMMARY, "a finished run", force=force)
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "the same command with -s resume=true continues the run"
+        kept = kept if (out / CHECKPOINT).exists() else "no round had ended, so nothing was kept"
+        typer.echo(f"stopped: {kept}", err=True)
+        raise typer.Exit(130) from None
 
 
 def _finish(folder: Path, as_json: bool) -> None:

@@ -31,7 +31,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 _START = """\
 # To try it without root: starts what the units start, as whoever types it. Ctrl-C ends it, once
 # a charged answer has left; another Ctrl-C does not wait.
-trap 'trap "kill $started" INT TERM; for each in $started; do kill $each; wait $each; done' EXIT
+trap 'exec 2>/dev/null; trap "kill $started" INT TERM
+for each in $started; do kill $each; wait $each; done' EXIT
 trap exit INT TERM
 """
 

@@ -103,6 +103,8 @@ class Connection:
         """Make a connection from a name, or from the folder that `dpfact centre init` wrote."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():
+            if os.sep in text:
+                raise SettingsError(f"{text}: is not a folder that dpfact centre init wrote")
             return cls(text, warn=warn)
         return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)}, warn)
 

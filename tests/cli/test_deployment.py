@@ -143,6 +143,25 @@ def test_a_bad_setting_or_code_list_starts_nothing(flower, tmp_path):
     assert asked == []
 
 
+@pytest.mark.process
+def test_a_finished_run_is_not_charged_again_by_the_same_command(flower, tmp_path):
+    (tmp_path / "run-1").mkdir()
+    (tmp_path / "run-1" / "summary.json").write_text("{}")
+    done, asked = flower()
+    assert isinstance(done.exception, SettingsError)
+    assert "holds a finished run already" in str(done.exception)
+    assert asked == []
+    for options in (["-s", "resume = true"], ["--force"]):
+        done, _ = flower(*["finished:completed"] * 4, options=options)
+        assert done.exit_code == 0, done.output
+
+
+def test_a_folder_that_is_no_centres_is_not_taken_for_a_connection(tmp_path):
+    with pytest.raises(SettingsError, match="centr: is not a folder that dpfact centre init wrote"):
+        superlink.Connection.of(f"{tmp_path}/centr")
+    assert superlink.Connection.of("centre").name == "centre"
+
+
 def test_status_exits_with_1_until_the_run_is_finished(tmp_path):
     it, prometheus = begun(tmp_path / "run"), tmp_path / "dpfact.prom"
     for number in range(1, it.rounds + 1):

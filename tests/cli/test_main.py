@@ -85,6 +85,17 @@ def test_what_a_person_reads_a_program_reads_too(tmp_path, cohort_folder):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("file", "says"), [("checkpoint.npz", "resume=true"), ("x", "nothing")])
+def test_ctrl_c_ends_a_run_with_a_line_that_says_what_was_kept(tmp_path, monkeypatch, file, says):
+    def stop(config, watch):
+        (tmp_path / file).touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpfact_flower.runtime.serve.federate", stop)
+    assert re.fullmatch(rf"stopped: .*{says}.*\n", dpfact("run", "--out", tmp_path, code=130))
+
+
+@pytest.mark.slow
 def test_flowers_log_is_shown_to_who_asks(cohort_folder, tmp_path, caplog):
     arguments = ["run", "--data", str(cohort_folder), "-s", "rounds=1", "-s", "rank=2",
                  "-s", "privacy=none"]  # fmt: skip

@@ -3,6 +3,7 @@
 The scripts are what `dpfact centre init` and `dpfact site init` write; one user plays all.
 """
 
+import re
 import signal
 import subprocess
 import time
@@ -88,6 +89,16 @@ def test_the_script_ends_the_executor_before_the_supernode_that_sends_its_answer
     process.terminate()
     process.wait(PATIENCE)
     assert ended.read_text().split() == ["executor", "SuperNode"]
+
+
+@pytest.mark.process
+def test_the_script_ends_in_silence_if_a_part_has_ended_before(tmp_path):
+    values = {"folder": tmp_path, "name": "north", "port": 1, "centre": "x:1"}
+    installation._units(tmp_path, ("dpfact-node.service", "dpfact-site.service"), values)
+    script = tmp_path / "start.sh"
+    script.write_text(re.sub("^env .*$", "true &", script.read_text(), flags=re.MULTILINE))
+    done = subprocess.run(["sh", script], capture_output=True, check=False, timeout=PATIENCE)
+    assert done.stderr == b""
 
 
 def start(folder, stack: ExitStack) -> subprocess.Popen[bytes]:
