@@ -15,12 +15,14 @@ from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.privacy import ReleaseEvent
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
+from dpfact_flower.privacy.ledger import LedgerRow, data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
+from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from tests.ledgers import rows_in
 
 PRIVACY = PrivacySettings(
     epsilon=4.0, delta=1e-5, start_share=0.7, refine_rounds=1, bound=0.1, codes="6x8"
@@ -82,17 +84,16 @@ def go_to(client, server: Coordinator, last: int) -> list[tuple[RoundRequest, li
 
 
 def rows_of(tmp_path, site="site-1") -> tuple[LedgerRow, ...]:
-    """What a site was charged for, by its ledger, which must be in order."""
-    folder = tmp_path / "state" / site
-    if not (folder / LEDGER).exists():
-        return ()
-    with Ledger(folder, create=False) as ledger:
-        assert ledger.verify() == []
-        return ledger.rows()
+    return rows_in(tmp_path / "state" / site)
 
 
 def events_of(tmp_path) -> list[ReleaseEvent]:
     return [event for row in rows_of(tmp_path) for event in row.events]
+
+
+def store_of(data, tmp_path) -> SiteStore:
+    state = tmp_path / "state"
+    return SiteStore(state, "site-1", "job", data_tag(state / "site-1", data.fingerprint))
 
 
 def refusal(client, request, caplog) -> tuple[str, str]:
@@ -183,12 +184,7 @@ class World:
             assert self.ask(earlier).reply.startswith("[")
 
     def rows(self) -> int:
-        folder = self.folder / "north"
-        if not (folder / LEDGER).exists():
-            return 0
-        with Ledger(folder, create=False) as ledger:
-            assert ledger.verify() == []
-            return len(ledger.rows())
+        return len(rows_in(self.folder / "north"))
 
     def names(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))

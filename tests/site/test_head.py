@@ -7,9 +7,10 @@ from contextlib import closing
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, back_up, data_key, data_tag, restore
+from dpfact_flower.privacy.ledger import LEDGER, back_up, data_key, data_tag, restore
 from dpfact_flower.privacy.ledger.file import KEY, START, chained
 from tests.cli.test_privacy import ledger_text
+from tests.ledgers import rows_in
 
 ROUNDS = 3
 
@@ -50,14 +51,12 @@ def test_nothing_that_may_be_published_tells_which_of_two_neighbours_a_site_hold
     assert data_key(worlds[0].folder / "north") != data_key(worlds[1].folder / "north")
 
 
-def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(worlds, tmp_path):
-    world = worlds[0]
+def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(world, tmp_path):
     world.go_to(2)
     home = world.folder / "north"
     assert (home / KEY).stat().st_mode & 0o777 == 0o600
     key, head = data_key(home), back_up(home, tmp_path / "copy")
-    with Ledger(home) as ledger:
-        spent = ledger.events()
+    spent = rows_in(home)
     for name in (LEDGER, f"{LEDGER}-head", KEY):
         (home / name).unlink()
     restore(tmp_path / "copy", home, head)
@@ -66,13 +65,11 @@ def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(world
     assert world.ask(2) == ("dpfact:failed", 1)
     assert world.ask(2) == ("dpfact:state", 1)
     assert data_key(home) != key
-    with Ledger(home) as ledger:
-        assert ledger.events() == spent
+    assert rows_in(home) == spent
 
 
 @pytest.mark.parametrize("content", [b"", bytes(31), bytes(33)])
-def test_a_damaged_key_is_said_before_a_patient_is_read(worlds, content):
-    world = worlds[0]
+def test_a_damaged_key_is_said_before_a_patient_is_read(world, content):
     world.go_to(2)
     world.source.read_by_now = False
     (world.folder / "north" / KEY).write_bytes(content)

@@ -20,17 +20,16 @@ def settings(tmp_path) -> SiteSettings:
     return SiteSettings(secure_key=str(key), secure_peers=str(peers))
 
 
-@pytest.mark.parametrize(("file", "mode"), [("peers", 0o664), ("site.pem", 0o622)])
-def test_a_file_that_others_may_write_to_pins_nobody(tmp_path, settings, file, mode):
+@pytest.mark.parametrize(
+    ("file", "mode", "says"),
+    [("peers", 0o664, "write to"), ("site.pem", 0o622, "write to"),
+     ("site.pem", 0o640, "read"), ("site.pem", 0o604, "read")],
+)  # fmt: skip
+def test_a_file_that_others_may_write_to_or_a_key_that_they_may_read_is_refused(
+    tmp_path, settings, file, mode, says
+):
     (tmp_path / file).chmod(mode)
-    with pytest.raises(StateError, match="others may write to it"):
-        keyring_of(settings, "here")
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604])
-def test_a_key_that_others_may_read_is_refused(tmp_path, settings, mode):
-    (tmp_path / "site.pem").chmod(mode)
-    with pytest.raises(StateError, match="others may read it"):
+    with pytest.raises(StateError, match=f"others may {says} it"):
         keyring_of(settings, "here")
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.errors import DataError, MessageError, StateError
-from dpfact_flower.privacy.ledger import data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings
 from dpfact_flower.site.patient import refit, unfitted
@@ -17,7 +16,7 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
 from tests.site import federation
-from tests.site.federation import Watched, ask, go_to, make_settings, rows_of
+from tests.site.federation import Watched, ask, go_to, make_settings, raising, rows_of, store_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +36,6 @@ def ended(data, tmp_path, privacy=PRIVACY) -> RoundRequest:
     """The last request of a run that has ended."""
     server = make_server(data, privacy)
     return go_to(make_client(data, tmp_path), server, server.rounds)[-1][0]
-
-
-def store_of(data, tmp_path) -> SiteStore:
-    state = tmp_path / "state"
-    return SiteStore(state, "site-1", "job", data_tag(state / "site-1", data.fingerprint))
 
 
 def files(tmp_path) -> set[str]:
@@ -119,13 +113,9 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
     server = make_server(data)
     client = make_client(data, tmp_path)
     go_to(client, server, server.rounds - 1)
-
-    def full(*_args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(SiteStore, "keep_ending", full)
+    monkeypatch.setattr(SiteStore, "keep_ending", raising(OSError(28, "No space left")))
     assert client.site.answer(server.request(server.rounds)).arrays == ()
-    assert "No space left on device" in caplog.text
+    assert "No space left" in caplog.text
     assert unfitted(tmp_path / "state" / "site-1") == []
 
 
