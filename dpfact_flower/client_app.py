@@ -86,7 +86,7 @@ class DPFactClient(NumPyClient):
         return f"DPFactClient({self.site.name!r})"
 
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Answer one round. After any failure, raise a `RoundRefusedError` that has only a code."""
+        """Answer one round. After any failure, raise a `RoundRefusedError` with only a code."""
         delay = self._delay()
         answer, reason = None, ""
         try:
@@ -96,7 +96,7 @@ class DPFactClient(NumPyClient):
             reason = self._refused(error)
         with suppress(Exception):  # an error here must not change the reply
             delay.wait()
-        if self._reply_after:  # only for the site, as the time depends on patients
+        if self._reply_after:  # only for the site, because the time depends on patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
         if delay.late:  # the site keeps a charged answer, and can send it again
             reason = self._refused(overrun())
@@ -105,7 +105,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Refuse what `fit` would refuse before reading patients' data. Charge nothing."""
+        """Raise the error that `fit` would raise before reading patients' data. Charge nothing."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)

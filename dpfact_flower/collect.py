@@ -61,7 +61,7 @@ class RoundPolicy(NamedTuple):
     `required` by later rounds, sites that connect late also get the request. At the end of such a
     round, connected sites without a reply get the request once more, with extra time. Nodes in
     `left_out` never get a request. If a shortened round ends with fewer than `quorum` replies, the
-    missing sites have another `grace` seconds.
+    missing sites get another `grace` seconds.
     """
 
     charged: bool = False
@@ -146,7 +146,7 @@ class Exchange:
                 flight.waiting.add(number)
 
     def pull(self) -> dict[int, Message]:
-        """Return the new replies by node. After a reply without an error, no other is awaited."""
+        """Return the new replies by node. A reply without an error ends the wait for its node."""
         numbers = {n: node for node, flight in self.flights.items() for n in flight.waiting}
         received = {}
         for reply in self._grid.pull_messages(list(numbers)) if numbers else ():

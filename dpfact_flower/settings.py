@@ -41,7 +41,7 @@ def setting(
     help: str,  # noqa: A002 - the word that argparse and typer use
     allowed: str = "",
 ) -> Any:
-    """Declare a setting. `allowed` is a number's range, such as "(0, 1]", or a text's pattern."""
+    """Declare a setting. `allowed` is a range, such as "(0, 1]", or a pattern for text."""
     return dataclasses.field(default=default, metadata={"help": help, "allowed": allowed})
 
 
@@ -130,7 +130,7 @@ class SolverSettings(Settings):
         return self.gamma < 0
 
     def _check_together(self) -> None:
-        if self.clip and not 1e-6 <= self.clip <= 1e6:  # float32 must hold clip with gradients
+        if self.clip and not 1e-6 <= self.clip <= 1e6:  # clipped gradients must fit into float32
             raise SettingsError(f"clip: must be 0 or lie in [1e-06, 1e+06]; got {self.clip!r}")
 
 
@@ -427,7 +427,7 @@ class SiteSettings(Settings):
 
 
 class Described(NamedTuple):
-    """The description of a setting, for a list that people read."""
+    """The description of a setting, for a human-readable list."""
 
     key: str
     default: Scalar
@@ -451,7 +451,7 @@ def describe(kind: type[Settings]) -> list[Described]:
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` texts into a config. Values are as in TOML, except for bare words."""
+    """Parse ``key=value`` strings into a config. Values are as in TOML, except for bare words."""
     config: dict[str, Scalar] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -465,7 +465,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
 
 
 def _scalar(text: str) -> object:
-    """Parse a text as a TOML value. Bare words, paths and dates remain texts."""
+    """Parse a string as a TOML value. Bare words, paths and dates remain strings."""
     if "#" in text and not text.startswith(('"', "'")):
         return text
     try:

@@ -292,7 +292,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Ask, before any charge, which nodes would refuse a round; return none in a simulation."""
+        """Return the nodes that would refuse a round, before any charge; none in a simulation."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable

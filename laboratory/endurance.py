@@ -1,10 +1,9 @@
-"""``python -m laboratory.endurance``: many nodes, two runs at once, and what they take in hours.
+"""``python -m laboratory.endurance``: resource use over hours, with many nodes and two runs.
 
-A SuperLink and hospitals on loopback, each of processes of its own as docs/how-to/deploy.md has
-them, answer runs without noise: two at a time, and one pair after another, for as long as is asked.
-Four times a minute it is looked what their processes have. In the end it says by how much that grew
-in an hour: of all processes that last from the first run to the end, and of the one of these whose
-memory grew most.
+A SuperLink and hospitals run on loopback as separate processes, as in docs/how-to/deploy.md. For
+the given time, they answer pairs of simultaneous runs without noise. Four times a minute, the
+program measures the processes' resources. At the end, it prints the growth per hour for all
+processes that lasted from the first run to the end, and for the one whose memory grew most.
 """
 
 import argparse
@@ -38,7 +37,7 @@ for knowledge: a mean of many is nearly independent of the mean before."""
 
 
 class Used(NamedTuple):
-    """What a process has: open files, threads, memory in MiB; what is shared counts in each."""
+    """A process's open files, threads and memory in MiB. Shared memory counts in each process."""
 
     handles: float
     threads: float
@@ -46,7 +45,7 @@ class Used(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a deployment had at one time; rounds are of all runs so far, sizes in MiB."""
+    """A deployment's resources at one time, with sizes in MiB, and the rounds of all runs so far."""
 
     minutes: float
     rounds: int
@@ -56,24 +55,24 @@ class Look(NamedTuple):
 
 
 def processes(made: Deployment) -> set[Process]:
-    """All of a deployment's, but those that submit."""
+    """Return a deployment's processes, except those that submit runs."""
     return {each for unit in made.services.values() for each in family_of(unit.keeper)}
 
 
 def used_by(pid: int) -> Used:
-    """Look at a process; an OSError if it has gone."""
+    """Measure a process. Raise an OSError if it has ended."""
     handles = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
-    # One that has ended and is not reaped has no memory.
+    # A process that has ended but is not reaped has no memory.
     return Used(handles, int(status["Threads"]), int(status.get("VmRSS", "0").split()[0]) / 1024)
 
 
 def looked_at(made: Deployment, rounds: int, minutes: float) -> Look:
-    """Look once."""
+    """Measure a deployment once."""
     used = {}
     for process in processes(made):
-        with suppress(OSError):  # gone
+        with suppress(OSError):  # the process has ended
             used[process] = used_by(process.pid)
     states = [path for each in made.hospitals for path in (each.folder / "site").glob("state/**/*")]
     return Look(minutes, rounds, used, _size(made.folder.glob("tls/superlink.db*")), _size(states))
@@ -88,9 +87,10 @@ def _size(paths: Iterator[Path] | list[Path]) -> float:
 
 
 def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """Growth in an hour, and half the width of its 95 % interval.
+    """Return the growth per hour, and half the width of its 95 % interval.
 
-    Of a straight line through the means of rows of looks; the first quarter is left out.
+    The growth is the slope of a line through means of consecutive values, without the first
+    quarter.
     """
     start = round(_WARM * len(values))
     x, y = (
@@ -105,7 +105,7 @@ def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, flo
 
 
 def growth(looks: Sequence[Look], lasting: set[Process]) -> Iterator[str]:
-    """Lines of a table: by how much each figure grew."""
+    """Yield table lines with the growth of each figure."""
     warm = looks[round(_WARM * len(looks))]
     most = max(lasting, key=lambda p: looks[-1].used[p].memory - warm.used[p].memory)
     yield "| of | figure | at first | at last | growth in an hour | 95 % |"
@@ -128,7 +128,7 @@ def _line(name: str, looks: Sequence[Look], values: list[float]) -> str:
 
 
 def pair_of_runs(made: Deployment, number: int, nodes: int, rounds: int) -> Iterator[int]:
-    """Two runs at once; rounds that are finished, a few times a second."""
+    """Make two runs at once, and yield the number of finished rounds a few times a second."""
     outs = [made.folder / f"run-{number}-{which}" for which in "ab"]
     with ExitStack() as stack:
         works = []
@@ -154,7 +154,7 @@ def pair_of_runs(made: Deployment, number: int, nodes: int, rounds: int) -> Iter
 
 
 def main() -> int:
-    """Print a line now and then, and the growth; 1 if a run failed or a lasting process ended."""
+    """Print progress and growth. Return 1 if a run failed or a lasting process ended."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.endurance", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=60.0)

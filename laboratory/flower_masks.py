@@ -1,11 +1,11 @@
-"""How many masks Flower's own SecAgg+ can make, in bits, beside those of this package.
+"""Count, in bits, the masks that Flower's own SecAgg+ and this package can make.
 
     python -m laboratory.flower_masks
 
 Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. Keys that two
 sites agree on are base64 text, whose bytes have a top bit of 0, so 28 bits of the seed can differ.
-A mask is one of so many, whatever the length of the key. That is why
-`dpfact_flower.privacy.secure_sum` makes masks of its own; no run needs this program.
+There are only this many masks, whatever the length of the key. `dpfact_flower.privacy.secure_sum`
+therefore makes its own masks. No run needs this program.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from dpfact_flower.privacy.secure_sum import masks
 
 
 def seed_of(key: bytes) -> int:
-    """What Flower seeds a mask with, as its own function does it."""
+    """Return the seed that Flower's own function makes for a mask."""
     with patch("numpy.random.RandomState") as generator:
         pseudo_rand_gen(key, 2, [(1,)])
     return generator.call_args.args[0]
 
 
 def bits_that_differ(numbers: Iterable[int]) -> int:
-    """In how many bits some of the numbers differ; equal ones are what a mask can't vary in."""
+    """Return the number of bits in which some of the numbers differ."""
     some, every = 0, -1
     for number in numbers:
         some, every = some | number, every & number
@@ -38,13 +38,13 @@ def bits_that_differ(numbers: Iterable[int]) -> int:
 
 
 def shared_key() -> bytes:
-    """A key that two of Flower's sites agree on."""
+    """Return a key that two of Flower's sites agree on."""
     (own, _), (_, other) = generate_key_pairs(), generate_key_pairs()
     return generate_shared_key(own, other)
 
 
 def hours_for_all(bits: int, tried: int = 2000) -> float:
-    """Core hours for one vector's beginning from each seed; measured on a few of them."""
+    """Return the core hours to draw the first values from every seed, measured on a few seeds."""
     began = time.process_time()
     for seed in range(tried):
         np.random.RandomState(seed).randint(0, 2**32 - 1, 4, dtype=np.int64)

@@ -1,13 +1,14 @@
-"""README and docs, followed word by word as a newcomer would: `make follow`.
+"""Follow README and docs literally, as a newcomer would: `make follow`.
 
-A fresh clone of the last commit, and `make demo` in it, by the clock. Then every page from top to
-bottom, its commands in one shell and its Python blocks in one session, in a folder of its own: a
-copy of the clone where a command names what lies there, else an empty one. A page finds what is its
-reader's own (`own`, `GIVEN`), and nothing of it is changed but `PATH/TO/`, which is that folder.
-What cannot run on a machine like this is left out by the rules of `LEFT_OUT`, and is listed with
-its reason. The tests of this folder run the same commands on little, within the suite.
+The program clones the last commit, and times `make demo` in the clone. Then it runs every page from
+top to bottom, with the commands in one shell and the Python blocks in one session. Each page has
+its own folder: a copy of the clone if a command names a file there, and an empty folder otherwise.
+The folder also contains the files that a reader would have (`own`, `GIVEN`). The page's text is
+unchanged, except that `PATH/TO/` becomes that folder. Commands that cannot run on this machine are
+left out by the rules in `LEFT_OUT`, and listed with the reason. The test suite runs the same
+commands on small data.
 
-It takes long, and needs a package index. Open data are taken from $DPFACT_DATA. After a
+The program takes long, and needs a package index. Open data are taken from $DPFACT_DATA. After a
 change to one page: ``python -m laboratory.follow --clone CLONE docs/PAGE.md``.
 """
 
@@ -81,7 +82,7 @@ for line in sys.stdin:
 
 @dataclass
 class Page:
-    """How a page was followed."""
+    """The result of following a page."""
 
     name: str
     run: int = 0
@@ -97,7 +98,7 @@ class Page:
 
 
 class Reader:
-    """Somebody who reads a page in a folder: a shell and a Python session."""
+    """A reader of a page in a folder, with a shell and a Python session."""
 
     def __init__(self, home: Path, environment: dict[str, str]) -> None:
         self.home = home
@@ -106,7 +107,7 @@ class Reader:
         self.session: subprocess.Popen[str] | None = None
 
     def does(self, text: str, *, python: bool) -> str:
-        """Run a command or a block of Python; what went wrong, nothing if all is well."""
+        """Run a command or a block of Python. Return the error, or an empty string."""
         return self._python(text) if python else self._shell(text)
 
     def _shell(self, text: str) -> str:
@@ -137,7 +138,7 @@ class Reader:
 
 
 def why_not(unit: Unit, home: Path, missing: set[str]) -> str | None:
-    """Why a unit is left out, if it is; what it would have made is noted in `missing`."""
+    """Return why a unit is left out, or None. Add the files it would have made to `missing`."""
     if unit.python:
         return None
     reason = next((why for sign, why in LEFT_OUT if re.search(sign, unit.text)), None)
@@ -154,7 +155,7 @@ def why_not(unit: Unit, home: Path, missing: set[str]) -> str | None:
 
 
 def follow(path: Path, home: Path, environment: dict[str, str]) -> Page:
-    """Run what a page shows, from top to bottom, in a folder."""
+    """Run the commands of a page, from top to bottom, in a folder."""
     page, missing, began = Page(path.relative_to(ROOT).as_posix()), set[str](), time.monotonic()
     with closing(Reader(home, environment)) as who:
         for text in GIVEN.get(page.name, ()):
@@ -174,7 +175,7 @@ def follow(path: Path, home: Path, environment: dict[str, str]) -> Page:
 
 
 def own(home: Path) -> None:
-    """Lay into a folder what a reader of the pages has, or small files in its place."""
+    """Put the files that a reader would have, or small substitutes, into a folder."""
     write_sources(home)
     write_eicu(home / "eicu")
     write_events(home / "events.csv")
@@ -190,7 +191,7 @@ def own(home: Path) -> None:
 
 
 def folder_of(path: Path, clone: Path, top: Path) -> Path:
-    """A new folder to follow a page in, with what is the reader's own."""
+    """Make a new folder for following a page, with the reader's own files."""
     home = top / path.relative_to(ROOT).as_posix().replace("/", "-").replace(".", "-")
     todo = [unit for unit in units(path) if why_not(unit, home, set()) is None]
     if any(not unit.python and OF_THE_CLONE.search(unit.text) for unit in todo):
@@ -206,7 +207,7 @@ def folder_of(path: Path, clone: Path, top: Path) -> Path:
 
 
 def newcomer(clone: Path) -> dict[str, str]:
-    """Environment variables of who has installed what is in the clone, and has no settings."""
+    """Return the environment of a user who has installed the clone and has no settings."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     kept = {key: value for key, value in os.environ.items() if key not in hidden}
     path = f"{clone / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
@@ -214,7 +215,7 @@ def newcomer(clone: Path) -> dict[str, str]:
 
 
 def first_report(clone: Path) -> None:
-    """From nothing to the demo's report, by the clock, and in time of processors."""
+    """Measure the wall-clock and CPU time from nothing to the demo's report."""
     began = time.monotonic()
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     make(clone, "make demo")
@@ -227,7 +228,7 @@ def first_report(clone: Path) -> None:
 
 
 def make(clone: Path, command: str) -> None:
-    """Run a command in the clone that must go well."""
+    """Run a command in the clone, which must succeed."""
     with closing(Reader(clone, newcomer(clone))) as who:
         said = who.does(command, python=False)
     if said:
@@ -246,7 +247,7 @@ def tell(pages: Sequence[Page]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Clone, install, follow; 1 if anything failed."""
+    """Clone, install and follow. Return 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.follow", description=__doc__)
     parser.add_argument("pages", nargs="*", type=Path, help="default: README and all of docs")
     parser.add_argument("--clone", type=Path, help="where `make demo` has been run, to begin there")

@@ -1,15 +1,15 @@
 """Do the tests notice a mutant? ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
-``not``, a decorator, a loop, what is caught), and the tests run: those that mirror the module
-first, and where they pass all others of `TESTS`. A test that fails has noticed, and so has one
-that hangs or crashes. All of it is done in a copy of the checkout, which is gone afterwards.
+``not``, a decorator, a loop, a caught exception). Then the tests run: first those that mirror the
+module and, if they pass, all others in `TESTS`. A mutant is noticed if a test fails, hangs or
+crashes. All of this happens in a temporary copy of the checkout.
 
-The same seed and the same code give the same sample. A line that holds an addition has eleven
-mutants, most of them gross, so places are drawn, and of each place's mutants one. Mutants that
-differ in annotations or log lines alone are not drawn, nor those that are no program. Survivors
-that mutants.toml explains are not counted. The exit code is 1 if less than 95 % of the others are
-noticed. Slow tests meet only what the fast ones leave alive. Tests that start processes do not run.
+The same seed and the same code give the same sample. A line with an addition has eleven mutants,
+most of them obvious, so places are drawn, and one mutant of each place. Mutants that differ only in
+annotations or log lines, or are not valid programs, are not drawn. Survivors that mutants.toml
+explains are not counted. The exit code is 1 if fewer than 95 % of the others are noticed. Slow
+tests run only on mutants that survive the fast tests. Tests that start processes do not run.
 """
 
 import argparse
@@ -64,7 +64,7 @@ so many seconds: other work on the machine must not pass for a mutant."""
 
 
 class Mutant(NamedTuple):
-    """A change of one token; the lines that differ stand without their indentation."""
+    """A change of one token. The changed lines are stored without their indentation."""
 
     spec: MutationSpec
     before: str
@@ -77,7 +77,7 @@ class Mutant(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """Why it may live; empty if nothing says so."""
+        """The reason why the mutant may survive, or an empty string."""
         path = self.spec.module_path.relative_to(PACKAGE).as_posix()
         for line in EXPLAINED:
             known = (path, self.before) == (line["path"], line["before"])
@@ -90,7 +90,7 @@ class Mutant(NamedTuple):
 
 
 def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[list[Mutant], int]:
-    """Draw mutants of these rooms that could change what the code does; and of how many places."""
+    """Draw mutants that could change the code's behaviour. Also return the number of places."""
     modules = sorted(p.relative_to(root) for room in rooms for p in (root / room).rglob("*.py"))
     with use_db(root / "mutants.sqlite", WorkDB.Mode.create) as session:
         init(modules, session, {})
@@ -112,7 +112,7 @@ def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[lis
 
 
 def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
-    """The mutant, or None if it is no program or says the same as the module."""
+    """Return the mutant, or None if it is invalid or equivalent to the module."""
     source = (root / spec.module_path).read_text(encoding="utf-8")
     operator = get_operator(spec.operator_name)(**spec.operator_args)
     mutated = mutate_code(source, operator, spec.occurrence)
@@ -127,10 +127,9 @@ def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
 
 
 def says_the_same(source: str, mutated: str) -> bool:
-    """Whether two modules differ in nothing that runs, or the second is no program.
+    """Return whether two modules run the same code, or the second is not a valid program.
 
-    Annotations are mypy's business, what a log line says is its reader's, a kernel that is not
-    compiled gives the same values, and whether arguments must be named is for those who call.
+    Annotations, log lines, the compilation of kernels and keyword-only arguments do not count.
     """
     try:
         one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))
@@ -140,7 +139,7 @@ def says_the_same(source: str, mutated: str) -> bool:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes away annotations, `*` and `/` among parameters, logs, and that a kernel is compiled."""
+    """Removes annotations, `*` and `/` among parameters, log calls, and kernels' compilation."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
@@ -172,20 +171,20 @@ class _Bare(ast.NodeTransformer):
 
 
 def met_by(module: Path) -> tuple[list[Path], list[Path]]:
-    """Tests of a module's room, its own file first; and all others of `TESTS`."""
+    """Return the tests of a module's room, its own file first, and all others in `TESTS`."""
     folder = Path("tests") / module.parent.relative_to(PACKAGE)
     own = sorted(folder.glob("test_*.py"), key=lambda path: path.stem != f"test_{module.stem}")
     return own, [path for path in everything() if path not in own]
 
 
 def everything() -> list[Path]:
-    """The files of `TESTS`, each once."""
+    """Return each file of `TESTS` once."""
     found = (path for pattern in TESTS for path in sorted(Path("tests").glob(pattern)))
     return list(dict.fromkeys(found))
 
 
 def command(tests: Sequence[str | Path], hang: float, marked: str = _FAST) -> str:
-    """The tests up to the first that fails, or takes more than `hang` seconds."""
+    """Return a command that runs tests until one fails or takes more than `hang` seconds."""
     return shlex.join([
         sys.executable, "-c", _RUN, "-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider",
         "-p", "no:xdist", "--hypothesis-seed=0", "--basetemp=.tests", "--junitxml=.tests.xml",
@@ -195,9 +194,9 @@ def command(tests: Sequence[str | Path], hang: float, marked: str = _FAST) -> st
 
 
 class Bench:
-    """A copy of the checkout to mutate, the working directory meanwhile, and a pristine package.
+    """A copy of the checkout to mutate, as the working directory, and an unchanged package.
 
-    Times are kept, so that what numba has cached still counts.
+    File times are kept, so that numba's cache stays valid.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -207,11 +206,11 @@ class Bench:
             put = shutil.copytree if (CHECKOUT / name).is_dir() else shutil.copy2
             put(CHECKOUT / name, self.copy / name)
         os.chdir(self.copy)
-        # Subprocesses of tests, too, must not find the package where it is installed.
+        # Subprocesses of tests must not find the installed package either.
         os.environ["PYTHONPATH"] = str(self.copy)
 
     def measure(self) -> float:
-        """Run all tests without a mutant, and fill the cache; their seconds."""
+        """Run all tests without a mutant, which fills the cache, and return their seconds."""
         began = time.perf_counter()
         tests = command(everything(), 3600, f"({_FAST}) or ({_SLOW})")
         run = subprocess.run(shlex.split(tests), capture_output=True, text=True, check=False)
@@ -225,7 +224,7 @@ class Bench:
         return time.perf_counter() - began
 
     def noticed(self, mutant: Mutant) -> str:
-        """Which test notices; "a hang or a crash"; or empty."""
+        """Return the test that notices a mutant, "a hang or a crash", or an empty string."""
         path = mutant.spec.module_path
         compiled = path.is_relative_to(COMPILED)
         if compiled:
@@ -257,7 +256,7 @@ class Bench:
 
 @contextmanager
 def bench() -> Iterator[Bench]:
-    """A bench that is gone afterwards."""
+    """Yield a temporary bench."""
     before = Path.cwd()
     with TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         try:
@@ -267,7 +266,7 @@ def bench() -> Iterator[Bench]:
 
 
 def main() -> int:
-    """Draw, try, and print a line a mutant, the survivors, and how many were noticed."""
+    """Draw and test mutants. Print each result, the survivors, and how many were noticed."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.mutants", description=__doc__)
     parser.add_argument(
         "rooms", nargs="*", default=ROOMS, metavar="ROOM", help="folder of the package"
@@ -275,7 +274,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=60, help="mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the copy goes then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy is deleted
     noticed, alive = 0, list[Mutant]()
     with bench() as place:
         rooms = [PACKAGE / room for room in asked.rooms]

@@ -2,9 +2,9 @@
 
     python -m laboratory.notebooks [NAME ...]
 
-Each runs in an empty folder of its own. `PATH/TO/eicu` is the eICU demo of $DPFACT_DATA while it
-runs, and stands in the stored notebook as before. The tests execute the same cells, and compare no
-output: noise makes it new each time.
+Each notebook runs in its own empty folder. While it runs, `PATH/TO/eicu` is replaced with the eICU
+demo in $DPFACT_DATA. The tests execute the same cells, but do not compare outputs, because fresh
+noise changes them.
 """
 
 import sys
@@ -22,7 +22,7 @@ PLACES = {"PATH/TO/eicu": str(open_data() / "eicu_demo")}
 
 
 def execute(path: Path) -> None:
-    """Execute one, and write it."""
+    """Execute and write one notebook."""
     notebook = nbformat.read(path, as_version=4)
     sources = [cell.source for cell in notebook.cells]
     for cell in notebook.cells:
@@ -36,18 +36,18 @@ def execute(path: Path) -> None:
         for cell, source in zip(notebook.cells, sources, strict=True):
             cell.source = source
             if cell.cell_type == "code":
-                # Logs and progress; what they name lies in the folder that is gone.
+                # Logs and progress name files in a deleted folder.
                 cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
                 for out in cell.outputs:
                     if "text/html" in (
                         data := out.get("data", {})
-                    ):  # of pandas: a header of nothing
+                    ):  # of pandas
                         data["text/html"] = data["text/html"].replace("<th></th>", "<td></td>")
     nbformat.write(notebook, path)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Execute those that are named, or all."""
+    """Execute the named notebooks, or all."""
     for path in sorted(FOLDER.glob("*.ipynb")):
         if not arguments or path.stem in arguments:
             print(path.stem, flush=True)

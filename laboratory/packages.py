@@ -1,10 +1,10 @@
-"""Build the wheel and the source archive, look into both, install each, and use it.
+"""Build the wheel and the source archive, inspect both, install each, and use it.
 
     python -m laboratory.packages --python python3.11 --python python3.12
 
-Each is installed in an empty environment of each Python, without extras; nothing of the checkout is
-in reach of what runs there. Then the wheel gets Flower's simulation: `dpfact demo`, and `flwr run`
-of a project that `dpfact init` wrote. `make packages` tries every Python that is at hand.
+Each is installed in an empty environment of each Python, without extras and without access to the
+checkout. Then the wheel is tested in Flower's simulation, with `dpfact demo`, and with `flwr run`
+in a project that `dpfact init` wrote. `make packages` tries every available Python.
 """
 
 import argparse
@@ -41,7 +41,7 @@ HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; its end if it fails."""
+    """Return a command's output. If the command fails, end the program with its last lines."""
     environment = {key: value for key, value in os.environ.items() if key not in HIDDEN}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, check=False,
@@ -53,13 +53,13 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def environment(python: str, folder: Path) -> Path:
-    """An empty environment's folder of commands."""
+    """Make an empty environment, and return its folder of commands."""
     run(python, "-m", "venv", folder, cwd=folder.parent)
     return folder / "bin"
 
 
 def tracked() -> set[str]:
-    """Files of the repository, those that are not committed yet too."""
+    """Return the repository's files, including uncommitted files."""
     listed = run(
         "git", "ls-files", "--cached", "--others", "--exclude-standard", "-z", cwd=ROOT
     ).split("\0")
@@ -67,7 +67,7 @@ def tracked() -> set[str]:
 
 
 def check(what: str, found: set[str], expected: set[str]) -> None:
-    """End with what is too much and what is missing, if anything is."""
+    """End the program with a list of unexpected and missing files, if there are any."""
     strange, missing = sorted(found - expected), sorted(expected - found)
     if strange or missing:
         sys.exit(f"{what}: should not hold {strange}; lacks {missing}")
@@ -75,7 +75,7 @@ def check(what: str, found: set[str], expected: set[str]) -> None:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """Build both, in an environment of their own, from the checkout."""
+    """Build both from the checkout, in a separate environment."""
     tools = environment(sys.executable, out / "tools")
     run(tools / "pip", "install", "--quiet", "build", "twine", cwd=out)
     run(tools / "python", "-m", "build", "--outdir", out / "dist", ROOT, cwd=out)
@@ -85,7 +85,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def look_into(wheel: Path, archive: Path) -> None:
-    """Compare what they hold with the repository."""
+    """Compare the files in both with the repository."""
     files = tracked()
     with zipfile.ZipFile(wheel) as opened:
         held = {name for name in opened.namelist() if ".dist-info/" not in name}
@@ -138,7 +138,7 @@ def use(python: str, package: Path, out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build, look, install, use."""
+    """Build, inspect, install and use both."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Arguments of the studies, checked before hours of work, with errors of one line."""
+"""Command-line arguments of the studies, checked before hours of work begin."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from simulation.systems import NO_NOISE
 
 
 def at_least(low: int) -> Callable[[str], int]:
-    """Type of an argument that is a whole number of at least `low`."""
+    """Return a parser for whole numbers of at least `low`."""
 
     def number(text: str) -> int:
         if int(text) < low:
@@ -20,7 +20,7 @@ def at_least(low: int) -> Callable[[str], int]:
 
 
 def read_epsilon(text: str) -> float:
-    """Type of an argument that is an epsilon; infinity is `NO_NOISE`."""
+    """Parse an epsilon. Infinity becomes `NO_NOISE`."""
     if not float(text) > 0:
         raise argparse.ArgumentTypeError(f"must be above 0; got {text}")
     return min(float(text), NO_NOISE)
@@ -28,7 +28,7 @@ def read_epsilon(text: str) -> float:
 
 @contextmanager
 def one_line_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """End the program with the text of one of our errors, as `parser` does with its own."""
+    """Report our own errors on one line, and end the program, as `parser` does for its errors."""
     try:
         yield
     except DPFactError as error:

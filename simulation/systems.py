@@ -1,8 +1,8 @@
-"""DPFact's rounds on a cohort without messages or disks, and schemes to compare its privacy with.
+"""DPFact's rounds on a cohort without messages or disks, and other private schemes.
 
-`play` is the package's own sites and server; `patient_mode` and `paper_mode` are whole runs of it.
-`naive` is the paper's scheme made rigorous in the plainest way. `shuffled` makes data in which
-there is nothing to learn.
+`play` runs the package's own sites and server, and `patient_mode` and `paper_mode` are whole runs.
+`naive` makes the paper's scheme rigorous in the simplest way. `shuffled` makes data in which there
+is nothing to learn.
 """
 
 import math
@@ -60,13 +60,13 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
         Before its first round.
     cohort : Cohort
     own_refit : bool
-        Whether to play patient mode's last round, in which sites learn for themselves alone.
+        Whether to play patient mode's last round, in which sites fit their own models.
 
     Yields
     ------
     Snapshot
-        After each round in which every site has its own model. In patient mode that is the last
-        one.
+        After each round in which every site has its own model. In patient mode, this is only the
+        last round.
     """
     kept = [_InMemory() for _ in cohort.sites]
     modes = [vocabulary.name for vocabulary in cohort.vocabularies]
@@ -105,7 +105,7 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
 def _sums(
     coordinator: Coordinator, number: int, outcomes: Sequence[RoundOutcome]
 ) -> list[SiteReply]:
-    """The totals that the server learns from a secure sum, after masks have cancelled."""
+    """Return the totals that the server learns from a secure sum, after masks have cancelled."""
     planned = coordinator.planned_release(number)
     assert planned is not None
     total = reduce(add, (outcome.release.arrays[0] for outcome in outcomes))
@@ -113,7 +113,7 @@ def _sums(
 
 
 def _refitted(site: SiteData, request: RoundRequest) -> RoundOutcome:
-    """A site's own refit at the end of a run."""
+    """Return a site's own refit at the end of a run."""
     tensor = site.select_codes(request.selection).tensor
     if tensor.nnz == 0:
         return RoundOutcome(release_nothing())
@@ -123,7 +123,7 @@ def _refitted(site: SiteData, request: RoundRequest) -> RoundOutcome:
 def coordinate(
     cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
 ) -> Coordinator:
-    """The server of a run on a cohort."""
+    """Return the server of a run on a cohort."""
     return Coordinator(
         [len(vocabulary) for vocabulary in cohort.vocabularies],
         solver=solver, privacy=privacy, run=replace(run, sites=len(cohort.sites)),
@@ -133,7 +133,7 @@ def coordinate(
 def run(
     cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
 ) -> Factors:
-    """Global factors of a run with the package's own rounds and rules."""
+    """Return the global factors of a run with the package's own rounds and rules."""
     coordinator = coordinate(cohort, solver, privacy, run)
     for _ in play(coordinator, cohort, own_refit=False):
         pass
@@ -143,17 +143,17 @@ def run(
 def patient_mode(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Factors:
-    """Patient mode with everything planned; proven for each patient."""
+    """Run patient mode with planned settings, which is proven for each patient."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     privacy = PrivacySettings(epsilon=epsilon, delta=delta, patients=patients)
     return run(cohort, SolverSettings(rank=rank, relative_l21=0.0), privacy, RunSettings(seed=seed))
 
 
 def paper_solver(rank: int, **changes: Any) -> SolverSettings:
-    """The paper's solver with the settings that bear its noise best.
+    """Return the paper's solver with the best settings for its noise.
 
-    Best at epsilon 8 on the demo's cohort, of eta .003 to .03, tau 2 and 5, clip .01 to 1, and 10
-    and 40 rounds. The search used the data and charged no budget.
+    They are the best at epsilon 8 on the demo's cohort among eta .003 to .03, tau 2 and 5, clip .01
+    to 1, and 10 and 40 rounds. The search used the data and charged no budget.
     """
     chosen = {"tau": 5, "eta": 1e-2, "gamma": 0.05, "clip": 0.1, "mu_from_round": 1, **changes}
     return SolverSettings(rank=rank, solver="psgd", **chosen)
@@ -162,7 +162,7 @@ def paper_solver(rank: int, **changes: Any) -> SolverSettings:
 def paper_mode(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Factors:
-    """DPFact's noise at the epsilon that it claims: for an entry, and not proven."""
+    """Run DPFact with its own noise, at the epsilon that it claims for an entry (not proven)."""
     privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=delta)
     rounds = RunSettings(rounds=40, seed=seed, elastic_step=1 / len(cohort.sites))
     return run(cohort, paper_solver(rank), privacy, rounds)
@@ -179,11 +179,11 @@ def naive(
     bound: float = 1.0,
     noise_seed: int | None = None,
 ) -> Factors:
-    """The paper's scheme made rigorous: a site's whole update clipped, noise for twice the bound.
+    """Run a rigorous version of the paper's scheme: clipped updates, and noise for twice the bound.
 
     A site's clipped update moves by at most twice the bound, whatever the site computes and
-    whatever state it keeps without noise. So this is proven for each patient. With a `noise_seed` a
-    run repeats and nothing is private.
+    whatever state it keeps without noise. The guarantee is therefore proven for each patient. With
+    a `noise_seed`, a run is repeatable and not private.
     """
     rng = np.random.default_rng(seed)
     rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
@@ -213,13 +213,13 @@ def naive(
 
 
 def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
-    """Non-negative factors with columns of norm 1."""
+    """Return non-negative factors with columns of norm 1."""
     positive = [np.maximum(factor.astype(np.float64), 0) + 1e-9 for factor in factors]
     return tuple((f / np.linalg.norm(f, axis=0)).astype(np.float32) for f in positive)
 
 
 def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """Give each patient the codes of every later mode from another patient, so no tie is left."""
+    """Give each patient another patient's codes in every later mode, to break all relations."""
     rng = np.random.default_rng(seed)
     alive, patients = np.unique(tensor.indices[:, 0], return_inverse=True)
     everyone = np.arange(len(alive))
@@ -231,7 +231,7 @@ def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
     rest = np.arange(len(owner)) - np.repeat(np.cumsum(cells) - cells, cells)
     index = [alive[owner]]
     for (codes, first), donor, count in zip(columns, donors, counts, strict=True):
-        rest, digit = np.divmod(rest, count[owner])  # a cell's number, in one digit a mode
+        rest, digit = np.divmod(rest, count[owner])  # a cell's number, with one digit per mode
         index.append(codes[first[donor[owner]] + digit])
     return SparseTensor.from_coo(np.column_stack(index), np.ones(len(owner)), tensor.shape)
 
@@ -239,7 +239,7 @@ def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
 def _codes_by_patient(
     tensor: SparseTensor, patients: NDArray[np.int64], mode: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct codes of a mode, grouped by patient, and the index where each patient's begin."""
+    """Return a mode's distinct codes by patient, and the index of each patient's first code."""
     size = tensor.shape[mode]
     owners, codes = np.divmod(distinct(patients * size + tensor.indices[:, mode]), size)
     return codes, np.searchsorted(owners, np.arange(patients.max() + 2))

@@ -85,7 +85,7 @@ def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) 
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose cells are those of a phenotype, at the phenotype's largest codes."""
+    """Return a patient whose cells follow a phenotype, at the phenotype's largest codes."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []

@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """Two data sets to distinguish, the canaries alone, and what else the adversary knows."""
+    """Two data sets to distinguish, the canaries alone, and the adversary's other knowledge."""
 
     target: AuditTarget
     transcript: Transcript

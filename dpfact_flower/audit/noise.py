@@ -32,7 +32,7 @@ _MOST_VALUES = 20_000
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise of one release: an array, (jobs, count), for each of `_STREAMS`."""
+    """The standardised noise of one release: an array of shape (jobs, count) per stream."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]

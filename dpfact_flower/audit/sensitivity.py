@@ -43,8 +43,8 @@ def audit_sensitivity(
     """Test the sensitivity of every release in the plan with random and hostile input.
 
     Each trial has a small site, a transcript and two patients to add. For each release, one finding
-    is the largest distance as a fraction of the sensitivity (0.99 to 1). Another counts the changes
-    to other patients' parts (0).
+    is the largest distance as a fraction of the sensitivity, which must be 0.99 to 1. Another
+    counts the changes to other patients' parts, of which there must be none.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}

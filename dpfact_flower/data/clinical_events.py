@@ -5,8 +5,8 @@ For each feature mode, a reader supplies a relation of text columns, with one ro
     patient, encounter, time (minutes, BIGINT), code
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
-``people`` and ``codes`` keep the texts. If two texts have the same hash, an error is raised.
-Encounters need to be distinct only within a patient, so their texts are not kept.
+``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
+raised. Encounters need to be distinct only within a patient, so only their hashes are kept.
 
 `count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` gives the number of codes to keep in each mode, the most frequent ones, or None for all.
+    `top` gives the number of most frequent codes to keep in each mode, or None for all.
     `vocabularies` gives public code lists instead. Both follow the order of the modes. `rolled_up`
     maps modes to groupings, which replace codes before the most frequent codes are chosen. Sites
     with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
-    patients without a cell as empty rows. `memory` is what DuckDB may use before it spills to disk.
+    patients without a cell as empty rows. `memory` limits the memory that DuckDB uses before it
+    spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -79,7 +80,7 @@ def create_tables(connection: Connection) -> None:
 def count(
     connection: Connection, place: str, what: str, number: int, *, warn: bool = False
 ) -> None:
-    """Add a number above 0 to the report, and log the number."""
+    """Add a number to the report and log it, unless it is 0."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
         logger.log(logging.WARNING if warn else logging.INFO, "%s: %d %s", place, number, what)

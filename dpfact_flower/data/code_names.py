@@ -70,7 +70,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the version of ICD that is the only fit for more of the codes without a prefix."""
+    """Return the version of ICD that uniquely fits more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -90,7 +90,7 @@ def chapter(version: str, code: str) -> Chapter | None:
 
 
 def _body_system(version: str, code: str) -> str:
-    """Return the word for the body system of a diagnosis code without its dot, or an empty text."""
+    """Return the body system of a diagnosis code without its dot, or an empty string."""
     found = chapter(version, code)
     words = [word for first, word in found.systems if first <= code] if found else []
     return words[-1] if words else ""
@@ -119,7 +119,7 @@ _WORDS = re.compile(r"[a-z0-9]+")
 
 
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
-    """Return the name of a code, or an empty text.
+    """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
     Unless `exact`, the name of the closest group above the code replaces a missing name.
@@ -141,7 +141,7 @@ def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
 
 
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Return the system of each code of a mode: one of `SYSTEMS`, or an empty text.
+    """Return the system of each code of a mode: one of `SYSTEMS`, or an empty string.
 
     `codes` are all codes of the mode, because one code is not enough to identify a system. A mode
     named after procedures has no diagnoses. A mode named after drugs has no known system.
@@ -155,7 +155,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Return the body system of each code, from `BODY_SYSTEMS`, or an empty text for other codes.
+    """Return the body system of each code, from `BODY_SYSTEMS`, or "" for other codes.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
     the body systems. Otherwise only known diagnoses have a body system.
@@ -187,9 +187,9 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. A text shorter than the name is one if it has a
-    shortened word and at least half of its words are words of the name: in full, with two or more
-    letters missing, or as initials.
+    A text with NOS or NEC is an abbreviation. A text shorter than the name is also an abbreviation
+    if it has a shortened word and at least half of its words come from the name: in full, with two
+    or more letters missing, or as initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -233,7 +233,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 def _known(system: str, codes: Sequence[str]) -> int:
     """Count the codes that have a name of their own.
 
-    Two-digit procedure groups do not count, because any two-digit number has their form.
+    Two-digit procedure groups do not count, because any two-digit number looks like one.
     """
     table = names_of(system)
     if system == "icd10cm":  # the seventh character has no name

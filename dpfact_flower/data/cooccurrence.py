@@ -15,8 +15,8 @@ A reader loads its source into one DuckDB connection: the events of each mode
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Accents are removed from site names, and other forbidden characters are replaced by hyphens. Two
-site names that become equal cause an error.
+Accents are removed from site names, and other forbidden characters are replaced by hyphens. If two
+site names become equal, an error is raised.
 
 `time` counts whole minutes from an arbitrary origin, which must be the same for all of a patient's
 events. If the window requires the same encounter, the origin may differ between encounters.
@@ -93,7 +93,7 @@ class Window:
 
     @property
     def column(self) -> str:
-        """Name of the column, ``encounter`` or ``time``, without which an event is in no window."""
+        """Name of the column, ``encounter`` or ``time``, that an event needs to be in a window."""
         return "encounter" if self.same_encounter else "time"
 
     @property

@@ -15,8 +15,8 @@ The groupings are:
 The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-All codes without a prefix get the version that is the only fit for more of these codes. Dots are
-ignored. A group without a name in `code_names` is described by its most frequent code.
+All codes without a prefix get the version that uniquely fits more of these codes. Dots are ignored.
+A group without a name in `code_names` is described by its most frequent code.
 """
 
 from __future__ import annotations

@@ -36,12 +36,13 @@ _LABEL = "label "
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteData:
-    """All data of one hospital. These data never leave the hospital.
+    """All data of one hospital, which never leaves the hospital.
 
-    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies` has
-    one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, shape (patients,).
-    A single array is the label ``died``. `patients` are the hospital's distinct local identifiers.
-    `row_unit` is a patient or, for example, a discharge if patients cannot be identified.
+    `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
+    contains one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, shape
+    (patients,). A single array is the label ``died``. `patients` are the hospital's distinct local
+    identifiers. `row_unit` is a patient or, for example, a discharge if patients cannot be
+    identified.
     """
 
     name: str
@@ -87,7 +88,7 @@ class SiteData:
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> SiteData:
         """Return the same patients with only the codes at the given ascending positions.
 
-        `kept` has one array per feature mode. An empty `kept` keeps all codes.
+        `kept` contains one array per feature mode. An empty `kept` keeps all codes.
         """
         if not kept:
             return self
@@ -183,8 +184,8 @@ class SiteData:
 class Truth:
     """The phenotypes that were planted in artificial data.
 
-    `factors` has one feature factor per mode, of shape (codes, R), with columns of norm 1. `usage`,
-    of shape (sites, R), marks the phenotypes that exist at each site.
+    `factors` contains one feature factor per mode, of shape (codes, R), with columns of norm 1.
+    `usage`, of shape (sites, R), marks the phenotypes that exist at each site.
     """
 
     factors: tuple[NDArray[np.float64], ...]

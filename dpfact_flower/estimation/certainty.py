@@ -50,7 +50,7 @@ def typical_counts(
 ) -> list[float]:
     """Return a typical patient's number of codes in each mode, or [] if pairs are too noisy.
 
-    `cross` is as for `code_counts`.
+    `cross` is as in `code_counts`.
     """
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
         return []

@@ -54,9 +54,10 @@ def code_weights(
 ) -> Weights:  # fmt: skip
     """Return weights in [`LEAST_WEIGHT`, 1] for the codes in `selection`.
 
-    A code of c patients gets a weight proportional to 1 / sqrt(c), and the rarest code the weight
-    1. Each cell's squared error is thus weighted by the product of its codes' inverse frequencies,
-    as in correspondence analysis. The noise in each site's counts has deviation `sigma`.
+    A code that c patients have gets a weight proportional to 1 / sqrt(c), and the rarest code gets
+    weight 1. Each cell's squared error is thus weighted by the product of its codes' inverse
+    frequencies, as in correspondence analysis. The noise in each site's counts has deviation
+    `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -2,7 +2,7 @@
 
 Groups and pairs need only the model and a public classification of its codes, so the results are as
 public as the model. Coherence needs patients' data, so a site's coherence stays there. Each figure
-is shown beside the mean of *shuffled* models, which give a code's weights to random phenotypes.
+is shown next to the mean of *shuffled* models, which give a code's weights to random phenotypes.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ Dense = tuple[NDArray[np.float64], ...]
 
 @dataclass(frozen=True)
 class Classification:
-    """The group of each code of a model, by mode. A code without a group has an empty text."""
+    """The group of each code of a model, by mode. Codes without a group have ""."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
@@ -63,9 +63,9 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    Of `leading` codes, `codes` are in the group. `p_value` is from a hypergeometric test, corrected
-    for the number of groups (Bonferroni). `q_value` is also corrected for the number of phenotypes
-    (Benjamini and Hochberg).
+    The group contains `codes` of the `leading` codes. `p_value` is from a hypergeometric test,
+    corrected for the number of groups (Bonferroni). `q_value` is also corrected for the number of
+    phenotypes (Benjamini and Hochberg).
     """
 
     phenotype: int
@@ -147,7 +147,7 @@ def _ccs_groups(vocabulary: Vocabulary, grouping: Callable[[str, str], Any]) -> 
 
 
 def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
-    """Return the body system and the disease group that a phenotype is about, or empty texts."""
+    """Return the body system and the disease group that a phenotype is about, or "" for each."""
     found = {each.classification: each.enrichments[phenotype - 1] for each in measures}
     own = (found.get(name) for name in (BODY_SYSTEMS, CCS))
     return [each.group if each and each.is_about else "" for each in own]
@@ -191,7 +191,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return the AUC with which the cosine of two codes' rows predicts that they share a group.
+    """Return how well the cosine of two codes' rows predicts that they share a group (AUC).
 
     Chance gives 0.5. Codes of all modes are compared with each other. Columns must have norm 1.
     """

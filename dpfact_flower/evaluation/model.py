@@ -184,8 +184,8 @@ class GlobalModel:
         """Fit a site's patients, old or new, to the phenotypes, which do not change.
 
         (By contrast, ``dpfact site refit`` fits the site's own model.) Codes are matched by name. A
-        site's list may be longer, have another order, and lack some of the model's codes, but not
-        all.
+        site's list may be longer, be in a different order, and lack some of the model's codes, but
+        not all.
         """
         if not isinstance(site, SiteData):
             raise DataError(f"memberships: need a SiteData, got {type(site).__name__}")

@@ -249,7 +249,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype has no coefficient, or None. `label` covers only its patients."""
+    """Return why a phenotype has no coefficient, or None. `label` covers only these patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

@@ -86,7 +86,7 @@ def traffic(axes: Axes, records: Sequence[RoundRecord]) -> None:
 
 
 def auc(axes: Axes, prediction: OutcomePrediction) -> None:
-    """Plot the AUC of an outcome, overall and for each site, beside two baselines."""
+    """Plot the AUC of an outcome, overall and for each site, next to two baselines."""
     groups = [group for group in (prediction.overall, *prediction.sites) if group.memberships]
     if not groups:
         raise DataError("prediction: no group of patients has figures")

@@ -1,7 +1,7 @@
 """Prediction of an outcome from phenotype scores, compared with predictions from codes alone.
 
 The mere number of a patient's codes predicts outcomes well, and even random factors predict a
-little. Therefore every AUC is shown beside those of raw codes and code volume on the same splits.
+little. Therefore every AUC is shown next to those of raw codes and code volume on the same splits.
 Scores never leave a site, so only a simulation has an overall AUC.
 """
 

@@ -290,7 +290,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
 
 
 def uninformative_message(summary: Summary) -> str:
-    """Return a warning with remedies if the model learned nothing, and otherwise no text."""
+    """Return a warning with remedies if the model learned nothing, or an empty string."""
     measured = summary.measured
     if measured is None or not measured.is_uninformative:
         return ""

@@ -1,7 +1,8 @@
 """The files in a run folder. None of them contains data of an individual patient.
 
-``config.toml`` has everything needed to repeat the run. ``names.toml`` has names and chart reviews
-of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in every round.
+``config.toml`` contains everything needed to repeat the run. ``names.toml`` contains names and
+chart reviews of phenotypes. The coordinator writes ``history.jsonl`` and ``checkpoint.npz`` in
+every round.
 """
 
 import json

@@ -20,9 +20,9 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 class Spending:
     """The cost of releases, as `Guarantee.to_dict` writes it.
 
-    `claim` says how well the figures are proven, and is shown beside each figure. `epsilon` applies
-    to adding or removing a patient's record, and `replacing` to replacing a record. `alone` applies
-    to secure sums if all other sites collude with the server.
+    `claim` says how well the figures are proven, and is shown next to each figure. `epsilon`
+    applies to adding or removing a patient's record, and `replacing` to replacing a record. `alone`
+    applies to secure sums if all other sites collude with the server.
     """
 
     epsilon: float
@@ -60,8 +60,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` are what the same number of rounds takes in the schemes of the
-    DPFact paper and of TRIP. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` are the bytes that the same number of rounds takes in the schemes
+    of the DPFact paper and of TRIP. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int

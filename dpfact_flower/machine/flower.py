@@ -1,6 +1,6 @@
 """The supported versions of Flower, and the environment of Flower's processes.
 
-A deployment uses private names of Flower, which any release of Flower can remove.
+A deployment uses private names of Flower, and any release of Flower may remove these names.
 `tests/machine/test_flower` tests each name with the installed Flower.
 """
 

@@ -85,7 +85,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     def slope(x: float) -> float:
         return cost * x * x + math.log1p(x) - log_inverse
 
-    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # here the slope is surely >= 0
+    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # guarantees a slope >= 0
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
     x = sign_change(slope, 0.0, x)

@@ -28,7 +28,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text with the epsilon for replacing a record, or empty text if `epsilon` is None."""
+    """Return text that states the epsilon for replacing a record, or "" if `epsilon` is None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -133,10 +133,11 @@ def account(
     epsilons = _epsilons(rho, delta, count, unit)
     replacing: dict[str, float] = {}
     if neighbours == "add-remove":
-        # To replace a record is to remove one record and add another. By the triangle inequality, a
-        # sum over patients moves by at most twice the sensitivity. The cost is 4 rho in zCDP and 2
-        # mu in Gaussian DP, as for group privacy with two patients (Bun & Steinke 2016, Proposition
-        # 1.9; Dong, Roth & Su 2022). The slack for discrete noise does not depend on data.
+        # Replacing a record means removing one record and adding another. By the triangle
+        # inequality, a sum over patients moves by at most twice the sensitivity. The cost is 4 rho
+        # in zCDP and 2 mu in Gaussian DP, as for group privacy with two patients (Bun & Steinke
+        # 2016, Proposition 1.9; Dong, Roth & Su 2022). The slack for discrete noise does not depend
+        # on data.
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)

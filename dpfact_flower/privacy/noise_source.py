@@ -1,9 +1,9 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only, because it leaks information (Mironov 2012): which floats a
-noisy value can take depends on the value without noise. The exact integers from `Noise.integers`
-have no such leak. Values from `Noise.gaussian` never exceed 9.2 standard deviations, so 2**-64 of
-the probability mass is missing.
+`Noise.gaussian` is for paper mode only, because it leaks information (Mironov 2012): the set of
+floats that a noisy value can take depends on the value before noise. The exact integers from
+`Noise.integers` have no such leak. Values from `Noise.gaussian` never exceed 9.2 standard
+deviations, so 2**-64 of the probability mass is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functions with which every kind of run reads its config and its data."""
+"""Functions that every kind of run uses to read its config and data."""
 
 from collections.abc import Mapping
 from logging import INFO

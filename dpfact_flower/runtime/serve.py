@@ -1,7 +1,7 @@
 """Whole runs, from the settings to the run folder, on any Grid or with all sites in this process.
 
 In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
-deployment, the summary contains only the server's knowledge.
+deployment, the summary contains only what the server knows.
 """
 
 import platform

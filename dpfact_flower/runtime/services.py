@@ -131,7 +131,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, which fetches a message, to return a waiting reply's run if none comes."""
+    """Wrap `pull`, which fetches a message. If none comes, return the run of a waiting reply."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -165,7 +165,7 @@ class Connection:
                 time.sleep(_POLL_SECONDS)
 
     def state(self, run: str) -> dict[str, Any]:
-        """Return the run's state in Flower; empty if the SuperLink does not answer."""
+        """Return the run's state in Flower, or {} if the SuperLink does not answer."""
         runs = self._ask("ls", self.name, "--run-id", run).get("runs") or [{}]
         return dict(runs[0])
 

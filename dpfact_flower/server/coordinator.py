@@ -53,7 +53,7 @@ class CoordinatorOptions(TypedDict, total=False):
 class Coordinator:
     """The server of a run. Strategies call its methods round by round.
 
-    `feature_shape` has the number of codes of each feature mode. See also `CoordinatorOptions`.
+    `feature_shape` gives the number of codes in each feature mode. See also `CoordinatorOptions`.
     """
 
     aggregation: ClassVar[str] = "sync"
@@ -240,8 +240,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, the replies contain no arrays, and `sums` has the totals or, if no sum is
-        complete, is empty. If the quorum is missed, the factors stay unchanged. Raise a
+        With secure sums, the replies contain no arrays, and `sums` contains the totals, or is empty
+        if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)
@@ -265,7 +265,7 @@ class Coordinator:
         if enough:
             self.rule.update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
-            if self.run_dir is not None:  # helps people to find the cause
+            if self.run_dir is not None:  # helps users find the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {short}, and later rounds build on this one. "

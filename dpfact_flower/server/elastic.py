@@ -1,4 +1,4 @@
-"""Modes "none" and "paper" at the server: elastic averaging, eq. (global)."""
+"""Modes "none" and "paper" on the server: elastic averaging, eq. (global)."""
 
 from collections.abc import Mapping, Sequence
 

@@ -49,11 +49,11 @@ class Arrival(NamedTuple):
 class RoundRecord:
     """A round as one line of `history.jsonl`.
 
-    `sites` has the sorted names of the sites with usable replies. `updated` is False if the quorum
-    was missed and the global factors stayed unchanged. Both durations begin when requests are sent.
-    `seconds` ends when the last reply is read. `quorum_seconds` ends when the quorum has answered,
-    and is 0 if the quorum was missed. `ended` is UTC in ISO format. `arrivals` lists the replies of
-    an asynchronous round in order of arrival.
+    `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
+    quorum was missed and the global factors stayed unchanged. Both durations begin when requests
+    are sent. `seconds` ends when the last reply is read. `quorum_seconds` ends when the quorum has
+    answered, and is 0 if the quorum was missed. `ended` is UTC in ISO format. `arrivals` lists the
+    replies of an asynchronous round in order of arrival.
     """
 
     round: int
@@ -109,8 +109,8 @@ def _parsed(lines: Sequence[bytes | str]) -> list[RoundRecord]:
 class Checkpoint:
     """The state of a run between two rounds.
 
-    `identity` has the settings that must not change when a run is resumed. `arrays` has the rule's
-    `state`.
+    `identity` contains the settings that must not change when a run is resumed. `arrays` contains
+    the rule's `state`.
     """
 
     identity: dict[str, Any]

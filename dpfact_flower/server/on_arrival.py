@@ -3,7 +3,7 @@
 The first round and all rounds of a start are synchronous. After that, each reply replaces the
 previous reply of its site, and the rule updates the model from the latest replies of all sites. So
 a site that answers more often does not count more. A reply counts fully for two rounds and then
-with a falling weight: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+with a decreasing weight: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
 
 Rounds still have numbers, because budgets are planned by round. A round is over when the quorum and
@@ -29,7 +29,7 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
-_AHEAD = 1  # most rounds by which a site may be ahead of the current round
+_AHEAD = 1  # largest number of rounds by which a site may be ahead
 _FRESH = 2.0  # largest age, in rounds since the request, at which a site's last reply counts fully
 _STATE = "on_arrival"
 
@@ -53,7 +53,7 @@ class _Site:
     failed: bool = False
 
 
-_NOTED = ("round", "version", "answered", "based", "failed")  # in a checkpoint, beside the arrays
+_NOTED = ("round", "version", "answered", "based", "failed")  # in a checkpoint, next to the arrays
 
 
 @dataclass
@@ -185,7 +185,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests, of which each unfinished site accepts at least one."""
+        """Return preflight requests. Each unfinished site accepts at least one of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

@@ -1,4 +1,4 @@
-"""Patient mode at the server: a start from the sites' co-occurrences, refined mode by mode.
+"""Patient mode on the server: a start from the sites' co-occurrences, refined mode by mode.
 
 This module only post-processes the sites' releases, so it costs no privacy.
 """
@@ -112,7 +112,7 @@ class PatientRule:
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each phenotype's usage in each slot if a secure refinement needs it, else None."""
+        """Return each phenotype's usage in each slot for a secure refinement, or None otherwise."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None

@@ -42,7 +42,7 @@ def called(node: int, site: str) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or the absence of an answer. Unknown texts are empty.
+    """A site's answer to the preflight, or the absence of an answer. Unknown strings are empty.
 
     `fault` says why the site would not answer a round, and is empty for a ready site. `seconds` is
     the time from the request to the answer. `clock` is the smallest error of the site's clock, in
@@ -62,7 +62,7 @@ class Readiness:
 
     @property
     def message(self) -> str:
-        """The fault and its meaning, or an empty text if there is no fault."""
+        """The fault and its meaning, or an empty string if there is no fault."""
         code = code_in(self.fault)
         meaning = f": {_MEANING[code]}; its own log says more" if code in _MEANING else ""
         name = called(self.node, self.site)
@@ -136,11 +136,11 @@ class SiteNames:
         self._said: dict[int, str] = {}
 
     def of(self, node: int) -> str:
-        """Return the name of a node's site, or an empty text if the name is unknown."""
+        """Return the name of a node's site, or an empty string if the name is unknown."""
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node may not use a name, or remember the name and return an empty text."""
+        """Return why a node may not use a name, or remember the name and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

@@ -16,9 +16,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
-    `privacy` includes all planned values. `selection` has the positions of the selected codes, one
-    array per feature mode, and is empty if all codes are used. A rule that weights codes also has a
-    method ``weights(round_number)``, for `RoundRequest.weights`.
+    `privacy` includes all planned values. `selection` contains the positions of the selected codes,
+    one array per feature mode, and is empty if all codes are used. A rule that weights codes also
+    has a method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Registry of the server's half of each rule. `dpfact_flower.site.rules` has the site's half."""
+"""Registry of server rules, each the counterpart of a rule in `dpfact_flower.site.rules`."""
 
 from collections.abc import Callable, Sequence
 

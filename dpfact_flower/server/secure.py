@@ -37,7 +37,7 @@ class Attempt(NamedTuple):
 class SecureSums:
     """The secure sums of a run.
 
-    `members` has all sites with their keys for the job, sorted, and is empty until all keys have
+    `members` lists all sites with their keys for the job, sorted, and is empty until all keys have
     arrived. `last` is the newest attempt. After a crash, the server repeats this attempt if it was
     opened or if no dropouts are allowed. Otherwise the server begins again with all sites.
     """

@@ -64,7 +64,7 @@ class Likelihood(LeastSquares):
         return losses.find(self.settings.loss).prepared(surrogates)
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return factors without tiny entries, whose model has the same sum for each patient.
+        """Return factors without tiny entries. The model has the same sum for each patient.
 
         Columns have norm `_NORM`, because psgd's steps suit factors of similar lengths.
         """
@@ -79,7 +79,7 @@ _LEAST_SQUARES = LeastSquares()
 
 
 def fit_of(solver: SolverSettings) -> LeastSquares:
-    """Return the kind of fit that the settings' loss needs."""
+    """Return the fit for the loss in the settings."""
     return _LEAST_SQUARES if losses.find(solver.loss).is_squared else Likelihood(solver)
 
 

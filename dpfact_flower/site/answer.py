@@ -35,7 +35,7 @@ NEW_LEDGERS = f"{__name__}.new_ledgers"
 
 @dataclass
 class _Progress:
-    """The progress of an answer. After an error, the progress decides what is sent."""
+    """The progress of an answer, which determines what is sent after an error."""
 
     patients_read: bool = False
     charged: Release | None = None

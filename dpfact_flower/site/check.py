@@ -1,7 +1,7 @@
 """Checks of a hospital's machine, on which only the installed code may answer requests.
 
-Each function with the decorator `@check` returns a text for each fault, with the remedy. The checks
-change nothing. Only root can see the files and processes of both the SuperNode and the executor.
+Each function with the decorator `@check` describes each fault and its remedy. The checks change
+nothing. Only root can see the files and processes of both the SuperNode and the executor.
 """
 
 import shutil

@@ -166,7 +166,7 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
         return np.zeros(request.solver.rank)
     usage, spread = used
     usage_only = np.maximum(usage, 0)
-    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # zeros fill up the rank
+    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # zeros pad the rank
     norms, average = np.sqrt(usage_only), float(np.sqrt(usage_only.sum() / exist))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)

@@ -1,4 +1,4 @@
-"""Registry of the site's half of each rule. `dpfact_flower.server.rules` has the server's half."""
+"""Registry of site rules, each the counterpart of a rule in `dpfact_flower.server.rules`."""
 
 from typing import Protocol
 

@@ -167,7 +167,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed, because repeated checks could reveal its size."""
+        """Close a job whose data has changed. Repeated checks could reveal the size of the data."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 

@@ -48,16 +48,16 @@ class RoundRequest:
     """The server's request to a site for one round.
 
     `seed` is public and determines the site's start and visiting order, never its noise.
-    `vocabulary` has the digests of the feature vocabularies, one per mode, joined by commas, or is
-    empty if they are unknown. `anchors` (float32) are the global feature factors, each of shape
-    (I_n, R), or empty before the start. In mode "none", a request without factors asks for
+    `vocabulary` contains the digests of the feature vocabularies, one per mode, joined by commas,
+    or is empty if they are unknown. `anchors` (float32) are the global feature factors, each of
+    shape (I_n, R), or empty before the start. In mode "none", a request without factors asks for
     co-occurrences. If the code lists are long, the first such request asks for counts of codes.
-    `selection` (int32) has the positions of each mode's selected codes, or is empty if all codes
-    are used. `weights` (float32) has the factors for cells with these codes, or is empty if all
-    factors are 1. With secure sums, `usages`, of shape (slots, 2, R), has each phenotype's usage in
-    each slot and the standard deviation of the usage's noise. `answered` has the last round that
-    the server received from each site. `answered` and `secure`, the stage of a secure sum, are not
-    part of `digest` and `terms`.
+    `selection` (int32) contains the positions of each mode's selected codes, or is empty if all
+    codes are used. `weights` (float32) contains the factors for cells with these codes, or is empty
+    if all factors are 1. With secure sums, `usages` has shape (slots, 2, R). It gives each
+    phenotype's usage in each slot, and the standard deviation of the noise on this usage.
+    `answered` gives the last round that the server received from each site. `answered` and
+    `secure`, the stage of a secure sum, are not part of `digest` and `terms`.
     """
 
     job: str
@@ -76,7 +76,7 @@ class RoundRequest:
     secure: SecureStage | None = None
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return arrays and config without empty texts, because Flower can't measure their size."""
+        """Return arrays and config without empty strings, whose size Flower cannot measure."""
         names = ("job", "round", "rounds", "rule", "seed", "vocabulary")
         config = {
             "protocol": PROTOCOL_VERSION,
@@ -145,8 +145,8 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state has factors without noise. Noise that was planned for some settings must not
-        be used to protect factors that were made with other settings.
+        A site's state contains factors without noise. Noise that was planned for one set of
+        settings must not be used to protect factors that were made with another.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()

@@ -36,8 +36,8 @@ class SecureStage:
 
     If a site is lost, another `attempt` follows with fewer sites. `members` lists all sites that
     sent keys, sorted by name. `asked` lists the sites in this attempt or, in the stage `keys`, the
-    sites whose keys are requested. In the stage `open`, `sealed` has the shares that are sealed for
-    this site, by sender.
+    sites whose keys are requested. In the stage `open`, `sealed` contains the shares that are
+    sealed for this site, by sender.
     """
 
     stage: Literal["keys", "sum", "open"]

@@ -18,7 +18,7 @@ from tests.conftest import make_cohort
 
 
 def main() -> int:
-    """Carry out scenarios; 1 if anything happened in one that must not."""
+    """Run scenarios. Return 1 if any scenario violated a condition."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.campaign", description=__doc__)
     parser.add_argument("--scenarios", type=int, default=150)
     parser.add_argument("--seed", type=int, default=0)
@@ -28,10 +28,10 @@ def main() -> int:
     )  # fmt: skip
     asked = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # of what runs in the background
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # also in the background
     began, many, done = time.perf_counter(), asked.real or asked.scenarios, list[Outcome]()
     seeds = range(asked.seed, asked.seed + many)
-    with suppress(KeyboardInterrupt):  # then of what is done
+    with suppress(KeyboardInterrupt):  # then print the finished runs
         for seed, outcome in _real(seeds) if asked.real else _simulated(seeds):
             done.append(outcome)
             if asked.real or outcome.problems:
@@ -56,7 +56,7 @@ def _real(seeds: Iterable[int]) -> Iterator[tuple[int, Outcome]]:
 
 
 def table(done: Iterable[Outcome]) -> str:
-    """One line for each kind of fault: how often it happened, and how its runs ended."""
+    """Return a line for each kind of fault: how often it happened, and how its runs ended."""
     runs: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in done:
         kinds = Counter(what.partition(": ")[2] or what for what in outcome.happened)

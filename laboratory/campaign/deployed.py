@@ -1,8 +1,9 @@
-"""A deployment of real processes that can be killed and come back, as systemd would have them.
+"""A deployment of real processes that can be killed and are restarted, as by systemd.
 
-A SuperLink and three hospitals on loopback, by the commands and units of docs/how-to/deploy.md: TLS
-and registered keys, and in each hospital a SuperNode and the hospital's own executor. All as one
-user, with the network as it is: what two users and no network are for is tested elsewhere.
+A SuperLink and three hospitals run on loopback with the commands and units of
+docs/how-to/deploy.md, with TLS and registered keys. Each hospital has a SuperNode and its own
+executor. All processes run as one user, with access to the network. Other tests cover separate
+users and a blocked network.
 """
 
 import json
@@ -31,7 +32,7 @@ CODE = Path(__file__).parents[2]
 
 
 class Service:
-    """A unit: its process, started again some seconds after its end, as Restart=always does."""
+    """A unit, whose process is restarted some seconds after its end, as with Restart=always."""
 
     def __init__(self, command: list[str], log: Path, **options: object) -> None:
         self._command, self._log, self._options = command, log, options
@@ -48,7 +49,7 @@ class Service:
 
     @property
     def pid(self) -> int | None:
-        """The unit's own process, below its keeper; None between its end and the next start."""
+        """The unit's own process below its supervisor, or None while it waits for a restart."""
         children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
         with suppress(OSError):
             # The first is the command: the others were adopted later.
@@ -58,11 +59,11 @@ class Service:
 
     @property
     def keeper(self) -> int:
-        """Whose descendants the unit's processes are."""
+        """The supervisor, whose descendants are the unit's processes."""
         return self._process.pid
 
     def look(self) -> None:
-        """Start it again, when it is time."""
+        """Restart the process if a restart is due."""
         if self._process.poll() is None:
             return
         self._due = self._due or time.monotonic() + RESTART_SECONDS
@@ -71,8 +72,8 @@ class Service:
             self._start()
 
     def close(self) -> None:
-        """End it for good."""
-        for each in family_of(self.keeper):  # what is stopped does not end
+        """End the process permanently."""
+        for each in family_of(self.keeper):  # stopped processes do not end
             with suppress(ProcessLookupError):
                 os.kill(each.pid, signal.SIGCONT)
         self._stack.close()
@@ -89,12 +90,12 @@ class Deployment:
     services: dict[str, Service] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Start what has ended again, when it is time."""
+        """Restart ended processes when a restart is due."""
         for service in self.services.values():
             service.look()
 
     def find(self, service: str, words: str) -> int | None:
-        """A process of a unit with these words on its command line."""
+        """Return a unit's process with these words on its command line."""
         return descendant(self.services[service].keeper, words)
 
     def allow(self, mode: str) -> None:
@@ -112,11 +113,11 @@ class Deployment:
             each.config.write_text(tomli_w.dumps(settings))
 
     def state(self, each: Hospital, mode: str) -> Path:
-        """A hospital's own folder in its state folder."""
+        """Return a hospital's own folder in its state folder."""
         return each.folder / "site" / "state" / mode / each.name
 
     def nodes(self) -> dict[str, str] | None:
-        """Status of each node by its number; None where the SuperLink does not say."""
+        """Return each node's status by number, or None if the SuperLink does not answer."""
         command = [tool("flwr"), "supernode", "list", CONNECTION, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         try:
@@ -128,7 +129,7 @@ class Deployment:
         return {node["node-id"]: node["status"] for node in answer["nodes"]}
 
     def await_all(self) -> None:
-        """Wait until all hospitals are online, and go on looking after the services."""
+        """Wait until all hospitals are online, and restart services meanwhile."""
 
         def are() -> bool:
             self.look()
@@ -140,7 +141,7 @@ class Deployment:
 
 @contextmanager
 def deployment(cohort: Cohort, folder: Path) -> Iterator[Deployment]:
-    """Set three hospitals and their centre up, and end them."""
+    """Set up three hospitals and their centre, and end them afterwards."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
     tls, port = folder / "tls", free_port()
@@ -193,10 +194,10 @@ def submitted(
     bound: float,
     look: Callable[[], None],
 ) -> tuple[int | None, str]:
-    """Submit a run as a person would, and look after all until it has ended.
+    """Submit a run as a person would, and watch all services until the run has ended.
 
-    Exit code of `dpfact submit`, None where it had to be ended after `bound` seconds; and all that
-    it said. `look` is called four times a second.
+    Return the exit code of `dpfact submit`, or None if it was ended after `bound` seconds, and its
+    output. `look` is called four times a second.
     """
     command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out), "--json"]
     command += ["--vocabulary", made.vocabulary]

@@ -1,4 +1,4 @@
-"""A Grid on which things go wrong, by a clock of its own."""
+"""A Grid with faults and its own clock."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ class ServerKilled(BaseException):
 
 
 class Clock:
-    """Stands for the module `time` wherever our own code asks for it."""
+    """A replacement for the module `time` in this package's code."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -53,7 +53,7 @@ class Clock:
 
 @dataclass
 class Faults:
-    """What goes wrong: which share of messages has a fault, and at which call the server dies."""
+    """The faults: the share of messages with a fault, and the call at which the server dies."""
 
     rng: random.Random
     rate: float
@@ -69,7 +69,7 @@ class Faults:
         return kind
 
     def step(self, what: str) -> None:
-        """One step of the server."""
+        """Count one step of the server."""
         if self.server is not None:
             self.server -= 1
             if self.server <= 0:
@@ -79,7 +79,7 @@ class Faults:
 
 
 class Network(InProcessGrid):
-    """Nodes that are real sites, and messages that get lost."""
+    """A Grid whose nodes are real sites and whose messages can be lost."""
 
     def __init__(self, nodes: list[dict], clock: Clock, faults: Faults) -> None:
         super().__init__(client_app.app, nodes)
@@ -111,12 +111,12 @@ class Network(InProcessGrid):
         return [self._due.pop(i)[1] for i in ready]
 
     def again(self, message: Message) -> bool:
-        """Whether a request that was sent before is answered now."""
+        """Return whether a repeated request is answered now."""
         message.metadata.created_at = self.clock.time()
         return not self._deliver(message).has_error()
 
     def _carried(self, message: Message) -> tuple[float, Message]:
-        """When a reply can be had, and which: Flower's error where there is none."""
+        """Return when a reply is available, and the reply, or Flower's error if there is none."""
         node, now = message.metadata.dst_node_id, self.clock.now
         end = now + message.metadata.ttl
         expired = end, Message(Error(3, "expired"), reply_to=message)
@@ -130,10 +130,10 @@ class Network(InProcessGrid):
             self._killed(message, None)
         if kind.startswith("killed"):
             return now + 60, Message(Error(8, "crashed"), reply_to=message)
-        if kind == "lost":  # without a word
+        if kind == "lost":  # without notice
             return expired
         stopped = message.metadata.ttl if kind == "stopped" else 0.0
-        # A site has one message at a time, and a SuperLink hands none out that has expired.
+        # A site handles one message at a time, and a SuperLink delivers no expired messages.
         begins = max(now + self.faults.rng.uniform(4, 9), self._busy.get(node, 0))
         if begins >= end:
             return expired
@@ -166,7 +166,7 @@ class Network(InProcessGrid):
 
     @contextmanager
     def _charging(self, message: Message) -> Iterator[None]:
-        """Count what is charged when the round of its message is over."""
+        """Count charges that are made after the message's round is over."""
         charge, end = Ledger.charge, message.metadata.created_at + message.metadata.ttl
 
         def watched(*arguments: object) -> object:
@@ -181,7 +181,7 @@ class Network(InProcessGrid):
 
 @contextmanager
 def on_this_clock(clock: Clock) -> Iterator[None]:
-    """Let all that waits or looks at the time use a clock."""
+    """Make all code that waits or reads the time use a clock."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (client_app, collect, disclosure, strategy):
             patch.setattr(module, "time", clock)
@@ -190,7 +190,7 @@ def on_this_clock(clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def taking(clock: Clock, seconds: float) -> Iterator[None]:
-    """Let a round take so long."""
+    """Make a round take the given seconds."""
     compute = answer.compute
 
     def slow(*arguments: object) -> object:
@@ -207,7 +207,7 @@ def _full() -> None:
 
 
 def _altered(message: Message) -> Message:
-    """The request as it might come from another version, or from nobody."""
+    """Return the request with an unknown protocol version."""
     asked = records.read_request(message)
     config = {**asked.config, "protocol": 99}
     other = Message(
@@ -219,7 +219,7 @@ def _altered(message: Message) -> Message:
 
 
 def _spoilt(reply: Message, kind: str) -> Message:
-    """A reply that was damaged on the way, as Flower's own sums would not notice."""
+    """Return a reply with damage that Flower's own checksums would not notice."""
     if kind not in ("garbage", "not finite") or reply.has_error():
         return reply
     found = records.read_reply(reply)

@@ -1,4 +1,4 @@
-"""One run between real processes that are killed, stopped or ended, and what must hold after it."""
+"""One run between real processes that are killed, stopped or ended, and the checks after it."""
 
 import os
 import random
@@ -55,10 +55,10 @@ _CLOCK_SECONDS = 2.0
 
 @dataclass
 class Blow:
-    """Something that happens to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
+    """A signal to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
-    It comes `delay` seconds after all ledgers have so many answers; for a process that is not there
-    then, after it has come. What is stopped is so for some seconds.
+    It is sent `delay` seconds after all ledgers have the given number of answers, or as soon as the
+    process exists. A stopped process continues after some seconds.
     """
 
     target: str
@@ -73,14 +73,14 @@ class Blow:
 
     @property
     def words(self) -> str:
-        """As the table has it."""
+        """Return the text for the table."""
         return f"{self.target} {self.way}" + (
             f" for {self.seconds:g} s" if self.way == "stopped" else ""
         )
 
 
 class RealScenario(NamedTuple):
-    """What is drawn for one run."""
+    """The random choices for one run."""
 
     seed: int
     mode: str
@@ -88,7 +88,7 @@ class RealScenario(NamedTuple):
 
 
 def drawn_real(seed: int) -> RealScenario:
-    """The scenario of a seed; every kind of blow comes up in a row of seeds."""
+    """Draw the scenario of a seed. Consecutive seeds cover every kind of blow."""
     rng = random.Random(f"real {seed}")
     mode = rng.choice(("patient", "patient", "none"))
     kinds = [(target, way) for target in TARGETS for way in SIGNALS]
@@ -104,7 +104,7 @@ def drawn_real(seed: int) -> RealScenario:
 
 @dataclass
 class RealRun:
-    """One run of a scenario, and what is looked at after it."""
+    """One run of a scenario, and the checks after it."""
 
     scenario: RealScenario
     made: Deployment
@@ -122,7 +122,7 @@ class RealRun:
 
     @cached_property
     def coordinator(self) -> Coordinator:
-        """The plan of the run, for what it may cost."""
+        """Return a coordinator with the plan of the run and its costs."""
         config = {**SETTINGS[self.scenario.mode], "sites": 3, "min-sites": 2, "job": self.job}
         return Coordinator(
             [len(Vocabulary.load(path).codes) for path in self.made.vocabulary.split(",")],
@@ -132,12 +132,12 @@ class RealRun:
         )
 
     def start(self, *, faults: bool) -> int | None:
-        """Submit the run, or go on with it; exit code of `dpfact submit`, None if it hangs."""
+        """Submit or resume the run. Return the exit code of `dpfact submit`, or None if it hangs."""
         rounds = self.coordinator.rounds
-        # With faults a round has to end early; without any, a busy machine is no problem of ours.
+        # With faults, a round must end early. Without them, a busy machine may take longer.
         wait, each = (WAIT_TIMEOUT, ROUND_TIMEOUT) if faults else (PATIENCE, PATIENCE)
-        # Waiting for sites; each round with the time in which it asks again; Flower's minutes to
-        # notice that something is gone, and five for a SuperLink that does not report on the run.
+        # The time to wait for sites, the rounds with their repeated requests, Flower's minutes to
+        # notice lost processes, and five minutes for a SuperLink that does not report the run.
         bound = wait + each + rounds * (1.25 * each + 10) + 180 + 300
         settings = {
             **SETTINGS[self.scenario.mode], "seed": SEED, "sites": 3, "min-sites": 2,
@@ -193,7 +193,7 @@ class RealRun:
     # --- what must hold
 
     def states(self) -> list[Path]:
-        """The hospitals' folders of this mode that have a ledger."""
+        """Return the hospitals' folders for this mode that have a ledger."""
         folders = (self.made.state(each, self.scenario.mode) for each in self.made.hospitals)
         return [folder for folder in folders if (folder / LEDGER).exists()]
 
@@ -202,7 +202,7 @@ class RealRun:
             return [row for row in ledger.rows() if row.job == self.job]
 
     def problems(self) -> Iterator[str]:
-        """What must not be, once the run has been gone on with to its end."""
+        """Yield violated conditions, once the run has been resumed to its end."""
         if not run_status(self.out).is_finished:
             yield "the folder says that it is not finished"
         try:
@@ -248,7 +248,7 @@ class RealRun:
                 yield f"round {last.round} was answered, and left no state"
 
     def _late(self, rows: list[LedgerRow]) -> Iterator[str]:
-        """What was charged after its round had ended."""
+        """Yield the charges that were made after their round had ended."""
         ended = {record.round: record.ended for record in read_history(self.out)}
         for row in rows:
             if row.events and row.round in ended:
@@ -257,7 +257,7 @@ class RealRun:
                     yield f"round {row.round} was charged {late:.0f} s after its end"
 
     def _same_bits(self) -> Iterator[str]:
-        """Where every site was in every round, the model is that of a run without faults."""
+        """If every site was in every round, check that the model equals that of a faultless run."""
         if any(len(record.sites) < 3 for record in read_history(self.out)):
             return
         expected = self.folder / "expected"
@@ -269,7 +269,7 @@ class RealRun:
             yield "another model than without faults"
 
     def unused(self) -> int:
-        """Charged releases that no round of the finished run has used; all can be had."""
+        """Return the number of charged releases that no round of the finished run used."""
         records = read_history(self.out)
         used = {(site, each.round) for each in records if each.updated for site in each.sites}
         return sum(
@@ -280,7 +280,7 @@ class RealRun:
 
 
 def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Outcome:
-    """Run with blows; then, with everything up again, go on to the end."""
+    """Run with blows. Then restart everything, and resume the run to its end."""
     made.allow(scenario.mode)
     made.await_all()
     run, starts = RealRun(scenario, made, folder), 1
@@ -292,10 +292,10 @@ def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Ou
     if code not in (None, 0) and not why:
         problems.append(f"exit code {code} without a reason")
     for each in run.states():
-        (each / ".failed-attempts").unlink(missing_ok=True)  # a person has looked
+        (each / ".failed-attempts").unlink(missing_ok=True)  # as if a person had checked
     if code != 0:
         if any(blow.target in ("SuperLink", "a SuperNode") for blow in scenario.blows):
-            time.sleep(60)  # until Flower has noticed who is gone
+            time.sleep(60)  # until Flower has noticed lost processes
         made.await_all()
         starts, code = 2, run.start(faults=False)
         if code != 0:
@@ -311,7 +311,7 @@ ENDS = {0: "finished", 1: "failed", 2: "not started", 4: "unknown", None: "no en
 
 
 def _why(said: str) -> str:
-    """The reason that `dpfact submit` gives last: its own error, or Flower's words for the end."""
+    """Return the last reason that `dpfact submit` gives: its own error, or Flower's message."""
     found = re.findall(r'error \([\w-]+\): .*|"details": "(?:[^"\\]|\\.)+"', said)
     return re.sub(r'^"details": ', "", found[-1]).strip('"') if found else ""
 

@@ -1,4 +1,4 @@
-"""One run with faults, and what must hold after it whatever happened."""
+"""One run with faults, and the conditions that must hold after any run."""
 
 import random
 from collections.abc import Iterator
@@ -28,9 +28,9 @@ PRIVACY = {
 
 
 class Scenario(NamedTuple):
-    """What is drawn for one run: which share of messages has a fault of which kinds.
+    """The random choices for one run: the kinds of faults, and the share of messages with a fault.
 
-    The server is killed after so many steps; and so again after each start, while any are left.
+    The server is killed after each of the given numbers of steps, once per start.
     """
 
     seed: int
@@ -41,7 +41,7 @@ class Scenario(NamedTuple):
 
 
 def drawn(seed: int) -> Scenario:
-    """The scenario of a seed: one kind of fault alone, several, or the server's alone."""
+    """Draw the scenario of a seed: one kind of fault, several, or only server faults."""
     rng = random.Random(seed)
     kinds = FAULTS if rng.random() < 0.4 else (rng.choice(FAULTS),)
     server = int(rng.triangular(1, 120, 5)) if rng.random() < 0.5 else None
@@ -50,10 +50,10 @@ def drawn(seed: int) -> Scenario:
 
 
 class Outcome(NamedTuple):
-    """How a run ended: ``finished``, or the code of its error, which `why` may explain.
+    """The end of a run: ``finished``, or the code of its error, which `why` may explain.
 
-    `starts` counts the server's processes, the one without faults included; `unused` the charged
-    releases that the finished run did not use, though all can be had. `factors` are the model's.
+    `starts` counts the server's processes, including the one without faults. `unused` counts the
+    charged releases that the finished run did not use. `factors` are the model's factors.
     """
 
     end: str
@@ -72,17 +72,17 @@ class Outcome(NamedTuple):
 
 
 def carry_out(scenario: Scenario, cohort: Cohort, folder: Path) -> Outcome:
-    """Run with faults, with a new server for each that dies; then without faults, to the end."""
+    """Run with faults, replacing each server that dies. Then run without faults to the end."""
     world = _World(scenario, cohort, folder)
     with on_this_clock(world.clock):
         end = "killed"
         while end == "killed" and world.starts < MOST_STARTS:
             end = world.start()
         world.faults.rate, world.faults.server = 0.0, None
-        world.clock.now += 1e4  # everybody is back
+        world.clock.now += 1e4  # all sites are back
         first = end
         for folder_ in world.sites():
-            (folder_ / ".failed-attempts").unlink(missing_ok=True)  # a person has looked
+            (folder_ / ".failed-attempts").unlink(missing_ok=True)  # as if a person had checked
         if end != "finished":
             end = world.start()
         problems = [] if end == "finished" else [f"without faults it ended as {end}"]
@@ -117,7 +117,7 @@ class _World:
         return sorted(path.parent for path in (self.folder / "state").glob(f"*/*/{LEDGER}"))
 
     def start(self) -> str:
-        """One process of the server, to its end or death."""
+        """Run one process of the server until it ends or dies."""
         self.starts += 1
         out, faulty = self.folder / "run", self.starts > 1 or self.scenario.rate > 0
         try:
@@ -143,12 +143,12 @@ class _World:
             return error.code
         except OSError as error:
             self.faults.happened.append(f"server: {error.strerror}")
-            return "killed"  # its process ended with that
+            return "killed"  # this ended its process
         return "finished"
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
-        """The server's disk: a checkpoint may be where it dies, or be the file too many."""
+        """Simulate the server's disk: writing a checkpoint may kill the server or fill the disk."""
         write, full = Checkpoint.write, self.scenario.seed % 3 == 0
 
         def step(*arguments: object, **named: object) -> None:
@@ -165,7 +165,7 @@ class _World:
             yield
 
     def problems(self) -> Iterator[str]:
-        """What must not be, once the run has been gone on with to its end."""
+        """Yield violated conditions, once the run has been resumed to its end."""
         if self.network.late_charges:
             yield f"{self.network.late_charges} charges for a round that was over"
         assert self.run is not None
@@ -197,9 +197,9 @@ class _World:
         yield from self._cannot_be_had(folder, numbers)
 
     def _cannot_be_had(self, folder: Path, numbers: list[int]) -> Iterator[str]:
-        """Charged releases that do not come, or not for nothing, when asked for again."""
+        """Yield charged releases that are not resent, or are charged again, on request."""
         if self.scenario.mode == "none":
-            return  # nothing is charged, and the last round's bytes alone are kept
+            return  # nothing is charged, and only the last round's bytes are kept
         node = [site.name for site in self.cohort.sites].index(folder.name)
         for number in numbers:
             answers = [
@@ -216,7 +216,7 @@ class _World:
                 yield f"{folder.name}: asking again was charged"
 
     def unused(self) -> int:
-        """Charged releases that no round of the finished run has used."""
+        """Return the number of charged releases that no round of the finished run used."""
         assert self.run is not None
         used = {
             (site, record.round)

@@ -1,7 +1,7 @@
 """The systems that DPFact is compared with, run on a cohort in this process.
 
-Every system starts where DPFact starts and fits the same tensor. It is a generator that yields a
-`Snapshot` per round, so all are measured alike.
+Every system begins with DPFact's start, fits the same tensor and yields a `Snapshot` per round, so
+all systems are measured in the same way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,13 +32,13 @@ class Snapshot:
         From 1.
     models : tuple of tuples of ndarray
         Each site's own model, patients first: (I_t, R), then (I_n, R) for every feature mode. A
-        centralised system has one model, whose patients are given to their sites.
+        centralised system has one model, which is split by site.
     shared : tuple of ndarray
         Feature factors that all sites have.
     error : SquaredError
-        Of the sites' own models on their data, added up: the paper's measure of accuracy.
+        Summed errors of the sites' own models on their data (the paper's measure of accuracy).
     seconds : float
-        Of computing since the start, all sites one after the other, without measuring.
+        Computing time since the start, one site after another, without measurements.
     """
 
     round: int
@@ -56,7 +56,7 @@ class Snapshot:
         tensors: Sequence[SparseTensor],
         seconds: float,
     ) -> "Snapshot":
-        """Snapshot of models, measured on the tensors that they were fitted to."""
+        """Return a snapshot of models, measured on the tensors to which they were fitted."""
         errors = [
             CPModel.of(*model).squared_error(tensor)
             for model, tensor in zip(models, tensors, strict=True)
@@ -65,7 +65,7 @@ class Snapshot:
 
 
 def pooled(cohort: Cohort) -> SparseTensor:
-    """All sites' patients in one tensor, site after site."""
+    """Return all sites' patients in one tensor, site after site."""
     rows, shift = [], 0
     for site in cohort.sites:
         indices = site.tensor.indices.astype(np.int64)
@@ -79,12 +79,12 @@ def pooled(cohort: Cohort) -> SparseTensor:
 
 
 def site_tensors(cohort: Cohort, solver: SolverSettings) -> list[SparseTensor]:
-    """The tensor that each site fits: its counts, or each patient's scaled to norm 1."""
+    """Return the tensor that each site fits, with each patient scaled to norm 1 if so set."""
     return [scaled(site.tensor, solver) for site in cohort.sites]
 
 
 def start(cohort: Cohort, solver: SolverSettings, seed: int) -> list[Factors]:
-    """State of DPFact's sites before round 1: own patients, and the public feature factors."""
+    """Return the factors of DPFact's sites before round 1, with the public feature factors."""
     anchors = initial_factors(cohort.sites[0].tensor.feature_shape, solver.rank, seed)
     request = RoundRequest(
         job="start", round=1, rounds=1, seed=seed, solver=solver,
@@ -97,12 +97,12 @@ def start(cohort: Cohort, solver: SolverSettings, seed: int) -> list[Factors]:
 
 
 def joined(factors: Sequence[Factors]) -> Factors:
-    """One model of several sites' patients around the first site's feature factors."""
+    """Join several sites' models into one, with the first site's feature factors."""
     return (np.concatenate([own[0] for own in factors]), *factors[0][1:])
 
 
 def by_site(model: Factors, cohort: Cohort) -> Iterator[Factors]:
-    """The sites' parts of a centralised model: its patients split, its features for everybody."""
+    """Split a centralised model by site. Every part has all feature factors."""
     sizes = [site.tensor.n_patients for site in cohort.sites]
     for patients in np.split(model[0], np.cumsum(sizes)[:-1]):
         yield (patients, *model[1:])

@@ -17,16 +17,17 @@ from simulation.baselines import Snapshot, by_site, joined, pooled, site_tensors
 def centralised(
     cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int
 ) -> Iterator[Snapshot]:
-    """Fit the pooled patients without sites, `solver.tau` passes per round.
+    """Fit the pooled patients with `solver.tau` passes per round.
 
     Parameters
     ----------
     cohort : Cohort
     solver : SolverSettings
-        Its gamma, relative_elastic, mu and relative_l21 are set to 0, as there is no other site.
+        Its gamma, relative_elastic, mu and relative_l21 are set to 0, because there is no other
+        site.
     rounds : int
     seed : int
-        The public seed of DPFact's start, and of the visiting order.
+        Public seed of DPFact's start and of the visiting order.
 
     Yields
     ------

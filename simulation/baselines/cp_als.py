@@ -1,4 +1,4 @@
-"""CP-ALS, centralised: pyttb's, the Python port of the Tensor Toolbox that the paper used."""
+"""Centralised CP-ALS from pyttb, the Python port of the Tensor Toolbox that the paper used."""
 
 import time
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ pyttb: Any = _pyttb  # exports its names only at run time
 def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) -> Iterator[Snapshot]:
     """Alternating least squares on the pooled patients, one iteration per round.
 
-    pyttb keeps no trace of its iterates, so each iteration is a call that continues from the last
-    one. That is exact, because an iteration depends only on the columns' directions, which pyttb
+    pyttb does not return its iterates, so each iteration is a call that continues from the previous
+    one. This is exact, because an iteration depends only on the columns' directions, which pyttb
     keeps.
 
     Parameters
     ----------
     cohort : Cohort
     solver : SolverSettings
-        `rank` and `scale` alone are used.
+        Only `rank` and `scale` are used.
     rounds : int
-        Iterations.
+        Number of iterations.
     seed : int
         The public seed of DPFact's start.
 
     Yields
     ------
     Snapshot
-        After each iteration; the weights of the columns are the patients'.
+        After each iteration. The patients' factor contains the columns' weights.
     """
     tensor, tensors = scaled(pooled(cohort), solver), site_tensors(cohort, solver)
     data = to_pyttb(tensor)
@@ -55,12 +55,12 @@ def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) ->
 
 
 def to_pyttb(tensor: SparseTensor) -> Any:
-    """The tensor as a pyttb tensor."""
+    """Convert a tensor to a pyttb tensor."""
     values = tensor.values.astype(np.float64)[:, None]
     return pyttb.sptensor(tensor.indices.astype(np.int64), values, tensor.shape)
 
 
 def weighted(model: Any) -> Factors:
-    """Factors of a pyttb model, its weights multiplied into the patients'."""
+    """Return the factors of a pyttb model, with its weights in the patients' factor."""
     patients, *features = model.factor_matrices
     return (patients * model.weights, *features)

@@ -1,6 +1,6 @@
-"""Topic models of pooled patients: LDA and NMF without privacy, and spectral LDA with it.
+"""Topic models of pooled patients: LDA and NMF without privacy, and private spectral LDA.
 
-They see which codes a patient has, all modes side by side, and no combinations.
+The models use each patient's codes, with all modes side by side, but no combinations of codes.
 `private_spectral_lda` follows Wang, Anandkumar and others (2020): topics are found from noisy
 moments of distinct codes, by whitening and the tensor power method.
 """
@@ -30,14 +30,14 @@ _STARTS, _STEPS = 30, 40
 
 
 class Topics(NamedTuple):
-    """Feature factors, and the patients' own memberships where a method has them."""
+    """Feature factors and, if the method has any, the patients' memberships."""
 
     factors: Factors
     memberships: NDArray[np.float64] | None = None
 
 
 def lda(cohort: Cohort, rank: int, seed: int = 0) -> Topics:
-    """scikit-learn's latent Dirichlet allocation, online, three passes."""
+    """Fit scikit-learn's online latent Dirichlet allocation in three passes."""
     model = LatentDirichletAllocation(
         rank, learning_method="online", batch_size=1024, max_iter=3, random_state=seed
     )
@@ -46,7 +46,7 @@ def lda(cohort: Cohort, rank: int, seed: int = 0) -> Topics:
 
 
 def nmf(cohort: Cohort, rank: int, seed: int = 0) -> Topics:
-    """scikit-learn's non-negative matrix factorisation of patients by codes."""
+    """Fit scikit-learn's non-negative matrix factorisation of patients by codes."""
     model = NMF(rank, init="nndsvda", random_state=seed)
     memberships = model.fit_transform(_presence(cohort))
     return Topics(_by_mode(model.components_.T, cohort), memberships)
@@ -55,11 +55,11 @@ def nmf(cohort: Cohort, rank: int, seed: int = 0) -> Topics:
 def private_spectral_lda(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Topics:
-    """Spectral LDA of pooled patients, proven (epsilon, delta) for adding or removing one.
+    """Fit spectral LDA to pooled patients, proven (epsilon, delta) for adding or removing one.
 
-    Two Gaussian releases, half of the budget each. A patient's codes are scaled to norm 1, so the
-    first, of pairs of codes, moves by a norm of at most 1. The second, of triples in the directions
-    that the first has found, is clipped patient by patient. The number of patients is public.
+    Two Gaussian releases each use half of the budget. The first sums pairs of codes. Each patient's
+    codes are scaled to norm 1, so its sensitivity is 1. The second sums triples in the directions
+    found by the first, with each patient's triples clipped. The number of patients is public.
     """
     source = Noise.from_os()
     x = _presence(cohort)
@@ -76,7 +76,7 @@ def private_spectral_lda(
 def _noisy(
     exact: NDArray[np.float64], sensitivity: float, epsilon: float, delta: float, source: Noise
 ) -> NDArray[np.float64]:
-    """One of two releases."""
+    """Make one of the two releases."""
     if epsilon >= NO_NOISE:
         return exact
     sigma = sigma_of(mu_for_epsilon(epsilon, delta) ** 2 / 4, sensitivity)
@@ -84,14 +84,14 @@ def _noisy(
 
 
 def _pairs(x: scipy.sparse.csr_array) -> NDArray[np.float64]:
-    """How much pairs of distinct codes occur together, each pair once."""
+    """Return how often pairs of distinct codes occur together, counting each pair once."""
     return np.triu((x.T @ x).toarray(), 1)
 
 
 def _whitening(
     pairs: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Maps from codes to `rank` directions in which pairs are the identity, and back."""
+    """Return maps from codes to `rank` directions in which pairs are the identity, and back."""
     values, vectors = np.linalg.eigh(pairs + pairs.T)
     root = np.sqrt(np.maximum(values[-rank:], 1e-9))
     return vectors[:, -rank:] / root, vectors[:, -rank:] * root
@@ -100,9 +100,9 @@ def _whitening(
 def _triples(
     x: scipy.sparse.csr_array, whiten: NDArray[np.float64], clip: float, patients: int
 ) -> NDArray[np.float64]:
-    """Sum of the patients' whitened triples of distinct codes, each clipped to a norm of `clip`.
+    """Sum the patients' whitened triples of distinct codes, clipping each patient to norm `clip`.
 
-    Triples with a code twice are taken out by inclusion and exclusion.
+    Triples that contain a code twice are removed by inclusion and exclusion.
     """
     rank = whiten.shape[1]
     squares = np.einsum("jr,js->jrs", whiten, whiten).reshape(len(whiten), -1)
@@ -118,7 +118,7 @@ def _triples(
         for axes in ((0, 1, 2, 3), (0, 1, 3, 2), (0, 3, 1, 2)):
             triples -= repeated.transpose(axes)
         triples += 2 * (own.power(3) @ cubes).reshape(triples.shape)
-        triples *= patients**1.5  # whitening is of sums: now of the order of one a patient
+        triples *= patients**1.5  # whitening used sums; values are now about 1 per patient
         norms = np.sqrt(np.einsum("irst,irst->i", triples, triples))
         total += np.einsum("irst,i->rst", triples, np.minimum(1, clip / np.maximum(norms, 1e-12)))
     return total
@@ -130,7 +130,7 @@ def _symmetric(moment: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _power_method(moment: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Leading directions of a symmetric tensor, one after another, as many as it has rows."""
+    """Find the leading directions of a symmetric tensor one by one, as many as it has rows."""
     left, found = moment.copy(), []
     for _ in range(len(moment)):
         v = rng.normal(size=(len(moment), _STARTS))
@@ -149,6 +149,6 @@ def _presence(cohort: Cohort) -> scipy.sparse.csr_array:
 
 
 def _by_mode(topics: NDArray[Any], cohort: Cohort) -> Factors:
-    """Factors with columns of norm 1, from topics whose codes stand side by side."""
+    """Split topics by mode into factors with columns of norm 1."""
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     return unit_columns(np.split(topics, np.cumsum(sizes)[:-1]))

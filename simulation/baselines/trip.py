@@ -1,18 +1,18 @@
 """TRIP (Kim et al., KDD 2017): federated factorisation by consensus ADMM.
 
-A site's round, from the consensus ``F^`` of every feature mode::
+In a round, a site starts from the consensus ``F^`` of every feature mode::
 
     H_t <- H_t + omega (F_t - F^)                                   the multipliers
     A_t <- M_A G_A^-1                                               least squares
     F_t <- (M_F + omega F^ - H_t) (G_F + omega I)^-1                one feature mode after the other
 
-and the server's: ``F^ <- mean over sites of F_t + H_t / omega``. M is the MTTKRP of the site's
-tensor, G the Hadamard product of the other modes' Gram matrices. There are no constraints and no
-privacy. A site sends F_t and H_t, twice as much as DPFact's sites.
+The server then computes ``F^ <- mean over sites of F_t + H_t / omega``. M is the MTTKRP of the
+site's tensor, and G is the Hadamard product of the other modes' Gram matrices. There are no
+constraints and no privacy. A site sends F_t and H_t, twice as much as DPFact's sites.
 
-It need not send H_t. After the server's step the multipliers of all sites add up to zero, so from
-the second round on the server's mean is that of F_t alone. With `multipliers=False` sites keep
-them, and the results are the same up to rounding.
+A site need not send H_t. After the server's step, the multipliers of all sites add up to zero, so
+from the second round on, the server's mean is the mean of F_t alone. With `multipliers=False`,
+sites keep their multipliers, and the results are the same up to rounding.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ class TripState:
 
     @classmethod
     def initial(cls, consensus: Factors) -> "TripState":
-        """Before round 1: the consensus, and no disagreement."""
+        """Return the state before round 1: the consensus, with zero multipliers."""
         return cls(consensus, tuple(np.zeros_like(factor) for factor in consensus))
 
 
 def site_round(
     tensor: SparseTensor, state: TripState, consensus: Factors, omega: float
 ) -> TripState:
-    """One round at a site, as above.
+    """Compute one round at a site, as described above.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def site_round(
 
 
 def least_squares_patients(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
-    """``A = M_A G_A^-1``, the shortest of several solutions."""
+    """Return ``A = M_A G_A^-1``, or the solution of least norm if there are several."""
     rank = features[0].shape[1]
     nothing = np.zeros((tensor.n_patients, rank), np.float32)
     product = mttkrp(tensor, [nothing, *features], 0)
@@ -82,7 +82,7 @@ def least_squares_patients(tensor: SparseTensor, features: Factors) -> NDArray[n
 
 
 def _solved(target: NDArray[Any], system: NDArray[np.float64]) -> NDArray[np.float32]:
-    """``target system^-1`` for a symmetric system, which may be singular."""
+    """Return ``target system^-1`` for a symmetric system, which may be singular."""
     inverse = scipy.linalg.pinvh(system, rtol=_RTOL)
     return np.asarray(target @ inverse, np.float32)
 
@@ -90,7 +90,7 @@ def _solved(target: NDArray[Any], system: NDArray[np.float64]) -> NDArray[np.flo
 def consensus_of(
     features: Sequence[Factors], multipliers: Sequence[Factors], omega: float
 ) -> Factors:
-    """The server's step: the mean over sites of ``F_t + H_t / omega``, in float64."""
+    """Return the server's mean over sites of ``F_t + H_t / omega``, in float64."""
     return tuple(
         np.mean(
             [

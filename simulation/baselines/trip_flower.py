@@ -1,7 +1,7 @@
 """TRIP on Flower: a client, a strategy, and a run of both in this process.
 
 The strategy shares DPFact's message layout, its count of bytes (`records`) and its grid. ADMM needs
-every site in every round, so there is no quorum, no late site and no resume.
+every site in every round, so there is no quorum, no tolerance for late sites and no resume.
 """
 
 import time
@@ -43,7 +43,7 @@ class TripClient(NumPyClient):
     context : Context
         Flower's context of this run, which holds the site's state.
     observe : callable, optional
-        Called with the site's state and seconds after each round, to measure at the site.
+        Called after each round with the site's state and seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TripClient(NumPyClient):
     def fit(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
-        """Consensus in; feature factors out, and their multipliers."""
+        """Take the consensus, and return the feature factors and their multipliers."""
         consensus = tuple(parameters)
         began = time.perf_counter()
         with threadpool_limits(1, user_api="blas"):
@@ -80,7 +80,7 @@ class TripClient(NumPyClient):
 
 
 def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
-    """The ClientApp of TRIP's sites."""
+    """Return the ClientApp of TRIP's sites."""
     app = ClientApp()
 
     @app.train()
@@ -109,7 +109,7 @@ class Trip(TrainOnlyStrategy):
     Attributes
     ----------
     records : list of RoundRecord
-        Bytes and seconds of each round, counted as DPFact's are.
+        Bytes and seconds of each round, counted as for DPFact.
     """
 
     def __init__(self, consensus: Factors, omega: float, *, multipliers: bool = True) -> None:
@@ -122,11 +122,11 @@ class Trip(TrainOnlyStrategy):
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The consensus now."""
+        """The current consensus."""
         return ArrayRecord(list(self.consensus))
 
     def summary(self) -> None:
-        """Nothing to log."""
+        """Log nothing."""
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -145,7 +145,7 @@ class Trip(TrainOnlyStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average what the sites sent.
+        """Average the sites' replies.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class Trip(TrainOnlyStrategy):
         return self.arrays, None
 
     def _all_of(self, server_round: int, replies: Iterable[Message]) -> list[Message]:
-        """Replies by node; every site must have one, without an error."""
+        """Return the replies by node. Every site must have replied without an error."""
         got = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         failed = [reply for reply in got if reply.has_error()]
         if failed or len(got) < len(self._sent):
@@ -196,7 +196,7 @@ def trip(
     ----------
     cohort : Cohort
     solver : SolverSettings
-        `rank` and `scale` alone are used.
+        Only `rank` and `scale` are used.
     rounds : int
     seed : int
         The public seed of DPFact's start.
@@ -208,12 +208,13 @@ def trip(
     multipliers : bool
         Whether sites send their multipliers, as published.
     meter : list, optional
-        Each round's record is appended to it.
+        List to which each round's record is appended.
 
     Yields
     ------
     Snapshot
-        After each round; a site's patients are the least squares solution on its own features.
+        After each round. A site's patient factor is the least-squares solution for its own
+        features.
     """
     tensors = site_tensors(cohort, solver)
     consensus = start(cohort, solver, seed)[0][1:]

@@ -1,1 +1,1 @@
-"""The tables of names that the package ships: how they are made."""
+"""Make the tables of names that ship with the package."""

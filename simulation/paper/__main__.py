@@ -3,7 +3,8 @@
     python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort COHORT] [--out FOLDER]
 
 Computes the missing fits, and writes the tables (JSON, CSV), the figures (PNG, SVG) and one page.
-You can interrupt it: started again, it continues. $DPFACT_DATA is the folder of open EHR data.
+To continue an interrupted evaluation, run the command again. $DPFACT_DATA is the folder of open EHR
+data.
 """
 
 import argparse
@@ -57,9 +58,9 @@ def run(
         Keys of `EXPERIMENTS`.
     out : Path
     where : Path or None
-        A second place of the page.
+        Second location for the page.
     limit : int, optional
-        Most fits to compute now. Earlier fits are shown in any case.
+        Largest number of fits to compute now. Earlier fits are always shown.
     processes : int
         Fits to compute at a time. The results are the same for any number.
     code : str
@@ -92,7 +93,7 @@ def run(
 
 
 def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Section]:
-    """Sections of the experiments, in the order of the page."""
+    """Return the experiments' sections, in the order of the page."""
     sections = []
     for name, module in EXPERIMENTS.items():
         if name in experiments:
@@ -102,10 +103,10 @@ def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Sect
 
 
 def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
-    """The fits of some experiments, each once, seed after seed and large data last.
+    """Return the fits of some experiments, each once, seed by seed, with large data last.
 
-    So a run that was stopped has some fits of every experiment. A fit has all the measures that any
-    experiment needs, so it is the same whichever experiments are asked for.
+    In this order, an interrupted run has some fits of every experiment. A fit has all measures that
+    any experiment needs, so it does not depend on the chosen experiments.
     """
     by_fit = merged(job for module in EXPERIMENTS.values() for job in module.jobs(plan))
     asked = dict.fromkeys(job.fit for name in experiments for job in EXPERIMENTS[name].jobs(plan))

@@ -1,6 +1,6 @@
-"""Fits one after the other, or several at a time in processes of their own.
+"""Compute fits one after another, or several at a time in separate processes.
 
-The functions have a module of their own, because another process cannot import a program.
+The functions have their own module, because another process cannot import a program.
 """
 
 import os
@@ -23,14 +23,15 @@ from simulation.paper.systems import compute
 def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
     """Compute jobs, in this process or in several others, as they finish.
 
-    A job that fails gives its error and the others continue, so one fit cannot end an hour's work.
+    A failed job yields its error, and the others continue, so one failure does not waste an hour's
+    work.
     """
     if processes == 1 or len(jobs) < 2:
         with threadpool_limits(1):
             for job in jobs:
                 yield job, attempted(job)
         return
-    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes to come: each has a core
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the worker processes, which have a core each
     with ProcessPoolExecutor(processes, get_context("spawn"), settle) as pool:
         waiting = {pool.submit(attempted, job): job for job in jobs}
         for future in as_completed(waiting):
@@ -38,7 +39,7 @@ def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result 
 
 
 def attempted(job: Job) -> Result | Exception:
-    """A job's result with its seconds, or the error."""
+    """Return a job's result with its seconds, or the error."""
     began = time.perf_counter()
     try:
         result = compute(job)
@@ -55,12 +56,12 @@ def quiet() -> None:
 
 
 def settle() -> None:
-    """Make a pool's process quiet, and end it with its parent, so that it does not wait forever."""
+    """Make a worker process quiet, and end it when its parent ends."""
     quiet()
     Thread(target=end_with, args=[parent_process()], daemon=True).start()
 
 
 def end_with(parent: BaseProcess) -> None:
-    """End this process when another one has ended."""
+    """End this process when `parent` has ended."""
     parent.join()
     os._exit(1)

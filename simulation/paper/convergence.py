@@ -37,7 +37,7 @@ _NEAR = 0.01
 
 
 def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tables: bool) -> Job:
-    """A fit that convergence, prediction and phenotypes share."""
+    """Return a fit that convergence, prediction and phenotypes share."""
     noisy = bool(SYSTEMS[system].noise)
     return Job(
         data.name, system, rank,
@@ -49,7 +49,7 @@ def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tab
 
 
 def runs(plan: Plan, data: Dataset, system: str) -> list[Job]:
-    """One fit per initialisation."""
+    """Return one fit per initialisation."""
     return [
         fit_job(plan, data, system, rank=data.rank, seed=seed, tables=seed == 0)
         for seed in range(plan.seeds_of(data.name))
@@ -57,7 +57,7 @@ def runs(plan: Plan, data: Dataset, system: str) -> list[Job]:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """All fits."""
+    """Return all fits."""
     return [
         job
         for data in plan.sets(plan.convergence)
@@ -67,7 +67,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def rounds_needed(result: Result) -> int:
-    """Number of rounds until the RMSE is near its lowest value."""
+    """Return the number of rounds until the RMSE is near its lowest value."""
     rmse = [point["all_cells"] for point in result.values["trace"]]
     low = min(rmse)
     target = low + _NEAR * (rmse[0] - low)
@@ -75,14 +75,14 @@ def rounds_needed(result: Result) -> int:
 
 
 def needed(found: Sequence[Result]) -> tuple[int, bool]:
-    """Median over starts of the rounds needed, and whether the fits went on after that round."""
+    """Return the median of the rounds needed, over starts, and whether fits continued after it."""
     median = int(np.median([rounds_needed(result) for result in found]))
     played = min(len(result.values["trace"]) for result in found)
     return median, median < played or played == 1
 
 
 def needed_text(found: Sequence[Result]) -> str:
-    """Text of `needed` in tables."""
+    """Format `needed` for tables."""
     median, converged = needed(found)
     return str(median) if converged else f"not in {median}"
 
@@ -163,7 +163,7 @@ def _finals(found: Sequence[Result]) -> list[float]:
 
 
 def _pairs(data: Dataset, found: Systems) -> list[dict[str, Any]]:
-    """DPFact's versions compared with their rivals over the starts that both were run from."""
+    """Compare DPFact's versions with their rivals over the starts that both have."""
     rows = []
     for system in _JUDGED:
         for rival in _RIVALS:
@@ -215,7 +215,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
         x = [point["round"] for point in traces[0]]
         y = np.array([[point["all_cells"] for point in trace] for trace in traces])
         look = style(system)
-        if len(x) == 1:  # only after patient mode's last round does each site have a model
+        if len(x) == 1:  # in patient mode, sites have models only after the last round
             ax.errorbar(x, y.mean(axis=0), y.std(axis=0), marker="*", ls="", ms=9, **look)
             continue
         ax.plot(x, y.mean(axis=0), lw=1.4, **look)
@@ -227,7 +227,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
 
 
 def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict:
-    """Verdict by the rows with the paper's noise, because the claim is about that system."""
+    """Judge the rows with the paper's noise, because the claim is about that system."""
 
     def cases(system: str) -> list[Case]:
         return [row["below?"] for row in pairs if row["system"] == SYSTEMS[system].title]
@@ -250,7 +250,7 @@ def _extent(pairs: list[dict[str, Any]], system: str) -> str:
 
 
 def _published(rows: list[dict[str, Any]]) -> str:
-    """Sentence on the fit over all cells of models fitted to non-zeros alone, as in the paper."""
+    """Describe the fit over all cells of models fitted only to non-zeros, as in the paper."""
     fits = [row["fit"] for row in rows if row["system"] == SYSTEMS["published"].title]
     if not fits:
         return ""

@@ -1,4 +1,4 @@
-"""The data sets of a plan: their sizes, what they stand for, and how settings were chosen."""
+"""The data sets of a plan: their sizes, what they replace, and how settings were chosen."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ _CHOSEN = (
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One description of each data set."""
+    """Return one description of each data set."""
     return [_job(data) for data in plan.sets(plan.names)]
 
 

@@ -1,8 +1,8 @@
 """The data sets of the evaluation and their sources.
 
-Synthetic data are made up on the spot, at the paper's sizes, from another seed than the data that
-settings were searched on. Open data are read from the folder in $DPFACT_DATA (or a cohort that
-``dpfact data`` wrote is named), and left out, saying so, where absent.
+Synthetic data are generated at the paper's sizes, with a different seed than the data on which
+settings were tuned. Open data are read from the folder in $DPFACT_DATA, or from a cohort that
+``dpfact data`` wrote. If open data are missing, the page says so.
 """
 
 import os
@@ -33,13 +33,13 @@ class Dataset:
         Key of jobs: the name of a preset, of an open data set, or the path of a cohort's folder.
     title : str
     epsilon : float
-        The paper's claim for the data set that this one stands for.
+        The paper's epsilon for the data set that this one replaces.
     distinct : str or None
-        Site whose population is unlike all others'.
+        Site whose patients are unlike those of all other sites.
     rank : int
-        Phenotypes where rank is not what is varied; the paper has 50.
+        Number of phenotypes if the rank is not varied. The paper has 50.
     stands_for : str
-        The paper's data set in whose place it is.
+        The paper's data set that this one replaces.
     """
 
     name: str
@@ -70,13 +70,13 @@ _PLACES = {
 
 
 def dataset(name: str) -> Dataset:
-    """Description of a data set; a folder's is that of its cohort."""
+    """Return the description of a data set or of a cohort's folder."""
     found = next((known for known in _KNOWN if known.name == name), None)
     return found or Dataset(name, f"cohort {Path(name).name}", 1.2, None, 50)
 
 
 def open_data() -> Path:
-    """Folder of the open data: $DPFACT_DATA, or ``shared/data`` beside the repository."""
+    """Folder of the open data: $DPFACT_DATA, or ``shared/data`` next to the repository."""
     beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     return Path(os.environ.get("DPFACT_DATA", beside))
 
@@ -88,7 +88,7 @@ def available(name: str) -> bool:
 
 @lru_cache(maxsize=4)
 def load(name: str) -> Cohort:
-    """The cohort of a data set."""
+    """Return the cohort of a data set."""
     if name in OPEN:
         from dpfact_flower.data.readers.runner import read  # noqa: PLC0415 - slow to import
 
@@ -102,7 +102,7 @@ def load(name: str) -> Cohort:
 
 
 def reported(name: str) -> SyntheticSettings:
-    """Settings of a synthetic data set: a preset with the reported seed."""
+    """Return a synthetic data set's settings: a preset with the reported seed."""
     return preset(name, seed=REPORTED_SEED)
 
 
@@ -112,7 +112,7 @@ def is_synthetic(name: str) -> bool:
 
 
 def planted_memberships(name: str) -> list[NDArray[np.float64]] | None:
-    """Planted memberships of the patients, the ceiling of prediction on synthetic data."""
+    """Return the planted memberships, which give the best possible prediction."""
     if not is_synthetic(name):
         return None
     return [own.astype(np.float64) for own in true_memberships(reported(name))]

@@ -38,7 +38,7 @@ def _private(plan: Plan, data: Dataset, system: str, epsilon: float) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Fits without noise, the null, and every private system at every epsilon."""
+    """Return fits without noise, the null, and every private system at every epsilon."""
     found = []
     for data in plan.sets(plan.epsilon):
         found += [_reference(plan, data, seed) for seed in _REFERENCES]
@@ -52,7 +52,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def _systems(data: Dataset) -> tuple[str, ...]:
-    """The private systems of a data set. Where the naive one would take hours, it is left out."""
+    """Return a data set's private systems, without the naive one if it would take hours."""
     return PRIVATE[:3] if data.name.startswith("paper-") else PRIVATE
 
 
@@ -160,7 +160,7 @@ def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
-    """Verdict on the paper's noise, with its best step size and with small steps."""
+    """Judge the paper's noise, with its best step size and with small steps."""
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
     why = "".join(
@@ -179,7 +179,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
 
 
 def _of(rows: list[dict[str, Any]], system: str) -> dict[str, list[dict[str, Any]]]:
-    """A system's rows by data set in order of epsilon; the row without noise is last."""
+    """Return a system's rows by data set, sorted by epsilon, with the row without noise last."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["system"] == _title(system):
@@ -207,7 +207,7 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _empty(rows: list[dict[str, Any]]) -> str:
-    """Sentence on models with the paper's noise that match themselves but explain nothing."""
+    """Describe models with the paper's noise that match themselves but explain nothing."""
     empty = [
         row
         for system in ("paper", "paper-small")

@@ -2,7 +2,7 @@
 
 A job is one fit of one system. Its result is a JSON file, with the shared factors beside it. A
 digest of the job's settings and of the code names the file, so a result of other settings or other
-code is never used. Seconds are kept apart from values that repeat exactly.
+code is never used. Seconds are stored separately from values that repeat exactly.
 """
 
 import hashlib
@@ -48,17 +48,17 @@ class Job:
     system : str
         A key of `systems.SYSTEMS`.
     rank, rounds, seed : int
-        `rounds` of a system that plans its own (patient mode) is not used.
+        Patient mode plans its own number of rounds and ignores `rounds`.
     splits : int
-        Repetitions of the prediction of death; 0 leaves it out.
+        Number of splits for the prediction of death; 0 for no prediction.
     epsilon, delta : float
-        Of systems with noise, else 0.
+        For systems with noise; otherwise 0.
     relative_l21 : float
-        Relative l2,1 weight of the exact solver, where it is varied; -1 leaves the system's own.
+        Relative l2,1 weight of the exact solver, or -1 for the system's own weight.
     tables : bool
         Whether phenotypes are described.
     sites : int
-        For traffic: the number of sites that the data are dealt to; else 0.
+        For traffic: the number of sites among which the data are divided; otherwise 0.
     """
 
     data: str
@@ -75,11 +75,11 @@ class Job:
 
     @property
     def fit(self) -> "Job":
-        """The fit alone without its measures, which experiments share."""
+        """Return the fit without its measures, which experiments share."""
         return replace(self, splits=0, tables=False)
 
     def key(self, code: str) -> str:
-        """Name of the result's file, of code with this digest."""
+        """Return the name of the result's file for code with this digest."""
         text = json.dumps(asdict(self), sort_keys=True) + code
         return f"{self.system}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -101,11 +101,11 @@ class Result:
     values : dict
         Everything that repeats exactly when the job is repeated.
     seconds : float
-        Of computing, without measuring.
+        Computing time, without measurements.
     shared : tuple of ndarray of float32
-        Shared feature factors; empty where there are none.
+        Shared feature factors; empty if there are none.
     wall : float
-        Seconds of the job from begin to end.
+        Seconds from the beginning to the end of the job.
     """
 
     values: dict[str, Any]
@@ -116,7 +116,7 @@ class Result:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """First 16 digits of the SHA-256 of the sources that results depend on."""
+    """Return 16 digits of the SHA-256 of the sources that results depend on."""
     digest = hashlib.sha256()
     for path in _CODE:
         digest.update(path.read_bytes())
@@ -130,7 +130,7 @@ class Store:
     ----------
     folder : Path
     code : str, optional
-        Digest of the code that computed them; this code's by default.
+        Digest of the code that computed the results, by default the current code.
     """
 
     def __init__(self, folder: Path, code: str = "") -> None:
@@ -138,7 +138,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, job: Job) -> Result | None:
-        """A job's result, or None if it has not been run with this code."""
+        """Return a job's result, or None if the job has not been run with this code."""
         path = self.folder / f"{job.key(self.code)}.json"
         if not path.exists():
             return None
@@ -162,7 +162,7 @@ class Store:
 
 
 def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
-    """By fit, one job with all the measures that any of the given jobs needs."""
+    """Return, for each fit, one job with all measures that any of the given jobs needs."""
     found: dict[Job, Job] = {}
     for job in jobs:
         known = found.get(job.fit, job)
@@ -173,7 +173,7 @@ def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
 
 
 class Results:
-    """Results of finished jobs by fit, whatever measures a job asked for."""
+    """Results of finished jobs by fit, whatever measures the jobs requested."""
 
     def __init__(self, found: dict[Job, Result]) -> None:
         self._found = {job.fit: result for job, result in found.items()}
@@ -185,5 +185,5 @@ class Results:
         return self._found[job.fit]
 
     def complete(self, jobs: Sequence[Job]) -> bool:
-        """Whether all of them are there."""
+        """Return whether all jobs have results."""
         return all(job in self for job in jobs)

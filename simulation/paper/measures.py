@@ -1,8 +1,8 @@
 """Measures of a fit: errors, AUC split by split, column norms, phenotype tables.
 
-Death is predicted by logistic regression on 60 % of the patients and scored on the others, in
-splits that depend on the data set alone: so figures of two systems can be compared split by split.
-No factorisation sees a label; what scales the predictors is fitted on the training patients.
+Death is predicted by logistic regression on 60 % of the patients and scored on the others. The
+splits depend only on the data set, so two systems can be compared split by split. No factorisation
+sees a label, and the scaling of predictors is fitted on the training patients.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ _SWEEPS = 30
 
 
 def description(cohort: Cohort) -> dict[str, Any]:
-    """Sizes of a cohort; deaths are None where a site has no labels."""
+    """Return a cohort's sizes. Deaths are None if a site has no labels."""
     sites = cohort.summary()
     deaths = [site.labelled.get(DIED) for site in sites]
     return {
@@ -54,13 +54,13 @@ def description(cohort: Cohort) -> dict[str, Any]:
 
 
 def trace(snapshot: Snapshot) -> dict[str, float]:
-    """A point of the convergence figure."""
+    """Return a point of the convergence figure."""
     rmse = snapshot.error.rmse
     return {"round": snapshot.round, **asdict(rmse), "fit": snapshot.error.fit}
 
 
 def projected(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
-    """Patients' memberships on given feature factors: least squares, non-negative if they are."""
+    """Fit patients to given feature factors by least squares, non-negative if the factors are."""
     if any((factor < 0).any() for factor in features):
         return least_squares_patients(tensor, features)
     A = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
@@ -72,7 +72,7 @@ def projected(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
 
 
 def shared_error(cohort: Cohort, features: Factors) -> SquaredError:
-    """Error of the shared features alone, every patient refitted on them."""
+    """Return the error of the shared features alone, with every patient refitted."""
     errors = []
     for site in cohort.sites:
         tensor = scaled(site.tensor, SolverSettings())
@@ -81,7 +81,7 @@ def shared_error(cohort: Cohort, features: Factors) -> SquaredError:
 
 
 def memberships(model: Factors) -> NDArray[np.float64]:
-    """A site's patients in one unit for all sites: that of feature columns of norm 1."""
+    """Return a site's patient factor, scaled as for feature columns of norm 1."""
     return CPModel.of(*model).with_unit_features().factors[0]
 
 
@@ -93,16 +93,16 @@ def death_scores(
     codes: bool = False,
     each_site: bool = True,
 ) -> dict[str, list[float]]:
-    """AUC of each split, for all patients together (``overall``) and for each site by itself.
+    """Return the AUC of each split, for all patients (``overall``) and for each site.
 
     Parameters
     ----------
     predictors : sequence of (I_t, p) arrays or sparse arrays
-        One per site, of all its patients.
+        One array per site, for all its patients.
     cohort : Cohort
     splits : int
     codes : bool
-        Whether predictors are 0 or 1 and sparse, so that they are not scaled.
+        Whether predictors are sparse zeros and ones, which are not scaled.
     each_site : bool
     """
     sites = [site for site in cohort.sites if "died" in site.labels]
@@ -126,12 +126,12 @@ def death_scores(
 
 
 def norms(models: Sequence[Factors]) -> list[list[float]]:
-    """Column norms of every site's patients, T x R."""
+    """Return the column norms of every site's patient factor, T x R."""
     return [np.linalg.norm(memberships(model), axis=0).tolist() for model in models]
 
 
 def tables(models: Sequence[Factors], shared: Factors, cohort: Cohort) -> dict[str, Any]:
-    """Phenotypes of all patients around the shared features, and of each site around its own."""
+    """Return phenotype tables of all patients (shared features) and of each site (own features)."""
     everybody = phenotype_table(_scores(cohort.sites, shared), shared, cohort.sites)
     own = {
         site.name: phenotype_table(_scores([site], model[1:]), model[1:], [site])
@@ -149,7 +149,7 @@ def _scores(sites: Sequence[SiteData], features: Factors) -> list[NDArray[np.flo
 
 
 def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
-    """Leading codes of every column, with their descriptions, by mode."""
+    """Return the leading codes of every column by mode, with their descriptions."""
     by_mode = {
         vocabulary.name: top_codes(vocabulary, factor.astype(np.float64), top)
         for vocabulary, factor in zip(cohort.vocabularies, features, strict=True)

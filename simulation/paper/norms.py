@@ -19,7 +19,7 @@ _SHOWN = 4
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """One fit per weight, on the first data set of the prediction."""
+    """Return one fit per weight, on the first data set of the prediction."""
     return [
         Job(data.name, "exact", data.rank, _ROUNDS, relative_l21=weight, tables=True)
         for data in plan.sets(plan.prediction[:1])
@@ -57,7 +57,7 @@ def section(plan: Plan, results: Results) -> Section:
 
 
 def _figure(found: list[tuple[float, dict[str, Any]]]) -> Figure:
-    """One panel per site with its column norms in falling order, one line per weight."""
+    """Draw one panel per site with its column norms in decreasing order, one line per weight."""
     sites = found[0][1]["sites"]
     figure, axes = panels(len(sites), height=2.6)
     for number, (site, ax) in enumerate(zip(sites, axes, strict=True)):
@@ -82,7 +82,7 @@ def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
-    """Whether different sites switch off different phenotypes, but only with the l2,1 term."""
+    """Judge whether sites switch off different phenotypes with the l2,1 term, but not without it."""
 
     def unshared(values: dict[str, Any]) -> int:
         off = np.asarray(values["norms"]) == 0
@@ -102,7 +102,7 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
 
 
 def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
-    """Norms at every site of the phenotypes that were planted at only one site."""
+    """Return the norms, at every site, of phenotypes that were planted at only one site."""
     truth = load(job.data).truth
     if truth is None:
         return []

@@ -12,25 +12,25 @@ LARGE = ("paper-icu", "paper-cms")
 
 @dataclass(frozen=True)
 class Plan:
-    """One variant: which data, how often, how far.
+    """One variant of the evaluation.
 
     Attributes
     ----------
     name : str
     seeds, seeds_large : int
-        Initialisations of the convergence figure; on data sets of `LARGE`.
+        Numbers of initialisations in the convergence figure, the second for data sets in `LARGE`.
     rounds, iterations : int
         Federated rounds; iterations of CP-ALS.
     splits : int
-        Repetitions of the 60/40 split of every AUC.
+        Number of 60/40 splits for every AUC.
     ranks : tuple of int
-        Of the prediction table.
+        Ranks in the prediction table.
     epsilons : tuple of float
-        Of the figure of factor match scores.
+        Epsilons in the figure of factor match scores.
     weights : tuple of float
-        Relative l2,1 weights `relative-l21` of the figure of column norms.
+        Values of `relative-l21` in the figure of column norms.
     convergence, prediction, epsilon, phenotypes : tuple of str
-        Data sets of each experiment; the first of `prediction` is that of the column norms.
+        Data sets of each experiment. The column norms use the first data set of `prediction`.
     """
 
     name: str
@@ -49,24 +49,24 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All data sets, each once."""
+        """Return each data set once."""
         used = (*self.convergence, *self.prediction, *self.epsilon, *self.phenotypes)
         return tuple(dict.fromkeys(used))
 
     def seeds_of(self, name: str) -> int:
-        """Initialisations of the convergence figure on a data set."""
+        """Return a data set's number of initialisations in the convergence figure."""
         return self.seeds_large if name in LARGE else self.seeds
 
     def sets(self, names: Sequence[str]) -> list[Dataset]:
-        """The available ones of these data sets."""
+        """Return those of the given data sets that are available."""
         return [datasets.dataset(name) for name in names if datasets.available(name)]
 
     def missing(self) -> list[str]:
-        """Data sets of this plan that are not available."""
+        """Return the data sets of this plan that are not available."""
         return sorted(name for name in self.names if not datasets.available(name))
 
     def on(self, cohort: str) -> "Plan":
-        """The same plan on one open data set, or one cohort's folder, instead of all."""
+        """Return the same plan for only one open data set or cohort folder."""
         one = (cohort,)
         return replace(self, convergence=one, prediction=one, epsilon=one, phenotypes=one)
 
@@ -95,7 +95,7 @@ QUICK = replace(
 
 
 def reductions(plan: Plan) -> list[str]:
-    """In words, the parts of `THOROUGH` that a plan leaves out."""
+    """Describe the parts of `THOROUGH` that a plan leaves out."""
     most, said = THOROUGH, []
     if set(plan.names) <= set(most.names):
         said += _left_out(plan)

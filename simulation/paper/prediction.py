@@ -43,7 +43,7 @@ def _job(plan: Plan, data: Dataset, system: str, rank: int) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """A fit for every system and rank, with seed 0 only, because splits vary more than starts."""
+    """Return a fit for every system and rank. Seed 0 is enough, as splits vary more than starts."""
     found = []
     for data in plan.sets(plan.prediction):
         found += [_job(plan, data, system, 0) for system in _PLAIN]
@@ -162,7 +162,7 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
 
 
 def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each comparison, over all ranks."""
+    """Return one row for each comparison, over all ranks."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in pairs:
         key = tuple(str(row[name]) for name in ("data", "patients", "system", "against"))
@@ -183,7 +183,7 @@ def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """Difference of two systems over the same splits, which share patients."""
+    """Return the difference of two systems over the same splits, which share patients."""
     return difference(one, other, overlap=(1 - TRAIN) / TRAIN)
 
 
@@ -249,7 +249,7 @@ def _between(
 
 
 def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
-    """Verdict by the rows with the paper's noise, because the claim is about that system."""
+    """Judge the rows with the paper's noise, because the claim is about that system."""
     of = {system: _between(rows, system, rivals) for system in _JUDGED}
     why = "".join(
         f"<br>{SYSTEMS[system].title}: {tally(_cases(found))} ({_extent(found)})"
@@ -265,7 +265,7 @@ def _cases(rows: list[dict[str, Any]]) -> list[Case]:
 
 
 def _beside(rows: list[dict[str, Any]]) -> str:
-    """Patient mode compared with all codes and with random phenotypes."""
+    """Compare patient mode with all codes and with random phenotypes."""
     found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
     return "".join(
         f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))} ({_extent(rows)})"

@@ -23,24 +23,24 @@ _COLOURS = {
 
 
 def style(system: str, label: str = "") -> dict[str, Any]:
-    """Colour and legend label of a system."""
+    """Return the colour and the legend label of a system."""
     return {"color": _COLOURS[system], "label": label or SYSTEMS[system].title}
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; a value is a number, a text or None.
+    """Rows under a header. A value is a number, a string or None.
 
     Attributes
     ----------
     name : str
-        Of its files.
+        Name of the table's files.
     rows : list of dict
         Their keys, in order of appearance, are the columns.
     digits : dict
-        Decimals of a column on the page and in the file beside it; three if not named.
+        Number of decimals in a column of the page and its CSV file (default: three).
     about : str
-        What the page says of the file.
+        The page's description of the file.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Table:
         return list(dict.fromkeys(key for row in self.rows for key in row))
 
     def markdown(self) -> str:
-        """As the page shows it."""
+        """Return the table as the page shows it."""
         if not self.rows:
             return "(no data)"
         columns = self.columns
@@ -96,12 +96,12 @@ class Section:
     title, text : str
     figures : list of (name, caption, Figure)
     tables : list of Table
-        Files beside the page, which links to them.
+        Tables whose files the page links.
     verdicts : list of Verdict
     missing : int
-        Fits that are not done yet.
+        Number of missing fits.
     summary : (str, Table) or None
-        A table that the top of the page shows, and its introduction.
+        Introduction and table for the top of the page.
     """
 
     title: str
@@ -121,7 +121,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure, list[Any]]:
-    """A figure of several panels, at most `columns` a row."""
+    """Return a figure of several panels, at most `columns` per row."""
     wide = min(count, columns)
     rows = -(-count // wide)
     figure = Figure(figsize=(max(4.2 * wide, 6.6), height * rows + 0.5), layout="constrained")
@@ -136,13 +136,13 @@ _LETTERS = 14
 
 
 def legend(figure: Figure, axes: Sequence[Any]) -> None:
-    """One legend for all panels, below them and no wider than they are."""
+    """Add one legend for all panels, below them and no wider than they are."""
     named = {
         label: handle
         for ax in axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
-    widest = 0.6 + max(map(len, named), default=0) / _LETTERS  # inches of a column, the line too
+    widest = 0.6 + max(map(len, named), default=0) / _LETTERS  # inches per column, with the line
     figure.legend(
         list(named.values()), list(named), loc="outside lower center", fontsize="small",
         ncols=min(3, max(1, int(figure.get_figwidth() / widest))),

@@ -3,7 +3,7 @@
 All systems fit each patient's cells scaled to norm 1, which patient mode needs, from the same
 start. The paper gives eta = .01, gamma = 5 and hand-picked mu for its counts. P-SGD is compared
 with the package's default eta and relative_elastic, and with the mu that was best on the synthetic
-EHR. "published" has the paper's values.
+EHR. "published" uses the paper's values.
 """
 
 import inspect
@@ -55,11 +55,11 @@ class System:
     ----------
     title : str
     play : callable
-        Job and cohort to snapshots; None where a system is not a factorisation.
+        Maps job and cohort to snapshots; None if the system is not a factorisation.
     noise : str
         Meaning of its epsilon; empty without noise.
     predictors : callable or None
-        Job and cohort to predictors per site, for a system that is not a factorisation.
+        Maps job and cohort to predictors per site, for a system that is not a factorisation.
     """
 
     title: str
@@ -111,7 +111,7 @@ def _planted_match(shared: Factors, cohort: Cohort) -> float | None:
 
 
 def described() -> dict[str, str]:
-    """Settings of every system, in words."""
+    """Describe the settings of every system."""
     own, noisy = _psgd(_ANY), paper_solver(_ANY.rank)
     share = inspect.signature(trip).parameters["share"].default
     return {
@@ -152,30 +152,30 @@ def _exact(job: Job, **changes: Any) -> SolverSettings:
 def _dpfact(
     job: Job, cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings = NONE
 ) -> Iterator[Snapshot]:
-    """The package's own sites and server."""
+    """Play the package's own sites and server."""
     step = 0.0 if privacy.resolved(solver).is_relative else 1 / len(cohort.sites)
     run = RunSettings(rounds=job.rounds, seed=job.seed, elastic_step=step)
     return play(coordinate(cohort, solver, privacy, run), cohort)
 
 
 def _noisy(job: Job, **changes: Any) -> PrivacySettings:
-    """Seeded noise, so that a run repeats. It protects nobody."""
+    """Return settings with seeded noise, which makes runs repeatable but protects nobody."""
     return PrivacySettings(epsilon=job.epsilon, delta=job.delta, noise_seed=job.seed, **changes)
 
 
 def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
-    """The paper's mechanism, with the settings that its noise bears best."""
+    """The paper's mechanism, with the best settings for its noise."""
     return _dpfact(job, cohort, paper_solver(job.rank, mu=mu), _noisy(job, privacy="paper"))
 
 
 def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The paper's mechanism with steps that hardly leave the start; their noise is small too."""
+    """The paper's mechanism with small steps, which add little noise but hardly leave the start."""
     solver = _psgd(job, eta=_SMALL_STEP, gamma=_PULL, clip=1.0, mu=_MU)
     return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
 
 
 def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """Patient mode, everything planned."""
+    """Patient mode with planned settings."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
@@ -199,7 +199,7 @@ def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _single(job: Job, cohort: Cohort, shared: Factors) -> Iterator[Snapshot]:
-    """A snapshot of shared factors alone, with every patient fitted to them."""
+    """Return a snapshot of shared factors alone, with every patient fitted to them."""
     began = time.perf_counter()
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     models = [(measures.projected(tensor, shared), *shared) for tensor in tensors]
@@ -214,7 +214,7 @@ def _naive(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The exact solver's features, each column's rows shuffled: as sparse, without meaning."""
+    """The exact solver's features with shuffled rows, which are as sparse but meaningless."""
     *_, learned = _dpfact(job, cohort, _exact(job))
     rng = np.random.default_rng([job.seed, job.rank])
     shared = tuple(rng.permuted(factor, axis=0) for factor in learned.shared)
@@ -222,7 +222,7 @@ def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _null(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The exact solver on patients who have the procedures of one and the diagnoses of another."""
+    """The exact solver on patients with one person's procedures and another's diagnoses."""
     tensor = shuffled(pooled(cohort), seed=job.seed)
     site = replace(cohort.sites[0], tensor=tensor, labels={}, patients=None)
     *_, last = _dpfact(job, replace(cohort, sites=(site,), truth=None), _exact(job))
@@ -238,7 +238,7 @@ def _trip(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _published(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The paper's step, elastic weight, passes and cells; no noise, and no l2,1."""
+    """The paper's step, elastic weight, passes and cells, without noise and l2,1 weight."""
     solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, relative_elastic=0.0)
     run = RunSettings(rounds=job.rounds, seed=job.seed, start="random")
     return play(coordinate(cohort, solver, NONE, run), cohort)
@@ -300,10 +300,10 @@ TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
 
 
 def _traffic(job: Job) -> Result:
-    """Bytes of each round of real Flower messages.
+    """Measure the bytes of real Flower messages in each round.
 
-    Bytes depend on codes alone, so few patients are enough. Patient mode packs its integers in the
-    bits they need, so it gets all patients.
+    The bytes depend only on the codes, so few patients are enough. Patient mode, however,
+    compresses integers by their size, so it gets all patients.
     """
     own = reported(job.data)
     patients = own.patients if job.system == "patient" else 40 * job.sites

@@ -32,7 +32,7 @@ def _job(data: str, system: str, sites: int) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Messages of every system at every size.
+    """Return a job for every system at every size.
 
     Patient mode takes minutes here. It runs only with the data set's own number of sites, and not
     in the quick plan.
@@ -114,7 +114,7 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
 
 
 def _rounds_of(data: str, system: str, plan: Plan, results: Results) -> tuple[int | None, bool]:
-    """Rounds to converge, and whether the fits have, if there are fits on data of this size."""
+    """Return the rounds to convergence, if measured at this size, and whether fits converged."""
     fit = {"dpfact": "exact", "trip": "trip", "trip-lean": "trip"}.get(system)
     if fit is None or data not in plan.convergence:
         return None, False
@@ -161,7 +161,7 @@ def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[V
 
 
 def _ratios(rows: list[dict[str, Any]], system: str) -> list[float]:
-    """Bytes of a round as a share of TRIP's bytes, for each size."""
+    """Return the bytes of a round as a share of TRIP's bytes, for each size."""
     return [row["of TRIP's"] for row in rows if row["system"] == _TITLES[system]]
 
 
@@ -171,7 +171,7 @@ def _below(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _lean(rows: list[dict[str, Any]]) -> str:
-    """A sentence that is used if TRIP without multipliers sends as little as DPFact."""
+    """Return a sentence for the case that TRIP without multipliers sends as little as DPFact."""
     pairs = zip(_ratios(rows, "dpfact"), _ratios(rows, "trip-lean"), strict=False)
     left = [lean - own for own, lean in pairs]
     if not left or max(left) > _LINEAR:
@@ -180,7 +180,7 @@ def _lean(rows: list[dict[str, Any]]) -> str:
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
-    """Savings until both systems have converged, for sizes with measured rounds."""
+    """Describe the savings until both systems have converged, for sizes with measured rounds."""
     found = {(row["size of"], row["system"]): row["MB in all"] for row in rows}
     told = [
         f"{title} {100 * (1 - own / trip):.0f} %"

@@ -1,6 +1,6 @@
 """Paired differences with intervals, and verdicts on claims by one rule (`RULE`).
 
-Each claim has cases. A case is a combination of a data set, a rank and two systems, for example.
+Each claim has cases. A case is, for example, a combination of a data set, a rank and two systems.
 """
 
 import math
@@ -50,7 +50,7 @@ class Difference:
     p: float
 
     def interval(self) -> dict[str, float | None]:
-        """Columns of a table; None if the interval is infinite."""
+        """Return table columns, with None if the interval is infinite."""
         known = math.isfinite(self.low)
         return {"low": self.low if known else None, "high": self.high if known else None}
 
@@ -69,7 +69,7 @@ class Difference:
 
 
 def difference(one: ArrayLike, other: ArrayLike, *, overlap: float = 0.0) -> Difference:
-    """Mean of ``one - other``, pair by pair, with Student's interval and test.
+    """Return the mean of ``one - other``, pair by pair, with Student's interval and test.
 
     Splits of one cohort share patients, so their differences are not independent. The variance of
     the mean is therefore ``1/n + overlap`` times the variance of one difference (Nadeau and Bengio
@@ -90,12 +90,12 @@ def difference(one: ArrayLike, other: ArrayLike, *, overlap: float = 0.0) -> Dif
 
 
 def held(flag: bool) -> Case:
-    """Case of a claim about a measurement without chance, such as a number of bytes."""
+    """Return the case of a claim about an exact measurement, such as a number of bytes."""
     return "supports" if flag else "contradicts"
 
 
 def answer(cases: Iterable[Case]) -> Answer:
-    """Answer to a claim from its cases, by `RULE`."""
+    """Answer a claim from its cases, by `RULE`."""
     count = Counter(cases)
     if not count:
         return "not measured"
@@ -105,7 +105,7 @@ def answer(cases: Iterable[Case]) -> Answer:
 
 
 def tally(cases: Sequence[Case]) -> str:
-    """Numbers of cases, such as ``2 of 6 support, 1 contradict, 3 open``."""
+    """Count the cases, as in ``2 of 6 support, 1 contradict, 3 open``."""
     count = Counter(cases)
     words: dict[Case, str] = {"contradicts": "contradict", "open": "open"}
     said = [f"{count[case]} {word}" for case, word in words.items() if count[case]]

@@ -18,10 +18,10 @@ _NO_NOISE = 2
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A line of panels for each data set and rank.
+    """Draw a row of panels for each data set and rank.
 
-    Private models are points with their spread, filled where every one of them beat every null.
-    Bands are of fits without noise to the same patients, and to shuffled ones.
+    Points with error bars show private models, and are filled if every model beat every null. Bands
+    show fits without noise to the same patients, and to shuffled patients.
     """
     kinds = list(dict.fromkeys((row["data"], row["rank"]) for row in rows))
     drawn = Figure(figsize=(10, 0.6 + 2.4 * len(kinds)), layout="constrained")

@@ -1,16 +1,16 @@
-"""Where DPFact's privacy proof (Theorem 4.1) breaks, each place shown on this package's own code.
+"""Counterexamples to DPFact's privacy proof (Theorem 4.1), computed with this package's own code.
 
-Runs the solver and the accountant on small fixed instances and prints one table:
+The program runs the solver and the accountant on small fixed instances, and prints one table:
 
     python -m simulation.studies.bound
 
-The theorem rests on a sensitivity: replacing one entry of a site's tensor moves a feature factor by
-at most ``2 tau L eta`` (Wu et al. 2017). Every instance gives that bound its best case. The
+The theorem assumes a sensitivity: replacing one entry of a site's tensor moves a feature factor by
+at most ``2 tau L eta`` (Wu et al. 2017). Every instance is a best case for this bound. The
 gradients are clipped to L, except in the rows about L. Both runs visit the entries in the same
 order, except in the rows about zeros. The start is public. The step size is constant and below 2 /
 beta with the paper's own beta, and no pass is undone. Visiting orders come from public seeds, so a
-bound must hold for each seed; the seeds below were chosen. A "claimed" value of 0 is the value
-without the l2,1 step. docs/explanation/proof.md says what all this means for patients.
+bound must hold for each seed, and we chose the seeds below. A "claimed" value of 0 is the value
+without the l2,1 step. docs/explanation/proof.md explains what this means for patients.
 """
 
 import argparse
@@ -46,16 +46,16 @@ RHO, DELTA, ROUNDS = 1e-3, 1e-4, 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where claim and measurement differ.
+    """One case in which claim and measurement differ.
 
     Attributes
     ----------
     place : str
-        Key of the finding; rows of one key belong together.
+        Key of the finding. Rows with the same key belong together.
     shows : str
-        The instance, in a line.
+        The instance, in one line.
     quantity : str
-        What is claimed and measured.
+        The quantity that is claimed and measured.
     claimed, measured : float
     """
 
@@ -67,13 +67,13 @@ class Finding:
 
     @property
     def ratio(self) -> float:
-        """Measured over claimed; infinite where the claim is 0 and the measurement is not."""
+        """The measured value divided by the claimed value, or infinity if only the claim is 0."""
         if self.claimed == 0:
             return math.inf if self.measured else 0.0
         return self.measured / self.claimed
 
     def row(self) -> str:
-        """A row of the table."""
+        """Return a row of the table."""
         ratio = "-" if self.claimed == 0 else _number(self.ratio)
         numbers = (_number(self.claimed), _number(self.measured), ratio)
         return f"| {' | '.join((self.place, self.shows, self.quantity, *numbers))} |"
@@ -90,7 +90,7 @@ class Instance:
     settings: SolverSettings
 
     def tensors(self) -> tuple[SparseTensor, SparseTensor]:
-        """The two neighbours."""
+        """Return the two neighbours."""
         shape = [len(factor) for factor in self.start]
         return (
             SparseTensor.from_coo(self.cells, self.counts, shape),
@@ -98,7 +98,7 @@ class Instance:
         )
 
     def run(self, *seed: int, starts: Sequence[Factors] = ()) -> tuple[LocalResult, LocalResult]:
-        """A round on each, with equal anchors and the same visiting order."""
+        """Run a round on each tensor, with equal anchors and the same visiting order."""
         before = starts or (self.start, self.start)
         first, second = (
             solve(tensor, start, self.start[1:], self.settings, np.random.default_rng(seed))
@@ -119,13 +119,13 @@ def _factor(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
 
 
 def distance(first: LocalResult, second: LocalResult) -> float:
-    """How far apart the feature factors are, in Frobenius norm; the largest over the modes."""
+    """Return the Frobenius distance of the feature factors, the largest over the modes."""
     pairs = zip(first.factors[1:], second.factors[1:], strict=True)
     return max(float(np.linalg.norm(a.astype(np.float64) - b)) for a, b in pairs)
 
 
 def smoothness(factors: Factors, gamma: float) -> float:
-    """Beta of the paper's appendix: ||(A^T A) * (C^T C) + gamma I||_F, the largest over B and C."""
+    """Return the paper's beta: ||(A^T A) * (C^T C) + gamma I||_F, the largest over B and C."""
     rank = factors[0].shape[1]
     largest = 0.0
     for mode in range(1, len(factors)):
@@ -136,12 +136,12 @@ def smoothness(factors: Factors, gamma: float) -> float:
 
 
 def joint_pass(patients: int, *, nonnegative: bool) -> Instance:
-    """Instance in which one entry decides which way everybody else's entries push.
+    """Return an instance in which one entry determines the direction of all other updates.
 
-    Patient 0 has one entry. It makes the row of diagnosis 0 small, in one direction or the other.
-    All other patients have their one entry at procedure 1, diagnosis 0. The row of procedure 1
-    starts at zero, so it takes the direction that the diagnosis has by then, and each visit drives
-    it on. One entry's gradient is bounded, but its effect on later entries is not.
+    Patient 0 has one entry, which makes the row of diagnosis 0 small, in one direction or the
+    other. All other patients have one entry, at procedure 1 and diagnosis 0. The row of procedure 1
+    starts at zero, so it takes the direction that the diagnosis has by then, and each visit moves
+    it further. One entry's gradient is bounded, but its effect on later entries is not.
     """
     cells = np.array([(0, 0, 0)] + [(i, 1, 0) for i in range(1, patients + 1)])
     if nonnegative:
@@ -159,7 +159,7 @@ def joint_pass(patients: int, *, nonnegative: bool) -> Instance:
 
 
 def first_seed(instance: Instance) -> int:
-    """The first public seed with which patient 0 is visited first."""
+    """Return the first public seed that visits patient 0 first."""
     tensor, _ = instance.tensors()
     for seed in range(1000):
         rows, _ = next(visits(tensor, 0, np.random.default_rng((seed,))))
@@ -169,7 +169,7 @@ def first_seed(instance: Instance) -> int:
 
 
 def one_joint_pass(patients: int) -> list[Finding]:
-    """(i) One pass from a public start, one entry changed."""
+    """(i) One pass from a public start, with one entry changed."""
     findings = []
     for nonnegative in (False, True):
         instance = joint_pass(patients, nonnegative=nonnegative)
@@ -188,7 +188,7 @@ def one_joint_pass(patients: int) -> list[Finding]:
 
 
 def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
-    """Forty patients of two or three entries, uniform start; one count is raised by five."""
+    """Return forty patients with two or three entries, one count of which is raised by five."""
     rng = np.random.default_rng(3)
     start = tuple(rng.random((rows, 2), dtype=np.float32) for rows in (40, 3, 3))
     drawn = {(i, *map(int, rng.integers(3, size=2))) for i in range(40) for _ in range(3)}
@@ -201,10 +201,10 @@ def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
 
 
 def carried_state(gamma: float, rounds: int = 30) -> list[float]:
-    """Distance over bound after each round, when un-noised factors are carried to the next.
+    """Return distance / bound after each round, with factors carried over without noise.
 
-    The anchors stay equal in both runs: they are what was released, and the bound is needed for
-    the release of a round given all releases before it.
+    The anchors stay equal in both runs, because they were released. The bound must hold for a
+    round's release given all earlier releases.
     """
     instance = cohort(gamma=gamma)
     starts = (instance.start, instance.start)
@@ -256,7 +256,7 @@ def coupled_patients() -> list[Finding]:
 
 
 def with_zero_filled() -> tuple[Instance, SparseTensor]:
-    """The cohort, and its tensor with one zero turned into a one."""
+    """Return the cohort, and its tensor with one zero turned into a one."""
     instance = cohort(eta=0.02)
     tensor, _ = instance.tensors()
     taken = {tuple(cell) for cell in instance.cells.tolist()}
@@ -268,9 +268,9 @@ def with_zero_filled() -> tuple[Instance, SparseTensor]:
 
 
 def filled_zero() -> list[Finding]:
-    """(iv) A zero that becomes a one: another length, another order, another path.
+    """(iv) A zero that becomes a one changes the length, order and path of a pass.
 
-    A bound has to hold for every order of the visits, so the worst of some public seeds counts.
+    A bound must hold for every visiting order, so the worst of some public seeds counts.
     """
     instance, filled = with_zero_filled()
     pair = (instance.tensors()[0], filled)
@@ -294,7 +294,7 @@ def filled_zero() -> list[Finding]:
 
 
 def unclipped(count: float) -> tuple[float, float]:
-    """Bound with the L seen on the data itself, and distance, when one count of 1 is changed."""
+    """Return the bound with L from the data, and the distance, if one count of 1 changes."""
     settings = replace(PAPER, clip=0.0)
     start = (np.ones((1, 1), np.float32),) * 3
     instance = Instance(np.zeros((1, 3), int), np.array([3.0]), np.array([count]), start, settings)
@@ -303,7 +303,7 @@ def unclipped(count: float) -> tuple[float, float]:
 
 
 def no_lipschitz() -> list[Finding]:
-    """(v) Least squares has no L: without clipping the distance grows with the count itself."""
+    """(v) Least squares has no L: without clipping, the distance grows with the count."""
     findings = []
     for count in (30.0, 300.0):
         claimed, measured = unclipped(count)
@@ -320,7 +320,7 @@ def no_lipschitz() -> list[Finding]:
 
 
 def plan_events(entries: int) -> list[ReleaseEvent]:
-    """The paper's releases for a patient with so many entries: the distance is m times as large."""
+    """Return the paper's releases if a patient has m entries, and so m times the distance."""
     sensitivity = psgd_sensitivity(2, 5.0, 0.01)
     return [
         ReleaseEvent(
@@ -338,7 +338,7 @@ def plan_events(entries: int) -> list[ReleaseEvent]:
 
 
 def patient_unit() -> list[Finding]:
-    """(vi) The unit is one entry; a patient has many, and m entries cost up to m^2 as much."""
+    """(vi) The unit is one entry, but a patient's m entries cost up to m^2 times as much."""
     claimed = RHO * ROUNDS * 2  # two factors
     sites = synthetic(preset("demo")).sites
     entries = np.concatenate(
@@ -357,10 +357,10 @@ def patient_unit() -> list[Finding]:
 
 
 def parallel_sites() -> list[Finding]:
-    """(vii) Average over sites against the site that spent most.
+    """(vii) The average over sites, compared with the site that spent most.
 
-    Site 1 releases Gaussian values at rho = 1, nine others at 0.001. Two data sets that differ at
-    site 1 are told apart by site 1's values alone, and how well is known exactly.
+    Site 1 releases Gaussian values at rho = 1, nine others at 0.001. Only site 1's values
+    distinguish two data sets that differ at site 1, and their power is known exactly.
     """
     rhos = [1.0] + [0.001] * 9
     average, most = math.fsum(rhos) / len(rhos), max(rhos)
@@ -394,7 +394,7 @@ def standard_deviation() -> list[Finding]:
 
 
 def findings(patients: int) -> list[Finding]:
-    """All of them, in the order of the proof's page."""
+    """Return all findings, in the order of the proof's page."""
     return [
         *one_joint_pass(patients),
         *carried_over(),
@@ -408,7 +408,7 @@ def findings(patients: int) -> list[Finding]:
 
 
 def describe(instance: Instance) -> str:
-    """The instance of the first row, whole: nothing about it is random but the public order."""
+    """Describe the first row's instance completely. Only its public visiting order is random."""
     tensor, _ = instance.tensors()
     A, B, C = (factor.tolist() for factor in instance.start)
     s = instance.settings

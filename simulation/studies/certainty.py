@@ -1,19 +1,19 @@
-"""Whether the phenotypes that one paid run calls real are there in other patients.
+"""Test whether phenotypes that one charged run calls real also exist in other patients.
 
     python -m simulation.studies.certainty data/nhds data/diabetes data/synpuf18 --half report
 
-The private model is of one half of each cohort's patients. It is looked for in fits without noise,
-from random starts, to the other half (`dpfact_flower.estimation.certainty` has never seen either).
-A phenotype is missing in a fit whose partner is not alike: a cosine above .85 in every mode, as
-``dpfact report --beside`` has it. *Strict* counts as missing, too, whoever is no more alike than by
-chance, as that report does.
+The private model of one half of each cohort's patients is compared with fits without noise, from
+random starts, to the other half. `dpfact_flower.estimation.certainty` has seen neither half. A
+phenotype is missing in a fit if it has no similar partner there. Similar means the same as in
+``dpfact report --beside``: the modes' cosines have a geometric mean above .85. *Strict* also counts
+a phenotype as missing if the partner is no more similar than by chance.
 
-Beside it stands the way of three runs: the phenotypes that return in a private run with fresh noise
-and in a fit of the same patients without noise. Its budget is twice as large.
+For comparison, *three runs* are the phenotypes that return in a second private run and in a fit of
+the same patients without noise, at twice the budget.
 
-The rule was found on the tuning halves alone, with one quarter of the patients against another:
-``--half tune`` does so. Noise is fresh in every run. The folder keeps the models of every cell:
-started again, the script continues from there.
+The rule was found only on the tuning halves, by comparing one quarter of the patients with another
+(``--half tune``). Noise is fresh in every run. The folder keeps all models, so an interrupted
+script can continue.
 """
 
 import argparse
@@ -54,9 +54,9 @@ def cell(
     keep: Path,
     run: RunSettings,
 ) -> dict[str, Any]:
-    """One row: what is called real in each of two private runs, and how much of it is missing.
+    """Return one row: the phenotypes called real in two private runs, and how many are missing.
 
-    `fits` makes the fits without noise, to other patients and to the same, of a given rank.
+    `fits` makes fits of a given rank without noise, to other patients and to the same patients.
     """
     runs = [
         _kept(keep / f"{own.name}-{epsilon:g}-{n}.npz", own, rank, epsilon, run)
@@ -81,7 +81,7 @@ def cell(
 
 
 def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each phenotype has a partner that is alike, and one more alike than by chance."""
+    """Return whether each phenotype has a similar partner, and one more similar than by chance."""
     match, likeness = match_columns(factors, other), np.zeros(factors[0].shape[1])
     likeness[match.estimate] = match.cosines
     alike = likeness > FAIR ** len(factors)
@@ -92,7 +92,7 @@ def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArr
 def _kept(
     path: Path, cohort: Cohort, rank: int, epsilon: float, run: RunSettings
 ) -> tuple[Factors, NDArray[np.float64]]:
-    """A private run's factors, and the chance that each phenotype is missing in other patients."""
+    """Return a private run's factors, and the chance that other patients lack each phenotype."""
     if not path.exists():
         patients = sum(site.tensor.n_patients for site in cohort.sites)
         server = coordinate(
@@ -112,7 +112,7 @@ def _kept(
 
 
 def study(cohort: Cohort, which: str, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of one cohort, a row an epsilon."""
+    """Return the rows of one cohort, one per epsilon."""
     if which == "tune":
         own, fresh = (half(half(cohort, "tune"), name) for name in _HALVES)
     else:
@@ -131,7 +131,7 @@ def study(cohort: Cohort, which: str, given: argparse.Namespace) -> list[dict[st
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a row per cohort and epsilon, and one of all."""
+    """Return a Markdown table with a row per cohort and epsilon, and a row for all."""
     total: dict[str, Any] = {"data": "all", "epsilon": ""}
     for name in ("phenotypes", *_COLUMNS, "all_missing"):
         total[name] = sum(row[name] for row in rows)

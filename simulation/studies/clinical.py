@@ -3,13 +3,14 @@
     python -m simulation.studies.clinical data/nhds data/diabetes --out runs/clinical
 
 Models are those of `simulation.studies.real_data` on one half of each site's patients: private
-ones, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Shuffled patients keep
-their diagnoses together, and diagnoses alone have patterns; so there are also fits to patients
-whose codes are shuffled one by one (*shuffled codes*). Coherence is measured in the other half. A
-cell has the mean over its models, and the range where they differ. Disease groups are CCS's.
+models, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Shuffled patients
+keep their diagnoses together, and diagnoses alone have patterns. Therefore there are also fits to
+patients whose codes are shuffled one by one (*shuffled codes*). Coherence is measured in the other
+half. A cell has the mean over its models and, if they differ, the range. Disease groups come from
+CCS.
 
-The folder keeps the models: started again, the script measures them again. It writes clinical.json
-and clinical.csv.
+The folder keeps the models, and a new run of the script measures them again. It writes
+clinical.json and clinical.csv.
 """
 
 import argparse
@@ -39,7 +40,7 @@ _COLUMNS = {
 
 
 def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
-    """The measures of one model, each also of dealt models (``dealt_``)."""
+    """Return the measures of one model, and those of shuffled models (``dealt_``)."""
     together = coherence(model, (site.tensor for site in held_out.sites))
     found = {"npmi": together.value, "dealt_npmi": together.by_chance}
     for own in clinical_measures(model, fitted.vocabularies):
@@ -55,7 +56,7 @@ def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, floa
 def rows(
     cohort: Cohort, which: str, rank: int, epsilons: Sequence[float], models: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """A row for each model of a cohort."""
+    """Return a row for each model of a cohort."""
     fitted, held_out = half(cohort, which), half(cohort, _OTHER[which])
     study = Study(fitted, rank, models, folder / "models" / f"{fitted.name}-{rank}")
     for cell, found in study.cells(epsilons, models):
@@ -80,10 +81,10 @@ def _of_chance(study: Study, seed: int) -> Factors:
 
 
 def shuffled_codes(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """Each patient's codes from other patients, one by one: no two codes go together.
+    """Shuffle the codes between patients one by one, so that no two codes belong together.
 
-    A code is as frequent as before and a patient has as many codes of each mode, but for the few
-    that a patient would get twice.
+    Each code's frequency and each patient's number of codes per mode stay the same, except that no
+    patient gets a code twice.
     """
     rng = np.random.default_rng(seed)
     cells, modes = [], []
@@ -99,7 +100,7 @@ def shuffled_codes(tensor: SparseTensor, seed: int) -> SparseTensor:
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a line for each data set and kind of model."""
+    """Return a Markdown table with a row for each data set and kind of model."""
     heads = ["data", "R", "model", *_COLUMNS.values()]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     kinds = dict.fromkeys((row["data"], row["rank"], row["model"]) for row in found)
@@ -111,7 +112,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Mean and range; ``-`` where the codes have no such groups."""
+    """Format a mean and range, or ``-`` if the codes have no such groups."""
     if not values:
         return "-"
     mean, low, high = (f"{value:.3g}" for value in (np.mean(values), min(values), max(values)))

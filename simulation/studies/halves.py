@@ -1,4 +1,4 @@
-"""Halves of a cohort by patient, one to tune on and one to report, and merged sites."""
+"""Split a cohort's patients into halves, one for tuning and one for reporting, and merge sites."""
 
 from dataclasses import replace
 
@@ -12,9 +12,9 @@ _SEED = 0
 
 
 def half(cohort: Cohort, which: str) -> Cohort:
-    """One half of every site's patients, drawn from a fixed seed; "both" is the cohort itself.
+    """Return one half of every site's patients, drawn with a fixed seed, or the cohort for "both".
 
-    The name of a half says which it is.
+    The result's name contains the half.
     """
     if which == "both":
         return cohort
@@ -27,7 +27,7 @@ def half(cohort: Cohort, which: str) -> Cohort:
 
 
 def merged(cohort: Cohort, size: int) -> Cohort:
-    """Each `size` sites in order become one; labels are kept if all sites of a group have them."""
+    """Merge every `size` successive sites. Labels are kept if all sites of a group have them."""
     if size == 1:
         return cohort
     groups = [cohort.sites[first : first + size] for first in range(0, len(cohort.sites), size)]

@@ -4,11 +4,10 @@
     python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000
 
 A model learns from four fifths of the patients, in mode none or, with an epsilon, from the start of
-patient mode. A fifth of the cells of each other
-patient is hidden. The patient is fitted to the rest by the same likelihood, whatever the factors
-were made with. The result is the mean log-likelihood of a hidden cell: the model's value there, as
-a share of the sum over that patient's cells. A model should do better than the frequencies of
-codes.
+patient mode. A fifth of the cells of each other patient is hidden. The patient is fitted to the
+rest by the same likelihood for all models. The result is the mean log-likelihood of a hidden cell:
+the model's value there, as a share of the sum over that patient's cells. A model should do better
+than the frequencies of codes.
 """
 
 import argparse
@@ -32,7 +31,7 @@ _EVEN = 0.01
 
 
 def parts(cohort: Cohort, most: int, seed: int) -> tuple[Cohort, SparseTensor, SparseTensor]:
-    """A cohort to learn from, and the shown and the hidden cells of the other patients."""
+    """Return a training cohort, and the shown and hidden cells of the other patients."""
     rng, used, others = np.random.default_rng(seed), [], []
     for site in cohort.sites:
         size = site.tensor.n_patients
@@ -54,7 +53,7 @@ def _patients(cohort: Cohort) -> int:
 
 
 def _stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """Patients of several tensors in one."""
+    """Join the patients of several tensors."""
     first = np.cumsum([0, *(tensor.n_patients for tensor in tensors)])
     moved = [
         t.indices + np.array([f, *[0] * (t.ndim - 1)], np.int32)
@@ -66,7 +65,7 @@ def _stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> float:
-    """Mean log-likelihood of a hidden cell, with patients fitted to their shown cells."""
+    """Return the mean log-likelihood of a hidden cell, fitting patients to their shown cells."""
     wide = [factor.astype(np.float64) + 1e-12 for factor in features]
     wide = [factor / factor.sum(axis=0) for factor in wide]
     at_shown, at_hidden = (
@@ -87,7 +86,7 @@ def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> fl
 
 
 def frequencies(cohort: Cohort) -> Factors:
-    """One phenotype: the frequency of each code."""
+    """Return a model with one phenotype: the frequency of each code."""
     whole = _stacked([site.tensor for site in cohort.sites])
     return tuple(
         np.bincount(whole.indices[:, n], whole.values, size)[:, None].astype(np.float32)
@@ -96,7 +95,7 @@ def frequencies(cohort: Cohort) -> Factors:
 
 
 def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
-    """Runs of mode none with a loss."""
+    """Return a function that runs mode none with a loss."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         scale = "patient" if loss == "squared" else "counts"
@@ -110,7 +109,7 @@ def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
 
 
 def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
-    """Runs of patient mode without refinement, in which the server uses a loss."""
+    """Return a function that runs patient mode without refinement, with a loss on the server."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         privacy = PrivacySettings(epsilon=epsilon, patients=_patients(cohort), refine_rounds=0)
@@ -120,7 +119,7 @@ def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
 
 
 def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
-    """All patients in one place: pyttb's stochastic solver, Adam on stratified samples."""
+    """Return a function that fits pooled patients with pyttb's Adam on stratified samples."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         import pyttb  # noqa: PLC0415 - beside which we stand, not what we need

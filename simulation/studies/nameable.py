@@ -1,12 +1,12 @@
-"""How many phenotypes could be named, with equal and with weighted cells.
+"""Count the phenotypes that could be named, with equal and with weighted cells.
 
     python -m simulation.studies.nameable data/dx_dx --half report --rank 20 --epsilons inf 4 1
 
 This replaces a clinician who reads a phenotype's leading codes. Two codes of the first two modes
-are *tied* if at least twice as many patients have both as chance gives. A phenotype's *ties* are
-the share of its leading pairs (five codes a mode, by weight) that are tied. It could be *named* if
-that share is at least a half, and if its cosine to every other named phenotype is below a half.
-*Overlap* is the mean cosine of two phenotypes.
+are *tied* if at least twice as many patients have both as expected by chance. A phenotype's *ties*
+are the share of its leading pairs (five codes per mode, by weight) that are tied. It could be
+*named* if that share is at least a half, and if its cosine to every other named phenotype is below
+a half. *Overlap* is the mean cosine of two phenotypes.
 
 Both settings keep all codes and charge for the count; only `weighting` differs. Fits without noise
 to shuffled patients are shown for comparison: they should have no names. Noise is fresh.
@@ -40,7 +40,7 @@ _SPLITS = 5
 
 
 def tied(tensor: SparseTensor) -> NDArray[np.bool_]:
-    """Which codes of the first two feature modes go together; shape (I_1, I_2)."""
+    """Return which codes of the first two feature modes are tied, shape (I_1, I_2)."""
     first, second = tensor.feature_shape[:2]
     patients, rows, columns = tensor.indices[:, :3].astype(np.int64).T
     pair = distinct((patients * first + rows) * second + columns) % (first * second)
@@ -55,7 +55,7 @@ def tied(tensor: SparseTensor) -> NDArray[np.bool_]:
 
 
 def ties(model: Factors, pairs: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Share of each phenotype's leading pairs that are tied; shape (R,)."""
+    """Return the share of each phenotype's leading pairs that are tied, shape (R,)."""
     shares = []
     for factor in model[:2]:
         leading = np.sort(factor, axis=0)[-_LEADING:][0]
@@ -65,13 +65,13 @@ def ties(model: Factors, pairs: NDArray[np.bool_]) -> NDArray[np.float64]:
 
 
 def likeness(model: Factors) -> NDArray[np.float64]:
-    """Cosines of phenotypes with each other; shape (R, R)."""
+    """Return the cosines between phenotypes, shape (R, R)."""
     grams = [factor.T.astype(np.float64) @ factor for factor in unit_columns(model)]
     return np.asarray(np.multiply.reduce(grams))
 
 
 def named(model: Factors, pairs: NDArray[np.bool_]) -> int:
-    """Number of phenotypes that could be named."""
+    """Return the number of phenotypes that could be named."""
     strength, alike = ties(model, pairs), likeness(model)
     counted: list[int] = []
     for r in np.argsort(-strength, kind="stable").tolist():
@@ -93,7 +93,7 @@ def private(cohort: Cohort, rank: int, epsilon: float, seed: int, weighting: str
 
 
 def line(label: str, models: Sequence[Factors], cohort: Cohort, tensor: SparseTensor) -> str:
-    """A row of the table: means over models, and the spread of the number of names."""
+    """Return a row of the table: means over models, and the spread of the number of names."""
     pairs = tied(tensor)
     names = [named(model, pairs) for model in models]
     found = {
@@ -112,7 +112,7 @@ def _overlap(model: Factors) -> float:
 
 
 def auc(cohort: Cohort, model: Factors) -> float:
-    """AUC of death by the memberships of a model; NaN without labels."""
+    """Return the AUC for death of a model's memberships, or NaN without labels."""
     sites: list[Any] = [
         projected(scaled(site.tensor, SolverSettings()), model) for site in cohort.sites
     ]

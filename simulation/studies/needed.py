@@ -1,4 +1,4 @@
-"""Patients that `dpfact plan` asks for against epsilon, and the measured cells."""
+"""Plot the patients that `dpfact plan` requires against epsilon, with the measured cells."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,14 +23,14 @@ _ACROSS = 3
 
 
 def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float) -> int:
-    """Patients at all sites together from which a plan's verdict is "good"."""
+    """Return the smallest total number of patients for which a plan's verdict is "good"."""
     settings = PrivacySettings(epsilon=epsilon, delta=1e-5, patients=_ASKED)
     signal = plan_patient(settings, sizes=sizes, rank=rank, sites=sites).outlook.signal
     return math.ceil(_ASKED * good_strength() / (signal * math.sqrt(rank)))
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A panel for each list of codes, a line for each rank; filled where all models held."""
+    """Draw a panel per code list and a line per rank. Points are filled if all models pass."""
     kinds = list(dict.fromkeys((row["codes"], row["sites"]) for row in rows))
     ranks = sorted({row["rank"] for row in rows})
     down = math.ceil(len(kinds) / _ACROSS)

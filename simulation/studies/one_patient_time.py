@@ -1,13 +1,13 @@
-"""What one patient changes in the CPU time of each charged round of patient mode.
+"""Measure how one patient changes the CPU time of each charged round of patient mode.
 
     python -m simulation.studies.one_patient_time
 
 Three sites get the same requests in turn. The first has thousands of made-up patients. The second
-has one more, who is like the others. The third has one more, who has every code with every other,
-which takes the most time a patient can take. A round is measured as a hospital's process runs it,
+has one more patient, who is like the others. The third has one more patient, who has every pair of
+codes and so takes the longest possible time. A round is measured as a hospital's process runs it,
 from the request to the packed reply, with the site's file read again and its ledger on disk.
-docs/explanation/what-leaves.md has the figures. The seconds depend on the machine, their ratio does
-not.
+docs/explanation/what-leaves.md has the figures. The seconds depend on the machine, but their ratio
+does not.
 """
 
 import argparse
@@ -41,7 +41,7 @@ PRIVACY = PrivacySettings(epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of round: seconds of CPU without the patient, and what each patient adds.
+    """CPU seconds of one kind of round without the patient, and the seconds that each patient adds.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Row:
     without : float
         Median.
     added : dict of str to tuple of float
-        For each patient, the quartiles of what was added, request by request.
+        For each patient, the quartiles of the added seconds over all requests.
     """
 
     kind: str
@@ -76,12 +76,12 @@ class _Once:
         return SiteData.load(self._path)
 
     def read(self) -> SiteData:
-        """All of the file."""
+        """Read the whole file."""
         return self._data
 
 
 def sites(patients: int) -> dict[str, SiteData]:
-    """The three sites, by the patient who has joined."""
+    """Return the three sites, keyed by the added patient."""
     rng = np.random.default_rng(0)
     sizes = list(SIZES.values())
     many = np.column_stack(
@@ -112,7 +112,7 @@ def _site(cells: NDArray[np.int64], patients: int) -> SiteData:
 
 
 def requests(rank: int) -> dict[str, RoundRequest]:
-    """One request of each kind that is charged, in their order."""
+    """Return one request of each charged kind, in order."""
     sizes = tuple(SIZES.values())
     plan = plan_patient(PRIVACY, sizes=sizes, rank=rank)
     first = RoundRequest(
@@ -131,9 +131,9 @@ def requests(rank: int) -> dict[str, RoundRequest]:
 
 
 def slow_factors(sizes: Sequence[int], rank: int) -> tuple[NDArray[np.float32], ...]:
-    """Factors for which every patient's fit takes all sweeps, with no column off.
+    """Return factors for which every patient's fit takes all sweeps and keeps all columns.
 
-    Gram matrix of a chain: each column is negative where the next is positive.
+    The Gram matrix is that of a chain: each column is negative where the next is positive.
     """
     block = (np.arange(sizes[0]) * (rank + 1) // sizes[0])[:, None]
     columns = np.arange(rank)
@@ -142,7 +142,7 @@ def slow_factors(sizes: Sequence[int], rank: int) -> tuple[NDArray[np.float32], 
 
 
 def seconds_of_run(path: Path, like: SiteData, folder: Path, rank: int) -> dict[str, float]:
-    """CPU seconds of each charged round of a run, all of the process's threads together."""
+    """Return the CPU seconds of each charged round of a run, over all threads."""
     settings = SiteSettings(state_dir=str(folder), allow_privacy="patient", max_epsilon=100.0)
     found = {}
     for kind, request in requests(rank).items():
@@ -155,7 +155,7 @@ def seconds_of_run(path: Path, like: SiteData, folder: Path, rank: int) -> dict[
 
 
 def measure(patients: int, runs: int, rank: int) -> list[Row]:
-    """Runs of the three sites in turn, after one of each that does not count."""
+    """Run the three sites in turn, after one run of each that is not counted."""
     made = sites(patients)
     taken: dict[str, list[dict[str, float]]] = {who: [] for who in made}
     with tempfile.TemporaryDirectory(prefix="dpfact-time-") as name:
@@ -164,7 +164,7 @@ def measure(patients: int, runs: int, rank: int) -> list[Row]:
             data.save(folder / f"{who}.npz")
         for number in range(runs + 1):
             turn = list(made)[number % len(made) :] + list(made)[: number % len(made)]
-            for who in turn:  # each is as often the first
+            for who in turn:  # each is first equally often
                 state = folder / f"{number} {who}"
                 taken[who].append(seconds_of_run(folder / f"{who}.npz", made[who], state, rank))
     counted = {who: some[1:] for who, some in taken.items()}
@@ -193,5 +193,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)  # of this process alone, which has nothing else to say
+    logging.disable(logging.CRITICAL)  # affects only this process
     main()

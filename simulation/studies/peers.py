@@ -1,15 +1,15 @@
-"""Our patient mode compared with other methods, by the same splits and measures.
+"""Compare patient mode with other methods, on the same splits and by the same measures.
 
     python -m simulation.studies.peers data/nhds data/diabetes --rank 20 --epsilon 1
 
-Each method has a row, of one model. LDA, NMF and spectral LDA have all patients in one place, and
-use which codes a patient has. All others fit combinations of codes. Share of the fit and factor
-match are as in `simulation.studies.real_data`, with a method's topics as factors. AUC is of death,
-by the fourth roots of a method's own memberships if it has some, else of patients fitted to its
-factors. Coherence is the mean NPMI of pairs of a phenotype's leading codes, in the same patients.
-With --half tune or report, it is also measured in the other half's patients, which no fit has seen.
-Seconds are those of one core, without measuring. The script writes table.json, table.csv and
-table.md after each method, and continues where it was stopped.
+Each method has one row for one model. LDA, NMF and spectral LDA use pooled patients and the set of
+each patient's codes. All others fit combinations of codes. Share of the fit and factor match are as
+in `simulation.studies.real_data`, with a method's topics as factors. The AUC for death uses the
+fourth roots of a method's own memberships or, if it has none, of patients fitted to its factors.
+Coherence is the mean NPMI of pairs of a phenotype's leading codes, in the same patients. With
+--half tune or report, it is also measured in the other half's patients, which no fit has seen.
+Seconds are for one core, without measurements. The script writes table.json, table.csv and table.md
+after each method, and continues where it was stopped.
 """
 
 import argparse
@@ -68,7 +68,7 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
 
 
 def row(study: Study, name: str, epsilon: float, others: Cohort | None) -> dict[str, Any]:
-    """Fit and measure one method, its coherence also in the patients of `others`."""
+    """Fit and measure one method. Its coherence is also measured in the patients of `others`."""
     where, guarantee, fit = SYSTEMS[name]
     began = time.process_time()
     topics = fit(study, epsilon)
@@ -95,7 +95,7 @@ def _auc(study: Study, topics: Topics) -> float | None:
 
 
 def plain(study: Study) -> list[dict[str, Any]]:
-    """AUC without phenotypes: of all codes, and of how many a patient has."""
+    """Return AUCs without phenotypes: of all codes, and of the number of a patient's codes."""
     volume = study.area([code_volume(site.tensor) for site in study.cohort.sites])
     areas = {"all codes": study.auc_of_codes(), "code volume": volume}
     known = {"data": study.cohort.name, "rank": study.rank, "data are": "pooled"}
@@ -103,7 +103,7 @@ def plain(study: Study) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a row per data set and method."""
+    """Return a Markdown table with a row per data set and method."""
     lines = [
         "| data, R | method | data are | guarantee | epsilon | share/match | AUC | coherence "
         "| held out | s |",
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure what is missing in the folder, and write it."""
+    """Measure and write the rows that the folder lacks."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     for folder in given.data:

@@ -1,13 +1,13 @@
-"""Match with planted phenotypes against epsilon, of patient mode and two other systems.
+"""Match with planted phenotypes against epsilon, for patient mode and two other systems.
 
     python -m simulation.studies.phenotypes --out runs/private
 
 The systems are patient mode, DPFact's own scheme at the epsilon it claims (for an entry, not
-proven), and that scheme made rigorous naively (`simulation.systems.naive`). Phenotypes are those
-planted in the synthetic EHR (`--preset`). Each seed makes other data, another public start and
-fresh noise from the operating system, so no two runs agree in all digits. The script writes
-table.csv, table.json, table.md and the figure as PNG and SVG after each model. Started again it
-continues, so systems can be added.
+proven), and a naive rigorous version of that scheme (`simulation.systems.naive`). Phenotypes are
+planted in the synthetic EHR (`--preset`). Each seed gives different data, a different public start
+and fresh noise from the operating system, so no two runs agree in all digits. The script writes
+table.csv, table.json, table.md and the figure as PNG and SVG after each model. A new run of the
+script continues, so systems can be added later.
 """
 
 import argparse
@@ -38,7 +38,7 @@ SYSTEMS: dict[str, Callable[..., Factors]] = {
 
 
 def measure(system: str, cohort: Cohort, rank: int, epsilon: float, seed: int) -> dict[str, Any]:
-    """One model's match with the planted phenotypes, and the share of the data it explains."""
+    """Return a model's match with the planted phenotypes, and the share of the data it explains."""
     if cohort.truth is None:
         raise SystemExit("the data has no planted phenotypes")
     began = time.perf_counter()
@@ -59,7 +59,7 @@ def _shown(epsilon: float) -> float | str:
 
 
 def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tuple[float, float]]:
-    """Mean and spread over seeds of each system at each epsilon."""
+    """Return the mean and spread over seeds of each system at each epsilon."""
     found: dict[tuple[str, Any], list[float]] = {}
     for row in rows:
         found.setdefault((row["system"], row["epsilon"]), []).append(row[key])
@@ -69,7 +69,7 @@ def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tu
 
 
 def table(rows: list[dict[str, Any]], key: str = "fms") -> str:
-    """Markdown table: one row per system, one column per epsilon."""
+    """Return a Markdown table with one row per system and one column per epsilon."""
     means = summarised(rows, key)
     epsilons = list(dict.fromkeys(row["epsilon"] for row in rows))
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -87,7 +87,7 @@ def table(rows: list[dict[str, Any]], key: str = "fms") -> str:
 
 
 def figure(rows: list[dict[str, Any]]) -> Figure:
-    """Factor match against epsilon, one line per system."""
+    """Plot factor match against epsilon, with one line per system."""
     drawn = Figure(figsize=(6.4, 4), layout="constrained")
     axes = drawn.subplots()
     means = summarised(rows, "fms")
@@ -108,7 +108,7 @@ def figure(rows: list[dict[str, Any]]) -> Figure:
 
 
 def write(rows: list[dict[str, Any]], out: Path) -> None:
-    """Table as CSV, JSON and Markdown; figure as PNG and SVG."""
+    """Write the table as CSV, JSON and Markdown, and the figure as PNG and SVG."""
     out.mkdir(parents=True, exist_ok=True)
     Table("table", rows).write(out)
     (out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
@@ -117,7 +117,7 @@ def write(rows: list[dict[str, Any]], out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run all systems at all epsilons and seeds, and write what was found."""
+    """Run all systems at all epsilons and seeds, and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/private"))
     parser.add_argument("--preset", default="paper-mimic")
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run what is missing in the folder, and write it."""
+    """Run and write the models that the folder lacks."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     done = {(row["system"], row["epsilon"], row["seed"]) for row in rows}

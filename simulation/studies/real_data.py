@@ -5,22 +5,22 @@
 Nobody knows the phenotypes of real patients, so a private model is compared with fits without noise
 to the pooled data, by share of the fit and factor match. *Ceiling*: such fits from different random
 starts, compared with each other. *Null*: fits without noise to shuffled patients, each with the
-procedures of one real patient and the diagnoses of another. A null reaches its numbers without any
-tie between modes. If one private model of a cell does not beat every null in both numbers, the cell
-is no evidence that ties were learned. If the mean of the ceiling does not beat every null, there is
-no tie to learn and no model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with patients scaled to
-norm 1 and refitted.
+procedures of one real patient and the diagnoses of another. A null reaches its figures without any
+relation between modes. Unless every private model of a cell beats every null in both figures, the
+cell is no evidence that relations were learned. If the mean of the ceiling does not beat every
+null, there is no relation to learn, and no model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with
+patients scaled to norm 1 and refitted.
 
-With labels, the area under the curve (AUC) of in-hospital death stands beside that of raw codes,
-both by logistic regression on 60 % of the patients (mean over splits and models). As in a report,
-the regression takes the fourth roots of memberships, which are skewed.
+With labels, the AUC for in-hospital death is shown next to that of raw codes, both from logistic
+regression on 60 % of the patients (mean over splits and models). As in a report, the regression
+takes the fourth roots of memberships, which are skewed.
 
 Settings were found on the first half of each cohort's patients, so use `--half report` for the
 second. Noise is fresh in every run, so no two runs agree in all digits. The folder keeps every
-finished model and cell. Started again, the script continues from there. It writes
-table.json, table.csv, table.md, phenotypes.md (of one model of each data set and rank), and figures
-of these numbers against epsilon and of the patients that `dpfact plan` asks for. `--quick` is two
-models a cell, at rank 10.
+finished model and cell. An interrupted script continues from there. It writes table.json,
+table.csv, table.md, phenotypes.md (for one model of each data set and rank), and two figures: the
+results against epsilon, and the patients that `dpfact plan` requires. `--quick` runs two models per
+cell, at rank 10.
 """
 
 import argparse
@@ -59,7 +59,7 @@ _NO_TIE = "no tie to learn"
 
 
 def reference(tensor: SparseTensor, rank: int, seed: int) -> Factors:
-    """Feature factors of a fit without noise, from a random start, all patients in one place."""
+    """Return the feature factors of a noiseless fit to pooled patients from a random start."""
     tensor = tensor.scaled_to_unit_patients()
     settings = SolverSettings(rank=rank, tau=_ITERATIONS, gamma=0.0)
     anchors = initial_factors(tensor.feature_shape, rank, seed)
@@ -79,7 +79,7 @@ class Study:
     references : int
         Number of fits without noise, at least 2.
     folder : Path or None
-        Where models are kept and loaded from; None keeps none.
+        Folder in which models are kept; None keeps none.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Study:
     def rows(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Ceiling, null, and patient mode at each epsilon, as they are measured."""
+        """Yield ceiling, null, and patient mode at each epsilon, as soon as they are measured."""
         for row, _ in self.cells(epsilons, seeds, nulls):
             yield row
 
     def cells(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[tuple[dict[str, Any], list[Factors]]]:
-        """The same, each with the models that it is of."""
+        """Yield the same rows, each with its models."""
         names = range(nulls or seeds)
         chance = [self.kept(f"null-{seed}", partial(self._null, seed)) for seed in names]
         floor, ceiling = self._measured(chance), self._ceiling()
@@ -127,12 +127,12 @@ class Study:
             yield {**row, **judged, "models_that_beat": int(beat.sum())}, models
 
     def phenotypes(self, epsilon: float) -> list[dict[str, list[str]]]:
-        """Leading codes of the first private model at an epsilon, with their descriptions."""
+        """Return the leading codes of the first private model at an epsilon, with descriptions."""
         model = self.kept(f"epsilon-{epsilon:g}-0", partial(self._private, epsilon, 0))
         return codes_of(model, self.cohort)
 
     def beside_references(self, model: Factors) -> tuple[float, float]:
-        """Share of the best fit, and mean match with the references, of another model."""
+        """Return another model's share of the best fit, and its mean match with the references."""
         ((fit, match),) = self._measured([model])
         return float(fit / max(self._fits)), float(match)
 
@@ -143,7 +143,7 @@ class Study:
         return reference(shuffled(self.tensor, seed), self.rank, seed)
 
     def kept(self, name: str, make: Callable[[], Factors]) -> Factors:
-        """The model of this name, from the folder if it is there."""
+        """Return the model of this name, from the folder if it exists there."""
         if self._folder is None:
             return make()
         path = self._folder / f"{name}.npz"
@@ -160,7 +160,7 @@ class Study:
         return shared_error(self._whole, factors).fit
 
     def _ceiling(self) -> np.ndarray[Any, Any]:
-        """As `_measured`, of each reference beside all others."""
+        """Return `_measured` of each reference against all others."""
         matches = [
             np.mean([factor_match_score(m, o) for o in self._references if o is not m])
             for m in self._references
@@ -168,7 +168,7 @@ class Study:
         return np.column_stack([self._fits, matches])
 
     def _measured(self, models: Sequence[Factors]) -> np.ndarray[Any, Any]:
-        """Fit, and mean match with the references, of each model: (models, 2)."""
+        """Return each model's fit, and its mean match with the references, shape (models, 2)."""
         matches = [
             np.mean([factor_match_score(model, other) for other in self._references])
             for model in models
@@ -198,18 +198,18 @@ class Study:
         }  # fmt: skip
 
     def auc(self, model: Factors) -> float | None:
-        """AUC of death by patients fitted to a model."""
+        """Return the AUC for death of patients fitted to a model."""
         sites = [scaled(site.tensor, SolverSettings()) for site in self.cohort.sites]
         memberships = [evened(projected(tensor, model)) for tensor in sites]
         return self.area(memberships)
 
     def auc_of_codes(self) -> float | None:
-        """AUC of death by all codes."""
+        """Return the AUC for death of all codes."""
         codes = [code_presence(site.tensor) for site in self.cohort.sites]
         return self.area(codes, codes=True)
 
     def area(self, predictors: Sequence[Any], *, codes: bool = False) -> float | None:
-        """AUC of death by predictors of each site's patients, as in `death_scores`."""
+        """Return the AUC for death of predictors of each site's patients, as in `death_scores`."""
         found = death_scores(predictors, self.cohort, _SPLITS, codes=codes, each_site=False).get(
             "overall"
         )
@@ -217,10 +217,10 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a row per data set and rank, with share of the best fit and factor match.
+    """Return a Markdown table with share of the best fit and factor match by data set and rank.
 
-    In italics: private models of which one does not beat every null in both numbers. Behind a
-    semicolon: AUC, and in the ceiling's column that of the raw codes.
+    Private cells are in italics unless all models beat every null in both figures. After a
+    semicolon comes the AUC or, in the ceiling's column, the AUC of the raw codes.
     """
     columns = list(dict.fromkeys(_column(row) for row in rows))
     cells: dict[tuple[str, int], dict[str, str]] = {}
@@ -243,7 +243,7 @@ def _column(row: dict[str, Any]) -> str:
 
 
 def write(rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Table as JSON, CSV and Markdown; both figures as PNG and SVG."""
+    """Write the table as JSON, CSV and Markdown, and both figures as PNG and SVG."""
     out.mkdir(parents=True, exist_ok=True)
     Table("table", list(rows)).write(out)
     (out / "table.md").write_text(table(rows) + "\n", encoding="utf-8")
@@ -257,7 +257,7 @@ def write(rows: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def named(study: Study, epsilon: float) -> str:
-    """Markdown: a line for each phenotype of one private model, its leading codes by mode."""
+    """Return Markdown with the leading codes, by mode, of each phenotype of one private model."""
     lines = [f"## {study.cohort.name}, {study.rank} phenotypes, epsilon {epsilon:g}", ""]
     for number, modes in enumerate(study.phenotypes(epsilon), start=1):
         shown = " // ".join("; ".join(codes) for codes in modes.values())
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Study what is missing in the folder, and write it."""
+    """Run and write the cells that the folder lacks."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     for folder in given.data:

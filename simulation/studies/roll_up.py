@@ -1,17 +1,17 @@
-"""Effect of broader codes: one cohort with its codes as they are, and rolled up in several ways.
+"""Effect of broader codes: one cohort with its original codes, and rolled up in several ways.
 
     python -m simulation.studies.roll_up codes=data/dx icd3=data/dx-icd3 chapter=data/dx-chapter
 
 Make each folder with `dpfact data ... --roll-up` from the same tables. The study compares the
-patients who are in all folders, at the same sites, and prints first how many each folder holds. A
-row is one way and one kind of model. As in `simulation.studies.real_data`, it has the share of the
-best fit without noise, the factor match with such fits, and how many private models beat every null
-in both. As in `simulation.studies.nameable`, it has the number of phenotypes that could be named
-and the AUC of death.
+patients who are in all folders, at the same sites, and first prints how many each folder holds. A
+row is for one grouping and one kind of model. As in `simulation.studies.real_data`, it has the
+share of the best fit without noise, the factor match with such fits, and how many private models
+beat every null in both. As in `simulation.studies.nameable`, it has the number of phenotypes that
+could be named and the AUC of death.
 
-Share, match and names are relative to a way's own codes, ceiling and null, so compare them with
-those and not with other ways. The AUC is of the same patients and deaths everywhere, so compare it
-freely. Noise is fresh.
+Share, match and names are relative to a grouping's own codes, ceiling and null, so do not compare
+them between groupings. The AUC is for the same patients and deaths in all rows, so it can be
+compared. Noise is fresh.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _COLUMNS = ("share", "match", "beat", "named", "AUC")
 
 
 def of_the_same(cohorts: Mapping[str, Cohort]) -> dict[str, Cohort]:
-    """The cohorts, each with the patients who are in all of them at the same site.
+    """Return the cohorts, each with only the patients who are at the same site in all of them.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def of_the_same(cohorts: Mapping[str, Cohort]) -> dict[str, Cohort]:
 
 
 def _only(site: SiteData, patients: set[str]) -> SiteData:
-    """The site of some patients, in the order of their identifiers."""
+    """Return the site with only some patients, ordered by identifier."""
     rows = {patient: row for row, patient in enumerate(site.patients or ())}
     return site[[rows[patient] for patient in sorted(patients)]]
 
@@ -72,7 +72,7 @@ def _patients(way: str, cohort: Cohort) -> dict[str, tuple[str, ...]]:
 
 
 def lines(way: str, study: Study, epsilons: Sequence[float], seeds: int) -> Iterator[str]:
-    """Rows of the table: one way of writing the codes, each kind of model."""
+    """Yield the table's rows for one grouping, one for each kind of model."""
     pairs = tied(study.tensor)
     for row, models in study.cells(epsilons, seeds):
         private = row["epsilon"] is not None

@@ -2,10 +2,10 @@
 
     python -m simulation.studies.shared_fit demo data/eicu --rank 12
 
-All numbers are of the shared factors alone with every patient refitted, because all systems have
-that measure. Patients are non-negative where the factors are. Data are presets of the synthetic
-EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of SGD make 40 passes.
-Psgd's share of `relative-elastic` was found on ``--half tune``.
+All figures are for the shared factors alone, with every patient refitted, because every system has
+this measure. Patient factors are non-negative if the feature factors are. Data are presets of the
+synthetic EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of SGD make
+40 passes. Psgd's share of `relative-elastic` was found on ``--half tune``.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _ITERATIONS = 30
 
 
 def load(name: str) -> Cohort:
-    """A folder's cohort, or that of PRESET@SEED."""
+    """Return a folder's cohort, or the cohort of PRESET@SEED."""
     if Path(name).is_dir():
         return Cohort.load(name)
     kind, _, seed = name.partition("@")
@@ -43,7 +43,7 @@ def load(name: str) -> Cohort:
 def federated(
     cohort: Cohort, solver: SolverSettings, rounds: int, *, seed: int, start: str = "auto"
 ) -> Iterator[Snapshot]:
-    """The package's own sites and server, without noise."""
+    """Play the package's own sites and server, without noise."""
     run = RunSettings.from_config({"rounds": rounds, "seed": seed, "start": start})
     return play(coordinate(cohort, solver, PrivacySettings(privacy="none"), run), cohort)
 
@@ -58,7 +58,7 @@ def patient(cohort: Cohort, rank: int, epsilon: float, *, seed: int) -> Iterator
 
 
 def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snapshot]]]:
-    """The compared systems, by their printed names."""
+    """Return the compared systems by their printed names."""
     exact = SolverSettings(rank=rank)
     psgd = replace(exact, solver="psgd", tau=_PASSES)
     rounds = _ROUNDS // _PASSES
@@ -74,7 +74,7 @@ def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snaps
 
 
 def row(cohort: Cohort, shared: Factors) -> tuple[float, float | None]:
-    """Shared fit, and factor match where the truth is known (signs come in pairs)."""
+    """Return the shared fit and, if the truth is known, the factor match."""
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     positive = all(bool((factor >= 0).all()) for factor in shared)
     features = tuple(factor.astype(np.float32) for factor in shared)

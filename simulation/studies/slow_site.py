@@ -1,11 +1,11 @@
-"""Time to learn when one site is slow: rounds in step compared with updates on arrival.
+"""Time to learn when one site is slow: synchronous rounds compared with updates on arrival.
 
     python -m simulation.studies.slow_site demo --slower 10 --start random
 
-Sites and server are the package's own. The study moves the clock: a round of a site takes
+Sites and server are the package's own. The study simulates the clock: a round of a site takes
 `--seconds`, and a round of the slow site `--slower` times as long. It prints when the shared
 factors, with every patient refitted, first explain 95 % and 99 % of what they explain after the
-last round in step. Data are as in `simulation.studies.shared_fit`.
+last synchronous round. Data are as in `simulation.studies.shared_fit`.
 
 "in step, grace" continues without the late replies of the slow site. "each alone" is elastic
 averaging in which every arriving reply pulls the model by itself, for comparison.
@@ -37,10 +37,10 @@ Moment = tuple[float, Factors]
 
 
 class EachAlone(OnArrival):
-    """An arriving reply pulls the model by itself, by a share of one site."""
+    """A server whose model each arriving reply pulls by itself, with the share of one site."""
 
     def take(self, who: str, reply: SiteReply) -> None:
-        """Pull by this reply alone."""
+        """Pull the model with this reply alone."""
         before, sites = self.factors, len(self._sites)
         super().take(who, reply)
         self.rule.factors = elastic_average(before, [reply.arrays], 1 / sites)
@@ -55,7 +55,7 @@ class _Players:
         self._states: dict[str, SiteState | None] = dict.fromkeys(self.sites)
 
     def reply(self, name: str, request: RoundRequest) -> SiteReply:
-        """The answer of a site."""
+        """Return a site's reply."""
         site: SiteData = self.sites[name]
         outcome = run_round(
             site.tensor, self._states[name], request, site=name, modes=self._modes, simulation=True
@@ -67,7 +67,7 @@ class _Players:
 def coordinator(
     cohort: Cohort, kind: type[Coordinator], rank: int, settings: dict[str, Any]
 ) -> Coordinator:
-    """The server of a run without noise."""
+    """Return the server of a run without noise."""
     run = RunSettings(aggregation=cast(Any, kind.aggregation), sites=len(cohort.sites), **settings)
     return kind(
         [len(vocabulary) for vocabulary in cohort.vocabularies],
@@ -78,7 +78,7 @@ def coordinator(
 def in_step(
     server: Coordinator, cohort: Cohort, seconds: dict[str, float], *, without: str = ""
 ) -> Iterator[Moment]:
-    """Rounds in which all sites wait for the slowest, or after the first for all but one."""
+    """Run rounds that wait for all sites or, after the first round, for all sites but one."""
     players, now = _Players(cohort), 0.0
     for number in range(1, server.rounds + 1):
         request = server.request(number)
@@ -90,7 +90,7 @@ def in_step(
 
 
 def on_arrival(server: OnArrival, cohort: Cohort, seconds: dict[str, float]) -> Iterator[Moment]:
-    """A first round in step, and then every reply when it comes."""
+    """Run a synchronous first round, and then use each reply when it arrives."""
     players = _Players(cohort)
     names, now = list(players.sites), max(seconds.values())
     request = server.request(1)
@@ -115,7 +115,7 @@ def on_arrival(server: OnArrival, cohort: Cohort, seconds: dict[str, float]) -> 
 def ways(
     cohort: Cohort, slow: str, takes: dict[str, float], rank: int, run: dict[str, Any]
 ) -> dict[str, Iterator[Moment]]:
-    """The compared ways, by their printed names."""
+    """Return the compared methods by their printed names."""
 
     def made(kind: type[Coordinator]) -> Coordinator:
         return coordinator(cohort, kind, rank, run)
@@ -134,7 +134,7 @@ def ways(
 def rows(
     cohort: Cohort, slow: str, takes: dict[str, float], rank: int, runs: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """Markdown rows, one a way of running: medians over runs, and how many got there."""
+    """Return Markdown rows, one per method: medians over runs, and how many reached the target."""
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     found: dict[str, list[tuple[list[float], float, float]]] = {}
     for run in runs:

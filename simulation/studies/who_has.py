@@ -39,7 +39,7 @@ _HEAD = "epsilon | patients | sum | none | precision (least) | top (least) | rat
 
 
 def row(cohort: Cohort, factors: Factors, planted: SyntheticSettings | None) -> str:
-    """What is measured of one model."""
+    """Return the row of one model."""
     parts = [has_phenotype(scores(site.tensor, factors)) for site in cohort.sites]
     has, count = np.concatenate(parts), np.concatenate(parts).sum(axis=0)
     by_mode = [_carriers(cohort, n, leading_codes(f)) for n, f in enumerate(factors, start=1)]
@@ -59,7 +59,7 @@ def row(cohort: Cohort, factors: Factors, planted: SyntheticSettings | None) -> 
 
 
 def _carriers(cohort: Cohort, mode: int, codes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether patients have one of each phenotype's codes of a mode, (patients, R)."""
+    """Return whether patients have one of each phenotype's codes of a mode, (patients, R)."""
     wanted = codes.astype(np.float64)
     return np.concatenate([mode_presence(s.tensor, mode) @ wanted > 0 for s in cohort.sites])
 
@@ -77,7 +77,7 @@ def _deaths(cohort: Cohort, has: NDArray[np.bool_], led: NDArray[np.bool_]) -> s
 
 
 def _truth(factors: Factors, has: NDArray[np.bool_], planted: SyntheticSettings) -> str:
-    """Phenotypes are matched with the planted ones by their codes."""
+    """Return the column *Truth*. Phenotypes are matched with planted ones by their codes."""
     truth, cohort = np.concatenate(true_memberships(planted)).sum(axis=0), synthetic(planted)
     assert cohort.truth is not None
     match = match_columns(factors, cohort.truth.factors)

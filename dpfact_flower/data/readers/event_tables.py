@@ -180,7 +180,7 @@ def read(
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
-    `tables` has two or more feature modes, in the tensor's order. A path names a file with the
+    `tables` contains two or more feature modes, in the tensor's order. A path names a file with the
     given `columns` and `dialect`. `name` names the single site, or the cohort if there is a table
     of `sites` (by default with the columns patient and ``site``). Patients who are not in the table
     of sites are left out. `window_days` is the largest distance in days between the events of a
@@ -250,7 +250,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         with report_progress(mode):
             added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # fewer than rows
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # less than rows
                 refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
         count(connection, place.name, "rows", found["true"])
         what = "repeated rows, each counted once"
@@ -339,7 +339,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return a hint that suggests arguments for the table, or an empty text."""
+    """Return a hint that suggests arguments for the table, or an empty string."""
     written = {name.lower(): name for name in found}
     taken = {what: name for what, name in names.items() if name in written}
     for what in ("patient", "code", "time", "encounter"):
@@ -348,7 +348,7 @@ def _hint(
             taken[what] = name
     if not taken.keys() >= {"patient", "code"} or not taken.keys() & {"time", "encounter"}:
         return ""
-    other = {  # also columns that an option named before, because the hint replaces the option
+    other = {  # includes columns that an option named, because the hint replaces the option
         what: written[name] for what, name in taken.items() if {name, names[what]} != {what}
     }
     if isinstance(place, Rows):
@@ -362,7 +362,7 @@ def _hint(
 
 
 def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column. Of equally likely ones, prefer a name like the mode's."""
+    """Return a likely column. Among equally likely columns, prefer a name like the mode's."""
     names = sorted(found, key=lambda name: mode[:3].lower() not in name)
     fits = (name for part in _LIKELY[what] for name in names
             if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip

@@ -59,8 +59,8 @@ def read(
     a file. `source` is a place as in `dpfact_flower.data.sources.open_source`. `name` is the
     cohort's name, by default the script's. A script may require a name, and use it for a single
     site. `window_days` is the largest distance in days between the events of a cell, if the script
-    has a window of days. With None, only the encounter limits the window. `given` has values for
-    the `Options` that all readers share and for the script's own options.
+    has a window of days. With None, only the encounter limits the window. `given` contains values
+    for the `Options` that all readers share and for the script's own options.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:

@@ -1,6 +1,6 @@
 """Parse readers that are SQL scripts, which a data engineer can write.
 
-A script begins with a head, which is a comment in TOML. The head has ``help``, the feature
+A script begins with a head, which is a comment in TOML. The head contains ``help``, the feature
 ``modes`` with the number of codes to keep in each (0: all), the ``window``, and the script's own
 ``options``. Statements follow, which DuckDB runs in order. Each statement ends with a semicolon at
 the end of a line. A line above a statement gives the statement's purpose:
@@ -12,14 +12,15 @@ the end of a line. A line above a statement gives the statement's purpose:
   condition. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is then empty. A
   column of type ``VARCHAR[]`` is a list of the distinct values, without blanks, of the numbered
   columns of its name (``code_1``, ``code_2``). A star in ``FILE`` stands for any text. The table
-  then holds all matching files. An additional column, ``part``, gives the text for the star.
+  then holds all matching files. An additional column, ``part``, contains the text that matched the
+  star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the package's names of one
   of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query for places and numbers, for the report on rows read and left out.
 - ``-- @refuse REQUIREMENT``: a query for places and numbers. A number above 0 causes an error.
-- ``-- @events``: a query for mode, patient, code, and the columns that the window needs:
-  encounter and time (a date, a timestamp, or minutes from any origin). The table ``people`` then
-  has the patients of the events.
+- ``-- @events``: a query for mode, patient, code, and the columns that the window needs: encounter
+  and time (a date, a timestamp, or minutes from any origin). The table ``people`` then contains the
+  patients of the events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
 - ``-- @label NAME``: a query, after ``@patients``, for the patients whose label is 1.

@@ -41,7 +41,8 @@ START = "0" * 64
 class ReleaseKey(NamedTuple):
     """The identity of a request. Requests with the same identity always get the same bytes.
 
-    `fingerprint` is the `data_tag` of the site's tensor, and `request` digests the whole request.
+    `fingerprint` is the `data_tag` of the site's tensor, and `request` is the digest of the whole
+    request.
     """
 
     fingerprint: str
@@ -239,7 +240,7 @@ def translated(path: Path) -> Iterator[None]:
     """Turn SQLite and disk errors into our own errors, with no values in the messages."""
     try:
         yield
-    except DPFactError:  # one of our own errors, even if it is an OSError, too
+    except DPFactError:  # one of our own errors, even if it is also an OSError
         raise
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -258,7 +259,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file that notes the newest head. No job may have the file's name."""
+    """Return the path of the file with the newest head. No job may have the file's name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 

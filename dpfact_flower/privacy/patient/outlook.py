@@ -168,7 +168,7 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
 
 
 def delta_warning(delta: float, patients: int) -> str:
-    """Return a warning if delta is above 1 / patients, or empty text, also if `patients` is 0."""
+    """Return a warning if delta exceeds 1 / patients, or "". If `patients` is 0, return ""."""
     if delta * patients <= 1:
         return ""
     safe = 10.0 ** -math.ceil(math.log10(10 * patients))
@@ -179,7 +179,7 @@ def delta_warning(delta: float, patients: int) -> str:
 
 
 def needs_of(counts: tuple[int, ...], facts: Facts, chosen: str) -> Needs:
-    """Return the resources for releases of the given sizes. `chosen` is the setting `codes`."""
+    """Return the memory and traffic that a run needs. `chosen` is the setting `codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     many = not chosen and sum(facts.sizes) > _MANY_CODES
     return Needs(
@@ -259,7 +259,7 @@ def _sentence(
 
 
 def _way(lever: Lever, facts: Facts) -> str:
-    """Return the change to a lever that would make the verdict good, or empty text."""
+    """Return the change to a lever that would make the verdict good, or ""."""
     if lever.name == "rank":
         return f"rank = {lever.good:.0f}" if lever.good >= 2 else "fewer phenotypes"
     if lever.name == "codes" and lever.good > 0:

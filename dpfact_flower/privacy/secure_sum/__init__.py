@@ -1,4 +1,4 @@
-"""Secure sums: of the sites' integer vectors, the server learns only the sum.
+"""Secure sums, which reveal only the sum of the sites' integer vectors to the server.
 
 Each site adds a share of the noise and hides its vector under masks that cancel in the sum
 (Bonawitz et al. 2017). No function uses Flower, the disk or the settings. The guarantee and its

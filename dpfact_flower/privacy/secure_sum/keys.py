@@ -1,8 +1,8 @@
 """The members of secure sums, with their signed keys, and the server's question to them.
 
 Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) among themselves. For
-each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. The server
-lacks the long-term key, so the server cannot impersonate the site.
+each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. Without the
+long-term key, the server cannot impersonate the site.
 """
 
 import base64

@@ -4,8 +4,8 @@ A site's `JobSecrets` and `RoundState` must be on its disk before any message th
 is sent. The functions here enforce three rules:
 
 - a vector is drawn once per round;
-- a repeated question gets the same bytes, other members need a later attempt, and a changed request
-  or key is refused;
+- a repeated question gets the same bytes, a question with other members must be a later attempt,
+  and a changed request or key is refused;
 - a round is opened once, for its last attempt, and no other attempt is answered afterwards.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
