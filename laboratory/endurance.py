@@ -30,10 +30,10 @@ from tests.runtime.deployment import CONFIG, lines_of
 PATIENTS = 40
 LOOK_SECONDS = 15.0
 _WARM = 1 / 4
-"""Of the looks, the first, which are left out: caches fill, and every path is taken once."""
+"""Share of the first measurements, which are left out because caches are still filling."""
 _BLOCKS = 8
-"""Looks are averaged in so many rows of them, or what one has in common with the next would pass
-for knowledge: a mean of many is nearly independent of the mean before."""
+"""Number of blocks in which measurements are averaged. Successive measurements are correlated, but
+means of long blocks are nearly independent."""
 
 
 class Used(NamedTuple):
@@ -45,7 +45,7 @@ class Used(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A deployment's resources at one time, with sizes in MiB, and the rounds of all runs so far."""
+    """A deployment's resources at one time (sizes in MiB), and the rounds of all runs so far."""
 
     minutes: float
     rounds: int
@@ -89,8 +89,7 @@ def _size(paths: Iterator[Path] | list[Path]) -> float:
 def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """Return the growth per hour, and half the width of its 95 % interval.
 
-    The growth is the slope of a line through means of consecutive values, without the first
-    quarter.
+    The growth is the slope of a line through block means. The first quarter is left out.
     """
     start = round(_WARM * len(values))
     x, y = (

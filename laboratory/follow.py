@@ -47,13 +47,13 @@ LEFT_OUT = (
 )  # fmt: skip
 """Patterns of commands, and why they cannot be followed here."""
 OF_THE_CLONE = re.compile(r"^make |^\. |^pip wheel |constraints\.txt|\bsimulation/")
-"""Commands that name what lies in a checkout."""
+"""Commands that name files of a checkout."""
 OPEN_DATA = {
     "eicu": "eicu_demo", "mimic3": "mimic3_demo", "mimic3_demo": "mimic3_demo",
     "cdm": "omop_synthea27nj", "synpuf": "synpuf/inpatient", "diabetes130": "diabetes130",
     "open-data": "", "D_ICD_PROCEDURES.csv": "mimic3_demo/D_ICD_PROCEDURES.csv",
 }  # fmt: skip
-"""What pages call data that anybody can have, and where it lies in the folder of open data."""
+"""The pages' names for open data, and the place of the data in the folder of open data."""
 EXTRAS = ".[simulation,data,report]"
 _EICU = "dpfact data eicu eicu --by region --out data/eicu"
 _SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic('demo').sites\n"
@@ -63,10 +63,10 @@ GIVEN = {
     "docs/how-to/existing-flower.md": [_EICU],
     "docs/how-to/results.md": [f"{_SITES}sites[0].save('SITE.npz')"],
 }
-"""What a page takes for granted, as commands or Python to run before it."""
+"""A page's prerequisites, as commands or Python to run before the page."""
 
 SHELL = 'set -a; . "$STATE"; eval "$1"; code=$?; export -p > "$STATE"; exit $code'
-"""Run one command where the ones before have left the variables."""
+"""A shell script that runs one command with the variables left by earlier commands."""
 SESSION = """
 import json, sys, traceback
 answers, sys.stdout, names = sys.stdout, sys.stderr, {"__name__": "__main__"}

@@ -43,24 +43,24 @@ PACKAGE = Path("dpfact_flower")
 ROOMS = ("privacy", "site", "server")
 LEAST = 0.95
 COMPILED = PACKAGE / "privacy"
-"""What numba compiles of it is forgotten for each of its mutants: a kernel that calls another
-module's is not compiled anew when that one changes."""
+"""Room for which each mutant clears numba's cache, because a kernel is not recompiled if a kernel
+that it calls in another module changes."""
 TESTS = (
     "test_values.py",
     *(f"{room}/**/test_*.py" for room in ("site", "server", "privacy", "wire", "audit")),
     "test_*.py",
 )
-"""Met by every mutant that its own room's tests leave alive; in this order."""
+"""Tests for mutants that survive the tests of their own room, in this order."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
 _COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
            "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "codemeta.json")  # fmt: skip
 _RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
-"""pytest, without the wait at the end for threads that a mutant keeps from ending."""
+"""pytest without the final wait for threads, which a mutant may keep from ending."""
 _NOT_MET = "nightly or process or ray or deployment"
 _FAST, _SLOW = f"not (slow or {_NOT_MET})", f"slow and not ({_NOT_MET})"
 _HANG_TIMES, _HANG_SECONDS = 6, 60
-"""A test hangs that takes so many times the longest one's time without a mutant, and not less than
-so many seconds: other work on the machine must not pass for a mutant."""
+"""A test hangs if it takes this many times as long as the longest test without a mutant, and at
+least this many seconds. Other work on the machine must not count as a hang."""
 
 
 class Mutant(NamedTuple):

@@ -39,9 +39,7 @@ def execute(path: Path) -> None:
                 # Logs and progress name files in a deleted folder.
                 cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
                 for out in cell.outputs:
-                    if "text/html" in (
-                        data := out.get("data", {})
-                    ):  # of pandas
+                    if "text/html" in (data := out.get("data", {})):  # pandas
                         data["text/html"] = data["text/html"].replace("<th></th>", "<td></td>")
     nbformat.write(notebook, path)
 

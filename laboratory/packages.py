@@ -25,7 +25,7 @@ from dpfact_flower import __version__
 ROOT = Path(__file__).parents[1]
 APP, INSTALLED_APP = "simulation/dpfact-app/", "dpfact_flower/flower_app/"
 ELSEWHERE = (".ci/", ".devcontainer/", ".github/", ".pre-commit-config.yaml")
-"""Of the repository, what only it needs."""
+"""Files that only the repository needs."""
 PLAN = "plan --sizes 202x316 --patients 40000 --sites 6 --rank 20 --epsilon 4"
 RUN = "run --out run -q -s privacy=none -s rounds=2 -s rank=4"
 FLWR_RUN = """
@@ -36,7 +36,7 @@ with local_superlink(Path("flwr").resolve(), simulation=True) as superlink:
     nodes = "num-supernodes=6 client-resources-num-cpus=1"
     superlink.run(Path("study"), config, federation_config=nodes)
 """
-"""`flwr run`, with a SuperLink that ends with it."""
+"""`flwr run` with a SuperLink that ends together with the run."""
 HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 

@@ -34,7 +34,7 @@ from dpfact_flower.wire.secure import MemberKey, SecureStage
 from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
-"""Epsilon that stands for infinity: its noise is negligible beside the data."""
+"""Epsilon that stands for infinity: its noise is negligible compared with the data."""
 
 
 class _InMemory:

@@ -21,7 +21,7 @@ from tests.crash import answered_in_a_child, failing_at
 
 NEVER = float("inf")
 MOST_WRITES = 60
-"""Steps of a round that touch the disk, statements of the ledger included."""
+"""Number of disk accesses in a round, including the ledger's statements."""
 FAULTS = (
     "killed", "killed after", "reply lost", "stopped", "slow", "full disk", "twice", "garbage",
     "not finite", "altered", "away", "lost",

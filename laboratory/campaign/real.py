@@ -38,10 +38,10 @@ TARGETS = {
     "a hospital's executor": ("site", ""),
     "a hospital's ClientApp": ("site", "dpfact_flower.runtime.worker"),
 }
-"""What is hit: the unit that it is of, and words of its command line; none for the unit's own."""
+"""Possible targets: a unit, and words in a process's command line (none for the unit's own)."""
 SIGNALS = {"killed": signal.SIGKILL, "ended": signal.SIGTERM, "stopped": signal.SIGSTOP}
 STOPS = (5.0, 40.0, 100.0)
-"""Seconds for which something is stopped: less than Flower notices, about that, and more."""
+"""Seconds for which a process is stopped: less than Flower notices, about as much, and more."""
 ROUND_TIMEOUT, WAIT_TIMEOUT = 150.0, 120.0
 SETTINGS: dict[str, dict[str, object]] = {
     "patient": {"privacy": "patient", "epsilon": 4.0, "delta": 1e-5, "refine-rounds": 0,
@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 SEED = 5
 _CLOCK_SECONDS = 2.0
-"""Times are noted in whole seconds, and a charge may be on its way to the disk when it is noted."""
+"""Tolerance for times, which are in whole seconds and may precede the write to disk."""
 
 
 @dataclass
@@ -132,7 +132,7 @@ class RealRun:
         )
 
     def start(self, *, faults: bool) -> int | None:
-        """Submit or resume the run. Return the exit code of `dpfact submit`, or None if it hangs."""
+        """Submit or resume the run. Return `dpfact submit`'s exit code, or None if it hangs."""
         rounds = self.coordinator.rounds
         # With faults, a round must end early. Without them, a busy machine may take longer.
         wait, each = (WAIT_TIMEOUT, ROUND_TIMEOUT) if faults else (PATIENCE, PATIENCE)

@@ -20,13 +20,13 @@ from simulation.baselines import pooled
 from simulation.systems import NO_NOISE, unit_columns
 
 _CELLS = 10**7
-"""Cells of patients' third moments that are in memory together."""
+"""Number of cells of patients' third moments in memory at a time."""
 _PAIRS = 0.5**0.5
-"""Norm of a patient's pairs, each once: that of x x', which is 1, without its half below."""
+"""Norm of a patient's pairs, each counted once: x x' has norm 1, and only its upper half counts."""
 _CLIP = 0.1
-"""Relative to rank ** 1.5, about what a patient has; of 1, .3 and .1 best on the planted demo."""
+"""Relative to rank ** 1.5, a typical patient's norm. The best of 1, .3 and .1 on the demo."""
 _STARTS, _STEPS = 30, 40
-"""Starts and steps of the power method for each topic."""
+"""Numbers of starts and of steps of the power method for each topic."""
 
 
 class Topics(NamedTuple):

@@ -28,7 +28,7 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import gram, hadamard
 
 _RTOL = 1e-6
-"""Eigenvalues of a Gram matrix, relative to the largest, that float32 sums cannot tell from 0."""
+"""Relative size below which eigenvalues of a Gram matrix are rounding errors of float32 sums."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ _SUMMED_UP = ("cp-als", "trip", "psgd", "paper", "exact-no-l21", "patient")
 _DRAWN = ("cp-als", "sgd", "trip", "psgd", "paper", "exact", "patient")
 _RIVALS = ("cp-als", "trip")
 _JUDGED = ("paper", "psgd", "exact-no-l21", "patient")
-"""Versions of DPFact: with the paper's noise, without noise by either solver, and ours."""
+"""Versions of DPFact: the paper's noise, both solvers without noise, and patient mode."""
 _NEAR = 0.01
 """A fit has converged once this share of the total decrease in RMSE is left."""
 

@@ -20,7 +20,7 @@ from dpfact_flower.data.vocabulary import load_codes
 DELTA = 1e-4
 """The paper's delta, for every data set."""
 SEARCHED_SEED, REPORTED_SEED = 0, 1
-"""Seeds of the synthetic data that settings were searched on, and of those that are reported."""
+"""Seeds of the synthetic data for tuning and for the reported results."""
 
 
 @dataclass(frozen=True)

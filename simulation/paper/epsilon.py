@@ -20,7 +20,7 @@ PRIVATE = ("patient", "paper", "paper-small", "naive")
 _HIGH = 0.9
 """An FMS above this value counts as having risen to 1."""
 _NOTHING = 0.02
-"""Shared factors with a fit below this value explain next to nothing."""
+"""Shared factors with a fit below this value explain almost nothing."""
 _REFERENCES = (0, 1, 2)
 """Seeds of the fits without noise."""
 

@@ -36,7 +36,7 @@ from simulation.baselines.trip import least_squares_patients
 
 TRAIN = 0.6
 _FEWEST = 5
-"""Least deaths and least survivors for an AUC of a group."""
+"""Smallest numbers of deaths and survivors for a group's AUC."""
 _SWEEPS = 30
 
 

@@ -13,9 +13,9 @@ from simulation.paper.report import Section, Table, legend, panels
 from simulation.paper.verdicts import Verdict, answer, held
 
 _ROUNDS = 40
-"""Enough rounds for phenotypes to form before any is switched off."""
+"""Number of rounds, enough for phenotypes to form before any is switched off."""
 _SHOWN = 4
-"""Phenotypes of one site that the table shows for each weight."""
+"""Number of phenotypes of one site that the table shows for each weight."""
 
 
 def jobs(plan: Plan) -> list[Job]:
@@ -82,7 +82,7 @@ def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
-    """Judge whether sites switch off different phenotypes with the l2,1 term, but not without it."""
+    """Judge whether sites switch off different phenotypes only with the l2,1 term."""
 
     def unshared(values: dict[str, Any]) -> int:
         off = np.asarray(values["norms"]) == 0

@@ -20,7 +20,7 @@ For the full MIMIC-III or all of SynPUF, make a cohort first:
     python -m simulation.paper --cohort data/synpuf-full --out runs/paper-synpuf
 
 These commands were tested only on the demos."""
-"""For readers with access to the restricted data."""
+"""Commands for readers with access to the restricted data."""
 
 _COMPARED = """\
 Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and

@@ -80,18 +80,18 @@ THOROUGH = Plan(
     epsilon=("demo-icu", "eicu", "synpuf", "paper-icu"),
     phenotypes=("paper-icu", "mimic3"),
 )  # fmt: skip
-"""All that the paper did, as often and at its sizes: most of a day on a core."""
+"""All experiments at the paper's sizes and repetitions, which take most of a day on one core."""
 FULL = replace(
     THOROUGH, name="full", rounds=20, iterations=8, prediction=("demo-icu", "eicu"),
     epsilon=("demo-icu", "synpuf"),
 )  # fmt: skip
-"""All sizes, systems and figures: the paper's 20 rounds, and no AUC at its largest size."""
+"""All sizes, systems and figures, with the paper's 20 rounds and no AUC at its largest size."""
 QUICK = replace(
     FULL, name="quick", seeds=2, rounds=12, iterations=6, splits=5, ranks=(12, 20),
     epsilons=(1.0, 4.0), weights=(0.0, 0.3, 0.6), convergence=("demo-icu", "eicu"),
     epsilon=("demo-icu",), phenotypes=("demo-icu", "mimic3"),
 )  # fmt: skip
-"""Small data alone: every table and figure in minutes."""
+"""Only small data: every table and figure within minutes."""
 
 
 def reductions(plan: Plan) -> list[str]:

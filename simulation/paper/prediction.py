@@ -29,9 +29,9 @@ _PAIRS = (
     ("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"),
 )  # fmt: skip
 _JUDGED = ("paper", "psgd", "exact", "patient")
-"""Versions of DPFact: with the paper's noise, without noise by either solver, and ours."""
+"""Versions of DPFact: the paper's noise, both solvers without noise, and patient mode."""
 _LEAST = 20
-"""Rank from which DPFact is above its rivals in the paper."""
+"""Smallest rank at which DPFact is above its rivals in the paper."""
 _L21 = (("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"))
 
 

@@ -8,20 +8,20 @@ AUC_BY_RANK: dict[int, dict[str, float]] = {
     50: {"cp-als": 0.7643, "trip": 0.7633, "paper": 0.7759, "paper-no-l21": 0.7212, "psgd": 0.7790},
     60: {"cp-als": 0.7648, "trip": 0.7588, "paper": 0.7758, "paper-no-l21": 0.7312, "psgd": 0.7763},
 }
-"""Table of predictive performance on MIMIC-III, under our names of the systems."""
+"""The table of predictive performance on MIMIC-III, with our names of the systems."""
 
 TRAFFIC = {
     "paper-icu": {"trip": 175.26, "dpfact": 93.62},
     "paper-cms": {"trip": 183.72, "dpfact": 114.42},
     "paper-synthetic": {"trip": 9.77, "dpfact": 7.75},
 }
-"""Seconds at 15 MB/s, by the data set of ours that has the size."""
+"""Seconds at 15 MB/s, by our data set of the same size."""
 
 TRAFFIC_BY_SITES = {
     "paper-icu": {1: 18.73, 5: 93.62, 10: 189.83},
     "paper-cms": {1: 22.89, 5: 114.42, 10: 228.83},
     "paper-synthetic": {1: 1.55, 5: 7.75, 10: 15.50},
 }
-"""Seconds at 15 MB/s of DPFact, by number of sites."""
+"""Seconds of DPFact at 15 MB/s, by number of sites."""
 
 RANK = 50

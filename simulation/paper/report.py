@@ -19,7 +19,7 @@ _COLOURS = {
     "paper": "#d55e00", "paper-small": "#cc79a7", "exact": "#56b4e9", "patient": "#0072b2",
     "naive": "#8a6d00", "random": "#cc79a7",
 }  # fmt: skip
-"""Colours of the systems, the same in all figures; mostly Okabe and Ito's."""
+"""Colours of the systems in all figures, mostly from Okabe and Ito."""
 
 
 def style(system: str, label: str = "") -> dict[str, Any]:
@@ -132,7 +132,7 @@ def panels(count: int, *, height: float = 3.2, columns: int = 3) -> tuple[Figure
 
 
 _LETTERS = 14
-"""Letters of a legend in an inch."""
+"""Number of a legend's letters per inch."""
 
 
 def legend(figure: Figure, axes: Sequence[Any]) -> None:

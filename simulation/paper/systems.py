@@ -37,13 +37,13 @@ from simulation.paper.jobs import Job, Result
 from simulation.systems import coordinate, naive, paper_solver, play, shuffled
 
 DESCRIPTION = "description"
-"""System of a job that fits nothing; its result is the size of the data."""
+"""System of a job without a fit, whose result is the size of the data."""
 NONE = PrivacySettings(privacy="none")
 _PULL, _MU, _OFF = 0.01, 0.5, 0.3
 _SMALL_STEP = 1e-3
 _ANY = Job("any", "any", 1, 1)
 _WIDE = 5000
-"""Number of codes of all modes above which patient mode first counts the most frequent ones."""
+"""Total number of codes above which patient mode first selects the most frequent codes."""
 _KEPT = "202x316"
 
 
@@ -290,7 +290,7 @@ SYSTEMS: dict[str, System] = {
         predictors=lambda job, c: planted_memberships(job.data) or [],
     ),
 }
-"""By key, in the order of the page."""
+"""All systems by key, in the order of the page."""
 
 
 # --- Traffic --------------------------------------------------------------------------------------

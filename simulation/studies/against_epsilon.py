@@ -14,7 +14,7 @@ _PANELS = {
 _SPREADS = {"share_of_fit": "share_spread", "fms": "fms_spread", "auc": "auc_spread"}
 _BANDS = {"ceiling": "C2", "null": "C3"}
 _NO_NOISE = 2
-"""Where the models without noise stand, in steps of the axis to the right of the last epsilon."""
+"""Position of the models without noise, in axis steps to the right of the last epsilon."""
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -36,7 +36,7 @@ PAPER = SolverSettings(
     rank=1, solver="psgd", scale="counts", zeros="none", gamma=0.0, relative_elastic=0.0,
     eta=0.01, clip=5.0, nonnegative=False,
 )  # fmt: skip
-"""Algorithm 1 as published: shuffled non-zeros, signs free. Each finding changes other settings."""
+"""Algorithm 1 as published: shuffled non-zeros, free signs. Each finding changes some settings."""
 
 _SEEDS = 100
 

@@ -39,10 +39,10 @@ from simulation.studies.real_data import reference
 from simulation.systems import coordinate, play
 
 LEVEL = 0.1
-"""Chance of being missing up to which a phenotype is called real."""
+"""Largest chance of being missing at which a phenotype is called real."""
 _HALVES = ("tune", "report")
 _RUNS = 2
-"""Private runs of a cell, each the other's repeat."""
+"""Number of private runs per cell, each a repeat of the other."""
 _COLUMNS = ("called", "missing", "strict", "stable", "stable_missing", "stable_strict")
 
 

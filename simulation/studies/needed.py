@@ -14,12 +14,12 @@ from dpfact_flower.settings import PrivacySettings
 
 _EPSILONS = tuple(2.0**power for power in range(-1, 5))
 _ASKED = 10**6
-"""Patients of the plan that the number is scaled from, because signal is proportional to them."""
+"""Number of patients in the plan from which results are scaled; signal is proportional to it."""
 
 _ASIDE = 1.08
-"""Shift of a rank's points relative to the rank before it, so that none hides another."""
+"""Shift of a rank's points relative to the previous rank, so that no point hides another."""
 _ACROSS = 3
-"""Panels side by side."""
+"""Number of panels side by side."""
 
 
 def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float) -> int:

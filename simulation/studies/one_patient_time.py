@@ -32,9 +32,9 @@ from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 
 SIZES = {"procedures": 202, "diagnoses": 316}
-"""Codes of each mode: those of the paper's MIMIC-III tensor."""
+"""Number of codes in each mode, as in the paper's MIMIC-III tensor."""
 CELLS = 15
-"""Non-zeros of a patient like the others."""
+"""Number of non-zeros of an ordinary patient."""
 SOLVER = SolverSettings(rank=20)
 PRIVACY = PrivacySettings(epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0.1)
 

@@ -34,7 +34,7 @@ from simulation.systems import naive, paper_mode, patient_mode, shuffled
 _NONE, _PROVEN = "none", "proven, for a patient"
 _REFERENCES = 3
 _OTHER_SEED = 1000
-"""Seed of a fit without noise that is not among the references."""
+"""Seed of a fit without noise that is not a reference."""
 _OTHER = {"tune": "report", "report": "tune"}
 SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
     "patient mode (ours)": (
@@ -64,7 +64,7 @@ SYSTEMS: dict[str, tuple[str, str, Callable[[Study, float], Topics]]] = {
         lambda study, epsilon: Topics(paper_mode(study.cohort, study.rank, epsilon)),
     ),
 }  # fmt: skip
-"""By name: where the patients' data are, the guarantee, and a fit."""
+"""For each method: the place of the data, the guarantee, and a function that fits."""
 
 
 def row(study: Study, name: str, epsilon: float, others: Cohort | None) -> dict[str, Any]:

@@ -54,7 +54,7 @@ from simulation.systems import NO_NOISE, patient_mode, shuffled, unit_columns
 _ITERATIONS = 150
 _SPLITS = 5
 _NAMED = 4.0
-"""Epsilon of the model whose phenotypes are written."""
+"""Epsilon of the model whose phenotypes are listed."""
 _NO_TIE = "no tie to learn"
 
 

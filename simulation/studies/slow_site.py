@@ -33,7 +33,7 @@ from simulation.studies.shared_fit import load
 
 _SHARES = (0.95, 0.99)
 Moment = tuple[float, Factors]
-"""Seconds since the run began, and the global factors then."""
+"""Seconds since the run began, and the global factors at that time."""
 
 
 class EachAlone(OnArrival):
