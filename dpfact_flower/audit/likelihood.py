@@ -171,7 +171,7 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
     """Return each release's log likelihood ratio, and the smallest share of the sensitivity.
 
-    Each ratio is conditional on earlier releases, because un-noised sums are computed from the
+    Each ratio is conditional on earlier releases, because sums without noise are computed from the
     site's own earlier replies. The log ratio of the whole run is therefore the sum of all ratios.
     """
     heard = replace(

@@ -1,9 +1,9 @@
 """Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
-The noise is the release minus the un-noised sum. The scale is tested at several bounds, because at
-bound 1 a variance mistaken for a standard deviation would go unnoticed. Noise is compared between
-rounds, jobs and sites, within one release, and with the noise of a site that lost its state. A
-comparison at every offset reveals a random number generator that was restarted.
+The noise is the release minus the sum without noise. The scale is tested at several bounds, because
+at bound 1 a variance mistaken for a standard deviation would go unnoticed. Noise is compared
+between rounds, jobs and sites, within one release, and with the noise of a site that lost its
+state. A comparison at every offset reveals a random number generator that was restarted.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Test that adding one patient changes a release only by that patient's own bounded part.
 
-Two sites, one with an additional patient, receive the same transcript. Their un-noised sums are
-exact integers and may differ by at most the sensitivity. The difference must also equal the
-patient's own contribution, so that no other patient's part has changed. The patients are chosen to
-reach the bound. If no patient reaches the bound, the audit has no power and fails.
+Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
+sums are exact integers and may differ by at most the sensitivity. The difference must also equal
+the patient's own contribution, so that no other patient's part has changed. The patients are chosen
+to reach the bound. If no patient reaches the bound, the audit has no power and fails.
 """
 
 import math
@@ -91,7 +91,7 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Return the un-noised sums from a site's rounds, played in order."""
+    """Return the sums without noise from a site's rounds, played in order."""
     world = SimulatedSite(target, transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 

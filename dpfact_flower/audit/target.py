@@ -152,11 +152,11 @@ class SimulatedSite:
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
-        """Return the exact un-noised sum for a planned release, in grid units."""
+        """Return the exact sum without noise for a planned release, in grid units."""
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """Run a round as the site does, and return the un-noised sum and the release."""
+        """Run a round as the site does, and return the sum without noise and the release."""
         work = self._work(planned)
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)

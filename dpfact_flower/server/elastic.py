@@ -141,7 +141,8 @@ class ElasticRule:
         """Pull the factors towards the mean of T replies, weighted by `shares`.
 
         A round has `parts` such pulls. Each moves the factors by ``1 - (1 - T * step) ** (1 /
-        parts)`` of the remaining distance, and all together by ``T * step`` of the distance.
+        parts)`` of the remaining distance, and all pulls together move them by ``T * step`` of the
+        distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)

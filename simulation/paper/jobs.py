@@ -1,6 +1,6 @@
 """Jobs and their results on disk, so that an interrupted run continues.
 
-A job is one fit of one system. Its result is a JSON file, with the shared factors beside it. A
+A job is one fit of one system. Its result is a JSON file, with the shared factors next to it. A
 digest of the job's settings and of the code names the file, so a result of other settings or other
 code is never used. Seconds are stored separately from values that repeat exactly.
 """

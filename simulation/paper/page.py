@@ -60,7 +60,7 @@ def write(
 ) -> Path:
     """Write tables (JSON, CSV), figures (PNG, SVG) and ``evaluation.md`` to a folder.
 
-    If `page` is given, write the page there too, its figures to ``images/evaluation`` beside it,
+    If `page` is given, write the page there too, its figures to ``images/evaluation`` next to it,
     and its CSV files to a folder named after it. Return the path of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)

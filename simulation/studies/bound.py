@@ -188,7 +188,7 @@ def one_joint_pass(patients: int) -> list[Finding]:
 
 
 def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
-    """Return forty patients with two or three entries, one count of which is raised by five."""
+    """Return forty patients with two or three entries. One count is raised by five."""
     rng = np.random.default_rng(3)
     start = tuple(rng.random((rows, 2), dtype=np.float32) for rows in (40, 3, 3))
     drawn = {(i, *map(int, rng.integers(3, size=2))) for i in range(40) for _ in range(3)}
