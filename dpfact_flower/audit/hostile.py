@@ -28,7 +28,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with the given patients, of whom there must be at least one."""
+    """Return a site with the given patients, at least one."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(

@@ -44,7 +44,7 @@ def audit_sensitivity(
 
     Each trial has a small site, a transcript and two patients to add. For each release, one finding
     is the largest distance as a fraction of the sensitivity, which must be 0.99 to 1. Another
-    counts the changes to other patients' parts, of which there must be none.
+    counts the changes to other patients' parts, and must be 0.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}

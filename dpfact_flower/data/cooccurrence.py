@@ -176,7 +176,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose code a public list lacks. Refuse a list that lacks all their codes."""
+    """Count the events with codes that a public list lacks. Refuse a list that lacks all codes."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)

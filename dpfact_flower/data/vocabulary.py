@@ -128,8 +128,8 @@ class Vocabulary:
 def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes, in the order of the file.
 
-    A ``.json`` file is a list of codes, or a file that `Vocabulary.save` wrote, whose name must be
-    `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, in
+    A ``.json`` file is a list of codes, or a vocabulary with this `name` that `Vocabulary.save`
+    wrote. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, in
     any case, or MIMIC's ``icd9_code`` and ``long_title``. Any other file is text with one code per
     line. Empty lines and lines that begin with ``#`` are skipped.
     """

@@ -39,7 +39,7 @@ _ITERATIONS = 20
 
 
 class Half(NamedTuple):
-    """One half of a split: the sum over sites, whose entries have noise of deviation `noise`."""
+    """One half of a split: the sum over sites, with noise of deviation `noise` on each entry."""
 
     total: NDArray[np.float32]
     noise: float

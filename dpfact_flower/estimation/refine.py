@@ -170,7 +170,7 @@ def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Fl
 
 
 def _product(left: Floats, right: Floats) -> Floats:
-    """Multiply two matrices without BLAS, whose sums would depend on the number of threads."""
+    """Multiply two matrices without BLAS, because BLAS sums depend on the number of threads."""
     return np.asarray(np.einsum("ir,rs->is", left, right))
 
 

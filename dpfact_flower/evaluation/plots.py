@@ -106,7 +106,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Plot the codes of one phenotype as bars, whose lengths are the codes' shares."""
+    """Plot the codes of one phenotype as bars, with the codes' shares as lengths."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]

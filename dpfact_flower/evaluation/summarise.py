@@ -103,7 +103,7 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the traffic of the run, and that of the DPFact paper and of TRIP in as many rounds.
+    """Return the traffic of the run, and of the DPFact paper and TRIP in the same number of rounds.
 
     Both send all feature factors as float64 in both directions, without overhead. In TRIP
     (consensus ADMM), a site also sends the multipliers of its constraints.

@@ -167,7 +167,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Replace the last mode's codes of each phenotype with those of another of the phenotypes.
+    """Replace the last mode's codes of each phenotype with those of another phenotype.
 
     No list is used twice. Partners are chosen so that their lists have the fewest codes in common.
     """

@@ -153,7 +153,7 @@ class Replication:
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return a phenotype's pair in each other run. Without a partner, it was not found again."""
+    """Return a phenotype's pair in each other run. Without a partner, no match was found."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
 
 

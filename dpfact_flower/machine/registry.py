@@ -12,8 +12,9 @@ _Thing = TypeVar("_Thing")
 class Registry(Generic[_Thing]):
     """A registry of objects by the names that a config uses.
 
-    `find` searches, in this order, this package's own objects `known`, whose names are reserved,
-    the objects that this process registered, and the entry points in `group` of installed packages.
+    `find` searches three places in order: this package's own objects (`known`, with reserved
+    names), the objects that this process registered, and the entry points in `group` of installed
+    packages.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:

@@ -165,7 +165,7 @@ def as_cohort(
     ----------
     given : Cohort, one site, sequence of sites, or mapping of name to site
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
-        sparse.COO or an array, whose first mode is the patients. It can also be a DataFrame with a
+        sparse.COO or an array, with patients as the first mode. It can also be a DataFrame with a
         row per patient and a column per code, or a DataFrame of events (see `frames`). Events with
         a column ``site`` give several sites. Sites without names become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional

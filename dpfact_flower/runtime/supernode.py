@@ -53,7 +53,7 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """A SuperNode's address, to which requests go only while a given user's process listens there.
+    """A SuperNode's address. Requests are sent only while a given user's process listens there.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind its port and get answers at the expense of the hospital's budget. The listening process is

@@ -133,7 +133,7 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release without noise, of which the ledger keeps no copy."""
+        """Rebuild a release without noise, because the ledger keeps no copy of it."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:

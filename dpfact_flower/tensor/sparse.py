@@ -181,8 +181,8 @@ class SparseTensor:
 def as_tensor(value: Any) -> SparseTensor:
     """Convert another library's tensor of counts. The first mode must represent the patients.
 
-    The input is a scipy.sparse matrix or array, a tensor of pyttb, a sparse.COO, or an array, whose
-    zero cells are dropped.
+    The input is a scipy.sparse matrix or array, a tensor of pyttb, a sparse.COO, or an array. Zero
+    cells are dropped.
     """
     if isinstance(value, SparseTensor):
         return value

@@ -59,7 +59,7 @@ class Service:
 
     @property
     def keeper(self) -> int:
-        """The supervisor, whose descendants are the unit's processes."""
+        """The supervisor, an ancestor of all the unit's processes."""
         return self._process.pid
 
     def look(self) -> None:

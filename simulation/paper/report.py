@@ -96,7 +96,7 @@ class Section:
     title, text : str
     figures : list of (name, caption, Figure)
     tables : list of Table
-        Tables whose files the page links.
+        Tables. The page links to their files.
     verdicts : list of Verdict
     missing : int
         Number of missing fits.

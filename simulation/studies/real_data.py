@@ -2,8 +2,8 @@
 
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
-Nobody knows the phenotypes of real patients, so a private model is compared with fits without noise
-to the pooled data, by share of the fit and factor match. *Ceiling*: such fits from different random
+The phenotypes of real patients are unknown, so a private model is compared with noiseless fits to
+the pooled data, by share of the fit and factor match. *Ceiling*: such fits from different random
 starts, compared with each other. *Null*: fits without noise to shuffled patients, each with the
 procedures of one real patient and the diagnoses of another. A null reaches its figures without any
 relation between modes. Unless every private model of a cell beats every null in both figures, the

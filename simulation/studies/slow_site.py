@@ -37,7 +37,7 @@ Moment = tuple[float, Factors]
 
 
 class EachAlone(OnArrival):
-    """A server whose model each arriving reply pulls by itself, with the share of one site."""
+    """A server on which each arriving reply alone pulls the model, with the share of one site."""
 
     def take(self, who: str, reply: SiteReply) -> None:
         """Pull the model with this reply alone."""

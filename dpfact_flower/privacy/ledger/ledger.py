@@ -161,9 +161,8 @@ class Ledger:
     def verify(self, noted: Head | None = None) -> list[str]:
         """Return all problems with the file, the hashes, the released bytes or the noted heads.
 
-        `noted` is an earlier head, whose row must still exist unchanged. Without `noted`, the
-        removal of the newest rows may go undetected. The text of a problem never contains a
-        released value.
+        `noted` is an earlier head. Its row must still exist unchanged. Without `noted`, the removal
+        of the newest rows may go undetected. The text of a problem never contains a released value.
         """
         problems: list[str] = []
         try:

@@ -168,7 +168,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step, in real units, of which all values are multiples, or 0 if unknown."""
+    """Return the step between possible released values, in real units, or 0 if unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
