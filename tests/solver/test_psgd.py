@@ -18,14 +18,7 @@ from dpfact_flower.solver.psgd import psgd, shrink_columns
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.stack import model_values, row_offsets, stack_factors
 from tests.bits import assert_bits
-from tests.problems import (
-    Problem,
-    assert_moved,
-    dense_model,
-    make_problem,
-    shrunk,
-    visit_one_by_one,
-)
+from tests.problems import assert_moved, dense_model, make_problem, shrunk, visit_one_by_one
 
 SHAPES = [(9, 5), (7, 5, 6), (5, 4, 3, 6)]
 
@@ -135,8 +128,7 @@ def test_a_dense_tensor_has_no_zero_cells_to_visit(zeros):
     tensor = SparseTensor.from_coo([[0, 0], [0, 1], [1, 0], [1, 1]], [1, 2, 3, 4], (2, 2))
     options = psgd_settings(rank=1, zeros=zeros, tau=3)
     assert zero_visits(tensor, options) == 0
-    factors = (np.ones((2, 1), np.float32),) * 2
-    result = psgd(Problem(tensor, factors, factors[1:]).ask(options))
+    result = psgd(make_problem((2, 2), rank=1).ask(options, tensor=tensor))
     assert result.objective[-1] < result.objective[0]
 
 
@@ -152,10 +144,10 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(seed, size, z
     counts = np.minimum(rng.negative_binomial(0.05, 0.01, 60) + 1, 328)
     cells = np.stack([rng.integers(0, n, 60) for n in (12, 5, 6)], axis=1)
     tensor = SparseTensor.from_coo(cells, counts, (12, 5, 6))
-    factors = make_problem((12, 5, 6), seed=seed, scale=size).factors
+    case = make_problem((12, 5, 6), seed=seed, scale=size)
     options = psgd_settings(eta=1.0, tau=4, zeros=zeros, nonnegative=nonnegative)
     try:
-        result = psgd(Problem(tensor, factors, factors[1:]).ask(options, seed))
+        result = psgd(case.ask(options, seed, tensor=tensor))
     except DivergenceError:
         return
     assert all(np.isfinite(f).all() for f in result.factors)

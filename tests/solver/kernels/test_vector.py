@@ -8,19 +8,7 @@ from hypothesis.extra.numpy import arrays
 from numba import njit
 
 from dpfact_flower.machine.compiled import WIDTH
-from dpfact_flower.solver.kernels.instructions import (
-    add,
-    at_least,
-    fma,
-    load,
-    mul,
-    outer,
-    pointer,
-    read,
-    store,
-    total,
-    zeros,
-)
+from dpfact_flower.solver.kernels import instructions as do
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +23,17 @@ vectors = arrays(np.float32, SIZE, elements=numbers)
 @njit
 def computed(registers, x, y, z, number, found):
     """One operation a row."""
-    a, b = load(registers, pointer(x), 0), load(registers, pointer(y), 0)
-    c = load(registers, pointer(z), 0)
-    rows, size = pointer(found), len(x)
-    store(rows, 0, mul(a, b))
-    store(rows, size, add(a, b))
-    store(rows, 2 * size, fma(a, b, c))
-    store(rows, 3 * size, at_least(a, b))
-    store(rows, 4 * size, fma(number, a, b))
-    store(rows, 5 * size, at_least(a, number))
-    store(rows, 6 * size, zeros(registers, rows))
-    return total(a), read(pointer(x), 1)
+    a, b = do.load(registers, do.pointer(x), 0), do.load(registers, do.pointer(y), 0)
+    c = do.load(registers, do.pointer(z), 0)
+    rows, size = do.pointer(found), len(x)
+    do.store(rows, 0, do.mul(a, b))
+    do.store(rows, size, do.add(a, b))
+    do.store(rows, 2 * size, do.fma(a, b, c))
+    do.store(rows, 3 * size, do.at_least(a, b))
+    do.store(rows, 4 * size, do.fma(number, a, b))
+    do.store(rows, 5 * size, do.at_least(a, number))
+    do.store(rows, 6 * size, do.zeros(registers, rows))
+    return do.total(a), do.read(do.pointer(x), 1)
 
 
 @settings(deadline=None)  # the first call compiles
@@ -83,7 +71,7 @@ def test_a_nan_passes_the_floor_and_reaches_the_sum(place):
 
 @njit
 def copied(source, target, first):
-    store(pointer(target), first, load((0,), pointer(source), first))
+    do.store(do.pointer(target), first, do.load((0,), do.pointer(source), first))
 
 
 @pytest.mark.parametrize("first", [0, 1, 8, 13])
@@ -97,8 +85,8 @@ def test_any_offset_will_do(first):
 
 @njit
 def outer_product(registers, weights, x, sums):
-    row = load((0, 0), pointer(x), 0)
-    store(pointer(sums), 0, outer(pointer(weights), 1, row, load(registers, pointer(sums), 0)))
+    row, before = do.load((0, 0), do.pointer(x), 0), do.load(registers, do.pointer(sums), 0)
+    do.store(do.pointer(sums), 0, do.outer(do.pointer(weights), 1, row, before))
 
 
 def test_outer_products_are_added_to_the_sums():
