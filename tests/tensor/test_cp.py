@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DataError
-from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import (
-    CPModel,
-    column_cosines,
-    factor_match_score,
-    match_columns,
-    norm_squared,
-)
+from dpfact_flower.tensor import SparseTensor, cp
+from dpfact_flower.tensor.cp import CPModel, factor_match_score, match_columns
 from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.sparse import as_tensor
 from tests.problems import dense_model, make_problem
@@ -45,7 +39,7 @@ def test_dense_and_norm_agree_with_einsum(shape, signed):
     model = make(shape, signed=signed)
     dense = dense_model(model.factors)
     np.testing.assert_allclose(model.to_dense(), dense, rtol=1e-12)
-    assert norm_squared(model.factors) == pytest.approx((dense**2).sum(), rel=1e-12)
+    assert cp.norm_squared(model.factors) == pytest.approx((dense**2).sum(), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,7 +94,7 @@ def test_an_empty_tensor_has_sums_but_no_rmse():
     model = make((3, 4))
     empty = SparseTensor.from_coo(np.empty((0, 2), int), [], (3, 4))
     error = model.squared_error(empty)
-    assert error.all_cells == pytest.approx(norm_squared(model.factors))
+    assert error.all_cells == pytest.approx(cp.norm_squared(model.factors))
     for name in ("rmse", "fit"):
         with pytest.raises(DataError, match="without non-zeros"):
             getattr(error, name)
@@ -187,7 +181,7 @@ def test_the_model_is_frozen_and_hides_its_values():
 )
 def test_matching_is_the_best_of_all_matchings(seed, ours, theirs, signed):
     a, b = make((4, 3, 5), ours, seed, signed), make((4, 3, 5), theirs, seed + 1, signed)
-    products = np.prod([column_cosines(x, y) for x, y in zip(a.factors, b.factors, strict=True)], 0)
+    products = np.prod(list(map(cp.column_cosines, a.factors, b.factors)), axis=0)
     small, large = min(ours, theirs), max(ours, theirs)
     wide = products if ours <= theirs else products.T
     best = max(
