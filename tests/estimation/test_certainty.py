@@ -3,16 +3,7 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.estimation import certainty as module
-from dpfact_flower.estimation.certainty import (
-    alike,
-    distinct_number,
-    false_discovery,
-    half_patients,
-    halves,
-    returns,
-    typical_counts,
-)
+from dpfact_flower.estimation import certainty
 from dpfact_flower.tensor.triangle import strict_size
 
 SIZES, SIGMA = (20, 30), 2.0
@@ -26,25 +17,23 @@ def releases(sites=3, seed=0):
 
 
 def test_halves_have_independent_noise_of_the_deviation_that_they_say():
-    firsts, seconds = [], []
+    noise = []
     for seed in range(20):
-        found = list(halves(releases(seed=seed), CODES, SIGMA, np.random.default_rng(seed + 100)))
-        assert len(found) == 2 * module.SPLITS
-        first, second = found[:2]
-        firsts.append(first.total[UPPER] / first.noise)
-        seconds.append(second.total[UPPER] / second.noise)
-    first, second = np.concatenate(firsts), np.concatenate(seconds)
-    assert np.std(first) == pytest.approx(1, abs=0.02)
-    assert np.std(second) == pytest.approx(1, abs=0.02)
+        rng = np.random.default_rng(seed + 100)
+        found = list(certainty.halves(releases(seed=seed), CODES, SIGMA, rng))
+        assert len(found) == 2 * certainty.SPLITS
+        noise.append([half.total[UPPER] / half.noise for half in found[:2]])
+    first, second = np.concatenate(noise, axis=1)
+    assert [np.std(first), np.std(second)] == pytest.approx([1, 1], abs=0.02)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # of P + z / 2 and P - z / 2 it is 0.6
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_nothing_is_said_of_patients_with_one_mode_or_of_masses_beyond_any_number():
-    assert typical_counts([np.ones(strict_size(5))], [5], 1.0) == []
+    assert certainty.typical_counts([np.ones(strict_size(5))], [5], 1.0) == []
     beyond = np.full(strict_size(CODES), np.float32(3e38))
-    assert typical_counts([beyond] * 40, SIZES, 1.0) == []
-    assert len(typical_counts([np.ones(strict_size(CODES))], SIZES, 1.0)) == 2
+    assert certainty.typical_counts([beyond] * 40, SIZES, 1.0) == []
+    assert len(certainty.typical_counts([np.ones(strict_size(CODES))], SIZES, 1.0)) == 2
 
 
 def model(rank=4, seed=1):
@@ -61,35 +50,36 @@ def test_a_phenotype_returns_where_it_is_in_the_fits_whatever_its_place():
     own, other = model(), model(seed=2)
     turned = tuple(factor[:, [2, 0, 3, 1]] for factor in own)
     mixed = tuple(np.hstack([a[:, :2], b[:, 2:]]) for a, b in zip(own, other, strict=True))
-    np.testing.assert_allclose(returns(own, fits(turned, own)), 1, rtol=1e-6)
-    found = returns(own, fits(turned, mixed))
+    np.testing.assert_allclose(certainty.returns(own, fits(turned, own)), 1, rtol=1e-6)
+    found = certainty.returns(own, fits(turned, mixed))
     np.testing.assert_allclose(found[:2], 1, rtol=1e-6)
     assert (found[2:] < 0.8).all()
-    chance = false_discovery(own, fits(turned, mixed), 2.0)
+    chance = certainty.false_discovery(own, fits(turned, mixed), 2.0)
     assert max(chance[:2]) < 0.05 < 0.1 < min(chance[2:])
 
 
 def test_only_phenotypes_that_return_are_counted_and_at_least_one():
     own, other = model(), model(seed=2)
     mixed = tuple(np.hstack([a[:, :3], b[:, 3:]]) for a, b in zip(own, other, strict=True))
-    assert distinct_number(own, fits(mixed, mixed), 2.0) == 3
-    assert distinct_number(own, fits(other, other), 2.0) == 1
+    assert certainty.distinct_number(own, fits(mixed, mixed), 2.0) == 3
+    assert certainty.distinct_number(own, fits(other, other), 2.0) == 1
 
 
 def test_a_phenotype_that_may_be_a_part_of_another_is_doubted_where_patients_have_many_cells():
     own = model()
     own[1][:, 1] = own[1][:, 0]
-    assert np.argwhere(alike(own)).tolist() == [[0, 1], [1, 0]]
+    assert np.argwhere(certainty.alike(own)).tolist() == [[0, 1], [1, 0]]
     same = fits(own, own)
-    assert distinct_number(own, same, 2.0) == 4
-    assert distinct_number(own, same, 10.0) == 3
-    assert max(false_discovery(own, same, 2.0)) < 0.05
-    many = false_discovery(own, same, 10.0)
+    assert certainty.distinct_number(own, same, 2.0) == 4
+    assert certainty.distinct_number(own, same, 10.0) == 3
+    assert max(certainty.false_discovery(own, same, 2.0)) < 0.05
+    many = certainty.false_discovery(own, same, 10.0)
     assert min(many[:2]) >= 0.5
     assert max(many[2:]) < 0.05
 
 
 def test_surrogates_of_a_half_have_no_more_cells_than_there_is_time_for():
-    half = next(halves([100 + each for each in releases()], CODES, SIGMA, np.random.default_rng(0)))
-    found = half_patients(half, [8.0, 8.0], SIZES, 3, np.random.default_rng(1))
-    assert found.nnz < 1.5 * module._MOST_CELLS * found.n_patients
+    large, rng = [100 + each for each in releases()], np.random.default_rng(0)
+    half = next(certainty.halves(large, CODES, SIGMA, rng))
+    found = certainty.half_patients(half, [8.0, 8.0], SIZES, 3, np.random.default_rng(1))
+    assert found.nnz < 1.5 * certainty._MOST_CELLS * found.n_patients

@@ -5,25 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from dpfact_flower.estimation.pair_fit import (
-    Model,
-    explained,
-    fit,
-    inner,
-    pairs_gram,
-    solve_usages,
-    times,
-    unpack,
-)
+from dpfact_flower.estimation import pair_fit
+from dpfact_flower.estimation.pair_fit import Model, explained, fit
 
 
 def tiny(seed=0, codes=7, sites=2, rank=3, signal=0.0):
     """Symmetric matrices: noise, and `signal` times the model; any factors and usages."""
     rng = np.random.default_rng(seed)
     model = Model(rng.random((codes, rank)), rng.random((sites, rank)))
-    matrices = rng.normal(size=(sites, codes, codes)) + signal * (model.F @ model.F.T)
-    matrices = np.tril(matrices, -1) + np.tril(matrices, -1).transpose(0, 2, 1)
-    return matrices, model
+    lower = np.tril(rng.normal(size=(sites, codes, codes)) + signal * (model.F @ model.F.T), -1)
+    return lower + lower.transpose(0, 2, 1), model
 
 
 def laid_out(matrices, dtype=np.float64):
@@ -60,10 +51,8 @@ def plain_iteration(matrices, model, threshold):
     for j in range(len(F)):
         others = np.delete(F, j, axis=0)
         system = (d.T @ d) * (others.T @ others)
-        target = sum(
-            use * (np.delete(matrix[j], j) @ others)
-            for matrix, use in zip(matrices, d, strict=True)
-        )
+        both = zip(matrices, d, strict=True)
+        target = sum(use * (np.delete(matrix[j], j) @ others) for matrix, use in both)
         descend(F[j], target - threshold * np.sqrt(np.diag(system)), system, 2)
     beside = ~np.eye(len(F), dtype=bool)
     pairs = np.array([np.outer(f, f)[beside] for f in F.T])
@@ -119,10 +108,11 @@ def test_usages_are_non_negative_least_squares():
     matrices, model = tiny(codes=9)
     beside = ~np.eye(9, dtype=bool)
     pairs = np.array([np.outer(f, f)[beside] for f in model.F.T])
-    system = pairs_gram(model.F)
+    system = pair_fit.pairs_gram(model.F)
     np.testing.assert_allclose(system, pairs @ pairs.T)
     found = np.zeros_like(model.d)
-    solve_usages(found, inner(times(laid_out(matrices), model.F), model.F), system, 2000)
+    times = pair_fit.times(laid_out(matrices), model.F)
+    pair_fit.solve_usages(found, pair_fit.inner(times, model.F), system, 2000)
     for matrix, usage in zip(matrices, found, strict=True):
         slope = pairs @ (matrix[beside] - usage @ pairs)
         np.testing.assert_allclose(slope[usage > 0], 0, atol=1e-9)
@@ -130,6 +120,6 @@ def test_usages_are_non_negative_least_squares():
 
 
 def test_unpack_is_symmetric_without_a_diagonal():
-    sites = unpack([np.array([1.0, 2.0, 3.0]) * math.sqrt(2), np.zeros(3)], 3)
+    sites = pair_fit.unpack([np.array([1.0, 2.0, 3.0]) * math.sqrt(2), np.zeros(3)], 3)
     np.testing.assert_allclose(sites[:, 0], [[0, 1, 2], [1, 0, 3], [2, 3, 0]], rtol=1e-6)
     assert not sites[:, 1].any()

@@ -7,16 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpfact_flower.estimation.refine import (
-    RunningAverage,
-    _passes,
-    pack,
-    plausible_usage,
-    pooled,
-    refine_factor,
-    site_weights,
-    unpack,
-)
+from dpfact_flower.estimation import refine
+from dpfact_flower.estimation.refine import RunningAverage, pack, refine_factor, unpack
 from dpfact_flower.privacy.patient.statistics import refinement
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.triangle import whole_size
@@ -68,15 +60,13 @@ def slow_refine(releases, factors, mode, sigma, shrink, tau, pull):
                 place += 1
         gs.append(g)
     h = np.ones((rank, rank))
-    for n, factor in enumerate(factors):
-        if n != mode:
-            f = factor.astype(np.float64)
-            for r in range(rank):
-                for s in range(rank):
-                    h[r, s] *= sum(f[j, r] * f[j, s] for j in range(len(f)))
+    for factor in factors[:mode] + factors[mode + 1 :]:
+        f = factor.astype(np.float64)
+        for r, s in product(range(rank), repeat=2):
+            h[r, s] *= sum(f[j, r] * f[j, s] for j in range(len(f)))
 
     d = np.array([[g[r, r] for r in range(rank)] for g in gs])
-    usage = plausible_usage(d, sigma)
+    usage = refine.plausible_usage(d, sigma)
     u = np.ones((sites, rank))
     for r in range(rank):
         raised = [usage[t, r] + 0.02 * max(usage[:, r]) + 1e-9 for t in range(sites)]
@@ -90,10 +80,9 @@ def slow_refine(releases, factors, mode, sigma, shrink, tau, pull):
     energy = [max(sum(usage[:, r]), weighted[r]) for r in range(rank)]
     g = sum(gs)
     q = np.zeros((rank, rank))
-    for r in range(rank):
-        for s in range(rank):
-            value = g[r, s] if g[r, s] >= sigma * math.sqrt(sites) / math.sqrt(2) else 0.0
-            q[r, s] = (energy[r] if r == s else value) * h[r, s]
+    for r, s in product(range(rank), repeat=2):
+        value = g[r, s] if g[r, s] >= sigma * math.sqrt(sites) / math.sqrt(2) else 0.0
+        q[r, s] = (energy[r] if r == s else value) * h[r, s]
     values, vectors = np.linalg.eigh(q)
     q = vectors @ np.diag(np.maximum(values, 0)) @ vectors.T
     for r in range(rank):
@@ -212,15 +201,13 @@ def test_passes_never_raise_the_objective(seed, sigma, pull):
     truth = planted(rng, (5, 4), 4)
     factors = near(truth, rng)
     releases = noisy_releases(rng, truth, 0, 2, sigma, patients=5)
-    problem = pooled(releases, factors, 0, sigma=sigma, shrink=1.0, pull=pull)
-    x = problem.previous.copy()
-    values = [value(problem, x)]
+    problem = refine.pooled(releases, factors, 0, sigma=sigma, shrink=1.0, pull=pull)
+    p, x = problem, problem.previous.copy()
+    values = [value(p, x)]
     for _ in range(6):
         # `refine_factor` scales its columns to norm 1, so the passes themselves are followed.
-        _passes(
-            x, problem.target, problem.curvature, problem.previous, problem.pull, problem.shrink, 1
-        )
-        values.append(value(problem, x))
+        refine._passes(x, p.target, p.curvature, p.previous, p.pull, p.shrink, 1)
+        values.append(value(p, x))
     slack = 1e-9 * (1 + max(map(abs, values)))
     assert all(after <= before + slack for before, after in pairwise(values))
     eigenvalues = np.linalg.eigvalsh(problem.curvature)
@@ -258,7 +245,7 @@ def test_usage_under_much_noise_is_share_times_total():
     rng = np.random.default_rng(1)
     d = np.outer([4.0, 2.0, 1.0], rng.random(50) + 1)
     noisy = d + 2.0 * rng.normal(size=d.shape)
-    found = plausible_usage(noisy, 2.0)
+    found = refine.plausible_usage(noisy, 2.0)
     # What the noise explains goes: close to the truth, and nearly of rank one.
     assert np.abs(found - d).mean() < 0.6 * np.abs(noisy - d).mean()
     assert np.linalg.svd(found, compute_uv=False)[1] < 0.1 * np.linalg.svd(noisy)[1][1]
@@ -267,22 +254,22 @@ def test_usage_under_much_noise_is_share_times_total():
 @pytest.mark.parametrize("sigma", [0.0, 1.0])
 @pytest.mark.parametrize("d", [np.zeros((3, 2)), -np.ones((3, 2)), np.zeros((1, 1))])
 def test_usage_of_nothing_is_nothing(d, sigma):
-    found = plausible_usage(d, sigma)
+    found = refine.plausible_usage(d, sigma)
     np.testing.assert_array_equal(found, np.zeros_like(d))
-    np.testing.assert_allclose(site_weights(found, sigma), 1.0)
+    np.testing.assert_allclose(refine.site_weights(found, sigma), 1.0)
 
 
 def test_the_site_that_alone_has_a_phenotype_counts_most_where_noise_is_much():
     usage = np.array([[10.0, 0.0], [5.0, 8.0], [5.0, 0.0]])
-    weights = site_weights(usage, 1e4)
+    weights = refine.site_weights(usage, 1e4)
     np.testing.assert_allclose(weights[:, 0], [1, 0.5, 0.5], atol=0.02)
     np.testing.assert_allclose(weights[:, 1], [0.02, 1, 0.02], atol=0.001)
 
 
 def test_sites_count_alike_where_there_is_hardly_any_noise():
     usage = np.array([[10.0, 1.0], [5.0, 8.0], [5.0, 2.0]])
-    np.testing.assert_array_equal(site_weights(usage, 0.0), np.ones((3, 2)))
-    between = site_weights(usage, 5.0)
+    np.testing.assert_array_equal(refine.site_weights(usage, 0.0), np.ones((3, 2)))
+    between = refine.site_weights(usage, 5.0)
     half, whole = 5.2 / (5.2 + 5), 10.2 / (10.2 + 5)
     np.testing.assert_allclose(between[:, 0], [1, half / whole, half / whole], rtol=1e-6)
 

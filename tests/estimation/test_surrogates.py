@@ -11,12 +11,7 @@ import pytest
 from dpfact_flower.estimation import surrogates
 from dpfact_flower.estimation.pair_fit import unpack
 from dpfact_flower.estimation.start import start_factors
-from dpfact_flower.estimation.surrogates import (
-    code_counts,
-    likely_pairs,
-    surrogate_patients,
-    surrogates_of,
-)
+from dpfact_flower.estimation.surrogates import code_counts, surrogate_patients, surrogates_of
 from dpfact_flower.privacy.patient import outlook
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
@@ -25,21 +20,16 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 
 SIGMA = 1e-3
+SIZES = (7, 9)
 
 
 def patients(codes, sizes, number=200, seed=0):
     """Patients with so many codes of each mode, in all combinations."""
     rng = np.random.default_rng(seed)
-    cells = [
-        (patient, *cell)
-        for patient in range(number)
-        for cell in itertools.product(
-            *(
-                rng.choice(size, count, replace=False)
-                for size, count in zip(sizes, codes, strict=False)
-            )
-        )
-    ]
+    cells = []
+    for patient in range(number):
+        own = [rng.choice(n, k, replace=False) for n, k in zip(sizes, codes, strict=True)]
+        cells += itertools.product([patient], *own)
     return SparseTensor.from_coo(np.array(cells), np.ones(len(cells)), (number, *sizes))
 
 
@@ -57,17 +47,17 @@ def test_counts_are_those_of_patients_who_are_all_alike(codes):
 
 
 def test_counts_are_raised_by_so_much_noise_on_each_mass():
-    sizes, noise = (7, 9), 0.5
-    total = unpack([released(patients((2, 3), sizes))], sum(sizes))[:, 0].astype(np.float64)
+    noise = 0.5
+    total = unpack([released(patients((2, 3), SIZES))], 16)[:, 0].astype(np.float64)
     off = total.copy()
     for block, count in (((0, 7), 21), ((7, 16), 36)):  # spread evenly over a mode's pairs
         own = slice(*block)
         off[own, own] += noise / math.sqrt(count) * (1 - np.eye(block[1] - block[0]))
     off[:7, 7:] -= noise / math.sqrt(63)
     off[7:, :7] = off[:7, 7:].T
-    raised = code_counts(total, sizes, CROSS, raised=noise)
-    np.testing.assert_allclose(raised, code_counts(off, sizes, CROSS), rtol=1e-9)
-    assert min(np.subtract(raised, code_counts(total, sizes, CROSS))) > 1e-3
+    raised = code_counts(total, SIZES, CROSS, raised=noise)
+    np.testing.assert_allclose(raised, code_counts(off, SIZES, CROSS), rtol=1e-9)
+    assert min(np.subtract(raised, code_counts(total, SIZES, CROSS))) > 1e-3
 
 
 def symmetric(sizes, rng):
@@ -133,8 +123,7 @@ def test_pairs_of_two_modes_occur_as_told():
     pairs = symmetric(sizes, np.random.default_rng(5))
     drawn = surrogate_patients(pairs, (1.0, 1.0), sizes, number, np.random.default_rng(6))
     assert drawn.nnz == number
-    found = np.zeros(sizes)
-    np.add.at(found, tuple(drawn.indices[:, 1:].T), 1)
+    found = drawn.to_dense().sum(axis=0)
     chance = pairs[: sizes[0], sizes[0] :] / pairs[: sizes[0], sizes[0] :].sum()
     spread = np.sqrt(number * chance * (1 - chance))
     assert (np.abs(found - number * chance) <= 5 * spread).all()
@@ -143,53 +132,43 @@ def test_pairs_of_two_modes_occur_as_told():
 def test_a_model_stands_for_pairs_and_the_rest_counts_as_far_as_it_stands_out():
     model = np.full((3, 3), 2.0)
     total = np.array([[9.0, 2.5, 8.0], [2.5, 9.0, -7.0], [8.0, -7.0, 9.0]])
-    found = likely_pairs(total, model, 1.0)
+    found = surrogates.likely_pairs(total, model, 1.0)
     np.testing.assert_allclose(found, [[0, 2, 7.25], [2, 0, 0], [7.25, 0, 0]])
 
 
-def made(tensor, sizes, sigma=SIGMA):
-    releases = [released(tensor)]
-    start = start_factors(releases, sizes, 2, sigma, np.random.default_rng(1))
-    return surrogates_of(releases, start, sigma, CROSS, np.random.default_rng(2), number=2_000)
+def made(codes, sizes=SIZES, sigma=SIGMA, releases=None):
+    """Surrogates of patients with so many codes, or of other releases than started it."""
+    own = [released(patients(codes, sizes))]
+    start = start_factors(own, sizes, 2, sigma, np.random.default_rng(1))
+    rng = np.random.default_rng(2)
+    return surrogates_of(releases or own, start, sigma, CROSS, rng, number=2_000)
 
 
 def test_surrogates_are_drawn_where_patients_have_few_codes_alone():
-    sizes = (7, 9)
-    assert made(patients((4, 5), sizes), sizes) is None
-    found = made(patients((1, 2), sizes), sizes)
+    assert made((4, 5)) is None
+    found = made((1, 2))
     assert found is not None
-    assert found.feature_shape == sizes
-    np.testing.assert_array_equal(found.indices, made(patients((1, 2), sizes), sizes).indices)
+    assert found.feature_shape == SIZES
+    np.testing.assert_array_equal(found.indices, made((1, 2)).indices)
 
 
 def test_nothing_is_drawn_where_noise_may_hide_many_codes():
-    sizes = (7, 9)
-    tensor = patients((1, 2), sizes)
-    assert made(tensor, sizes, sigma=2.0) is not None
-    assert made(tensor, sizes, sigma=6.0) is None  # at 30 nothing would stand out at all
+    assert made((1, 2), sigma=2.0) is not None
+    assert made((1, 2), sigma=6.0) is None  # at 30 nothing would stand out at all
 
 
 def test_nothing_is_drawn_where_masses_are_beyond_any_number():
-    sizes = (7, 9)
-    start = start_factors(
-        [released(patients((1, 2), sizes))], sizes, 2, SIGMA, np.random.default_rng(1)
-    )
-    huge = [np.full(16 * 15 // 2, 3e38, np.float32)] * 2
     with np.errstate(all="ignore"):
-        assert surrogates_of(huge, start, SIGMA, CROSS, np.random.default_rng(2), number=9) is None
+        assert made((1, 2), releases=[np.full(16 * 15 // 2, 3e38, np.float32)] * 2) is None
 
 
 def test_nothing_is_drawn_of_nothing():
-    sizes = (3, 4)
-    drawn = surrogate_patients(np.zeros((7, 7)), (1.0, 2.0), sizes, 10, np.random.default_rng(1))
-    assert drawn.nnz == 0
+    rng = np.random.default_rng(1)
+    assert surrogate_patients(np.zeros((7, 7)), (1.0, 2.0), (3, 4), 10, rng).nnz == 0
 
 
 def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_have():
-    releases = [released(patients((2,), (9,)))]
-    start = start_factors(releases, [9], 2, SIGMA, np.random.default_rng(0))
-    rng = np.random.default_rng(0)
-    assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=100) is None
+    assert made((2,), (9,)) is None
 
 
 @pytest.mark.slow
