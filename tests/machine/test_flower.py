@@ -91,9 +91,8 @@ def test_a_client_app_without_a_query_says_so_in_the_words_that_are_known():
     message = Message(RecordDict(), 2, "query")
     with pytest.raises(ValueError, match="query") as raised:
         ClientApp()(message, Context(1, 2, {}, RecordDict(), {}))
-    assert any(known in str(raised.value) for known in collect._UNKNOWN), (
-        "Look at collect: _UNKNOWN"
-    )
+    known = any(text in str(raised.value) for text in collect._UNKNOWN)
+    assert known, "Look at collect: _UNKNOWN"
 
 
 def test_the_helpers_name_is_as_linux_shows_it():
@@ -112,6 +111,5 @@ def test_the_range_is_that_of_the_known_releases_everywhere():
     for minor in range(low - 1, high + 2):
         assert (f"{major}.{minor}.3" in allowed) == (low <= minor <= high)
     assert version("flwr") in allowed
-    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
-    assert f"'flwr{flower.RANGE}'" in page
-    assert f"'flwr{flower.RANGE}'" in (ROOT / "deploy" / "Dockerfile").read_text()
+    for installs in ("docs/how-to/deploy.md", "deploy/Dockerfile"):
+        assert f"'flwr{flower.RANGE}'" in (ROOT / installs).read_text()

@@ -88,7 +88,5 @@ before = held()
 give_back()
 print(before - held())
 """
-    told = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True
-    )
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert int(told.stdout) > 20e6

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,26 +47,17 @@ def test_a_command_is_known_by_its_name(words, runs):
     assert Process(1, 0, words, None, None).runs("flower-supernode") is runs
 
 
-def bound(address: str) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    made.bind((address, 0))
-    made.listen()
-    return made
-
-
-def inode(made: socket.socket) -> int:
-    return os.fstat(made.fileno()).st_ino
-
-
 needs_ipv6 = pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="needs IPv6")
 
 
 @linux
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", pytest.param("::", marks=needs_ipv6)])
 def test_a_socket_is_found_with_its_user(address):
-    with closing(bound(address)) as made:
-        port = made.getsockname()[1]
-        assert listeners("127.0.0.1", port) == [Listener(os.geteuid(), inode(made))]
+    six = ":" in address
+    family = socket.AF_INET6 if six else socket.AF_INET
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=six) as made:
+        port, inode = made.getsockname()[1], os.fstat(made.fileno()).st_ino
+        assert listeners("127.0.0.1", port) == [Listener(os.geteuid(), inode)]
         client = socket.create_connection(("127.0.0.1", port))  # a connection is no listener
         assert len(listeners("127.0.0.1", port)) == 1
         client.close()
@@ -76,8 +66,6 @@ def test_a_socket_is_found_with_its_user(address):
 
 HEAD = "sl local rem st queues timer retrnsmt uid timeout inode\n"
 ROW = "0: {}:23F0 00000000:0000 {} 0:0 0:0 0 {} 0 77 1 0 100 0\n"
-
-
 HERE, ANY, LOOPBACK_6, ANY_6 = "0100007F", "00000000", "0" * 24 + "01000000", "0" * 32
 MAPPED = "0000000000000000FFFF00000100007F"
 LISTENS, CONNECTED = "0A", "01"
