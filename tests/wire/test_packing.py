@@ -58,15 +58,11 @@ def test_noise_on_a_grid_is_packed(seed, count, step, spread, signal):
 @pytest.mark.parametrize(
     "values",
     [
-        [],
-        [0.5] * 200 + [0.3],
-        [-0.0] * 300,
-        [math.nan] * 300,
-        [math.inf] * 300,
+        [], [0.5] * 200 + [0.3], [-0.0] * 300, [math.nan] * 300, [math.inf] * 300,
         [1e38] * 300,  # 1e38 steps: beyond any integer
         [1, -1, 2],  # would not get smaller
     ],
-)
+)  # fmt: skip
 def test_what_cannot_or_need_not_be_packed_is_none(values):
     assert pack(np.array(values, np.float32), 0.5) is None
 

@@ -22,6 +22,8 @@ from tests.bits import assert_bits
 SECRET = 987654
 RANK = 3
 SHAPES = [(5, RANK), (4, RANK)]
+SELECTION = (np.array([0, 2, 3, 7, 9], np.int32), np.array([1, 2, 5, 6], np.int32))
+WEIGHTS = (np.linspace(0.1, 1, 5).astype(np.float32), np.full(4, 0.5, np.float32))
 BAD_NAMES = {
     "empty": "", "parent": "..", "out of the folder": "../x", "absolute": "/x",
     "subfolder": "a/b", "backslash": "a\\b", "hidden": ".x", "option": "-x", "blank": "a b",
@@ -45,18 +47,10 @@ def make_request(**changes) -> RoundRequest:
     return replace(request, **changes)
 
 
-def make_selection() -> tuple[np.ndarray, ...]:
-    return (np.array([0, 2, 3, 7, 9], np.int32), np.array([1, 2, 5, 6], np.int32))
-
-
-def make_weights() -> tuple[np.ndarray, ...]:
-    return (np.linspace(0.1, 1, 5).astype(np.float32), np.full(4, 0.5, np.float32))
-
-
 def make_patient_request(**changes) -> RoundRequest:
     """A round of patient mode after its count of codes: factors and selection."""
     privacy = PrivacySettings(start_share=0.8, refine_rounds=1, bound=0.1, codes="5x4")
-    given = {"solver": SolverSettings(rank=RANK), "privacy": privacy, "selection": make_selection()}
+    given = {"solver": SolverSettings(rank=RANK), "privacy": privacy, "selection": SELECTION}
     return make_request(**{**given, **changes})
 
 
@@ -77,12 +71,12 @@ carried = pytest.mark.parametrize("carry", [as_they_are, through_flower])
 
 def assert_equal(found: RoundRequest, expected: RoundRequest) -> None:
     for field in dataclasses.fields(RoundRequest):
-        if field.name not in ("anchors", "selection", "weights"):
-            value = getattr(found, field.name)
-            assert value == getattr(expected, field.name)
-            assert type(value) is type(getattr(expected, field.name))
-    for name in ("anchors", "weights", "selection"):
-        assert_bits(getattr(found, name), getattr(expected, name))
+        value, other = getattr(found, field.name), getattr(expected, field.name)
+        if field.name in ("anchors", "selection", "weights"):
+            assert_bits(value, other)
+        else:
+            assert value == other
+            assert type(value) is type(other)
 
 
 def refused(call, *arguments) -> str:
@@ -94,20 +88,21 @@ def refused(call, *arguments) -> str:
     return str(caught.value)
 
 
-# --- round trips
+def reply_refused(arrays, shapes=SHAPES) -> str:
+    return refused(SiteReply.from_wire, arrays, {"site": "north"}, shapes)
 
+
+# --- round trips
 
 PATIENT_ROUNDS = {
     "codes": {"anchors": (), "selection": ()},
     "start after codes": {"anchors": ()},
     "refinement after codes": {},
     "refinement of whole vocabularies": {"selection": ()},
-    "weighted start": {"anchors": (), "weights": make_weights()},
-    "weighted refinement": {"weights": make_weights()},
+    "weighted start": {"anchors": (), "weights": WEIGHTS},
+    "weighted refinement": {"weights": WEIGHTS},
 }
-
-
-STARTS = {1: {"anchors": ()}, 2: {"anchors": (), "selection": make_selection()}}
+STARTS = {1: {"anchors": ()}, 2: {"anchors": (), "selection": SELECTION}}
 NONE = PrivacySettings(privacy="none")
 REQUESTS = {
     "paper": make_request(),
@@ -138,11 +133,8 @@ def test_a_statistic_is_a_vector_and_may_be_larger_than_a_factor(carry):
     vector = np.linspace(-1e15, 1e15, 45).astype(np.float32)
     found = SiteReply.from_wire(*carry(*SiteReply("north", (vector,)).to_wire()), [(45,)])
     assert_bits(found.arrays, (vector,))
-    assert "beyond 1e+06" in refused(
-        SiteReply.from_wire, [vector.reshape(15, 3)], {"site": "north"}, [(15, 3)]
-    )
-    huge = np.full(45, 2e15, np.float32)
-    assert "beyond 1e+15" in refused(SiteReply.from_wire, [huge], {"site": "north"}, [(45,)])
+    assert "beyond 1e+06" in reply_refused([vector.reshape(15, 3)], [(15, 3)])
+    assert "beyond 1e+15" in reply_refused([np.full(45, 2e15, np.float32)], [(45,)])
 
 
 @carried
@@ -150,9 +142,7 @@ def test_a_reply_of_nothing(carry):
     """Of patient mode's last round: the site's name, and no array."""
     found = SiteReply.from_wire(*carry(*SiteReply("north", ()).to_wire()), [])
     assert (found.site, found.arrays) == ("north", ())
-    assert "need shapes []" in refused(
-        SiteReply.from_wire, list(make_factors()), {"site": "north"}, []
-    )
+    assert "need shapes []" in reply_refused(list(make_factors()), [])
 
 
 def test_arrays_in_another_order_of_memory_are_made_contiguous():
@@ -164,7 +154,6 @@ def test_arrays_in_another_order_of_memory_are_made_contiguous():
 
 
 # --- digest
-
 
 NEEDS = {
     "mu": {"relative_l21": 0.0},
@@ -191,78 +180,61 @@ def changed_settings(settings):
         yield replace(settings, **{field.name: value})
 
 
-def variants():
-    base = make_request()
-    yield "job", replace(base, job="job-2")
-    yield "round", replace(base, round=3)
-    yield "rounds", replace(base, rounds=6)
-    yield "seed", replace(base, seed=8)
-    yield "vocabulary", replace(base, vocabulary="0a,1c")
+def changes_of_job(base):
+    """What must stay the same in a job, changed."""
+    yield from ({"job": "job-2"}, {"rounds": 6}, {"seed": 8}, {"vocabulary": "0a,1c"})
     for solver in changed_settings(base.solver):
-        yield "solver", replace(base, solver=solver)
-    for privacy in changed_settings(base.privacy):
-        yield "privacy", replace(base, privacy=privacy)
+        yield {"solver": solver}
+    for privacy in changed_settings(replace(base.privacy, codes="")):
+        yield {"privacy": privacy}
+    if base.privacy.codes:
+        yield {"privacy": replace(base.privacy, weighting="inverse-frequency")}
+
+
+def changes_of_anchors(base):
     first, second = base.anchors
-    yield "order", replace(base, anchors=(second, first))
-    yield "one fewer", replace(base, anchors=(first,))
-    yield "shape", replace(base, anchors=(first.reshape(RANK, 5), second))
-    yield "rows", replace(base, anchors=(first[:4], np.vstack([first[4:], second])))
+    for anchors in ((second, first), (first,), (first.reshape(RANK, 5), second),
+                    (first[:4], np.vstack([first[4:], second]))):  # fmt: skip
+        yield {"anchors": anchors}
     for mode in (0, 1):
         anchors = [anchor.copy() for anchor in base.anchors]
         anchors[mode][-1, -1] = np.nextafter(anchors[mode][-1, -1], np.float32(9))
-        yield f"last bit of mode {mode}", replace(base, anchors=tuple(anchors))
+        yield {"anchors": tuple(anchors)}
 
 
-def weighting(privacy):
-    return replace(privacy, weighting="inverse-frequency")
-
-
-def patient_variants():
-    base = make_patient_request()
-    for privacy in changed_settings(replace(base.privacy, codes="")):
-        yield "privacy", replace(base, privacy=privacy)
+def changes_of_selection(base):
     first, second = base.selection
-    yield "no anchors", replace(base, anchors=())
-    yield "no selection", replace(base, selection=())
-    yield "neither", replace(base, anchors=(), selection=())
-    yield "weighting", replace(base, privacy=weighting(base.privacy))
-    yield "weights", replace(base, weights=make_weights())
-    yield "other weights", replace(base, weights=make_weights()[::-1])
-    yield "usages", replace(base, usages=np.ones((2, 2, 3)))
-    yield "other usages", replace(base, usages=np.ones((2, 2, 3)) * 2)
-    yield "order", replace(base, selection=(second, first))
-    yield "one fewer", replace(base, selection=(first,))
-    yield "a code", replace(base, selection=(first[:4], np.concatenate([first[4:], second])))
+    empty, usages = {"anchors": ()}, np.ones((2, 2, 3))
+    yield from (empty, {"selection": ()}, {"selection": (), **empty}, {"usages": usages},
+                {"usages": 2 * usages}, {"weights": WEIGHTS},
+                {"weights": WEIGHTS[::-1]})  # fmt: skip
+    for selection in ((second, first), (first,),
+                      (first[:4], np.concatenate([first[4:], second]))):  # fmt: skip
+        yield {"selection": selection}
     for mode in (0, 1):
         selection = [kept.copy() for kept in base.selection]
         selection[mode][-1] += 1
-        yield f"another code of mode {mode}", replace(base, selection=tuple(selection))
+        yield {"selection": tuple(selection)}
 
 
-def test_the_digest_changes_with_everything_that_is_asked():
-    for base, others in ((make_request(), variants()),
-                         (make_patient_request(), patient_variants())):  # fmt: skip
-        digests = [base.digest] + [request.digest for _, request in others]
-        assert len(set(digests)) == len(digests)
-        assert len(digests) > 18
+@pytest.mark.parametrize(
+    ("base", "own"),
+    [(make_request(), changes_of_anchors), (make_patient_request(), changes_of_selection)],
+    ids=["factors", "patient"],
+)
+def test_the_digest_changes_with_everything_that_is_asked(base, own):
+    others = [replace(base, **each) for each in ({"round": 3}, *changes_of_job(base), *own(base))]
+    digests = {request.digest for request in (base, *others)}
+    assert len(digests) == 1 + len(others) > 18
 
 
 def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
     base = make_patient_request()
     usages, stage = np.ones((2, 2, 3)), SecureStage("keys", asked=("a",))
-    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"weights": make_weights()},
+    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"weights": WEIGHTS},
                     {"usages": usages}, {"secure": stage}):  # fmt: skip
         assert replace(base, **changes).terms == base.terms
-    changed = [replace(base, **changes) for changes in
-               ({"rounds": 6}, {"seed": 8}, {"vocabulary": "x"}, {"job": "job-2"})]  # fmt: skip
-    changed += [replace(base, solver=solver) for solver in changed_settings(base.solver)]
-    changed += [
-        replace(base, privacy=privacy)
-        for privacy in [
-            *changed_settings(replace(base.privacy, codes="")), weighting(base.privacy)
-        ]
-    ]  # fmt: skip
-    terms = [base.terms, *(request.terms for request in changed)]
+    terms = [base.terms, *(replace(base, **changes).terms for changes in changes_of_job(base))]
     assert len(set(terms)) == len(terms)
 
 
@@ -282,14 +254,11 @@ BAD_CONFIGS = {
     "version that fills a log": {"protocol": "\n" + "x" * 10_000},
     "job number": {"job": SECRET},
     **{f"round {value}": {"round": value} for value in (0, -3, 2.0, 6)},
-    **{
-        f"{key} {value}": {key: value}
-        for key, value in (
-            ("rounds", 0), ("seed", -1), ("vocabulary", 3), ("rank", 0), ("rank", 3.0),
-            ("eta", math.nan), ("eta", 1.5), ("gamma", math.inf), ("nonnegative", 1),
-            ("privacy", "trust-me"), ("epsilon", 0.0), ("delta", 1.0), ("noise-seed", -2),
-        )
-    },
+    **{f"{key} {value}": {key: value} for key, value in (
+        ("rounds", 0), ("seed", -1), ("vocabulary", 3), ("rank", 0), ("rank", 3.0),
+        ("eta", math.nan), ("eta", 1.5), ("gamma", math.inf), ("nonnegative", 1),
+        ("privacy", "trust-me"), ("epsilon", 0.0), ("delta", 1.0), ("noise-seed", -2),
+    )},
     **{f"job {why}": {"job": name} for why, name in BAD_NAMES.items()},
 }  # fmt: skip
 
@@ -345,7 +314,7 @@ def test_a_bad_array_is_refused_by_its_mode(says, bad):
     message = refused(RoundRequest.from_wire, arrays, make_request().to_wire()[1])
     assert message.startswith("request, mode 2: ")
     assert says in message
-    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    message = reply_refused(arrays)
     if bad.shape == SHAPES[1]:
         assert message.startswith("reply of site 'north', array 2: ")
         assert says in message
@@ -356,10 +325,9 @@ def test_a_bad_array_is_refused_by_its_mode(says, bad):
 def test_what_is_no_array_is_refused():
     for bad in ([[float(SECRET)] * RANK] * 4, None):
         arrays = [make_factors()[0], bad]
-        assert "need arrays, got" in refused(
-            RoundRequest.from_wire, arrays, make_request().to_wire()[1]
-        )
-        assert "need arrays, got" in refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+        said = refused(RoundRequest.from_wire, arrays, make_request().to_wire()[1])
+        assert "need arrays, got" in said
+        assert "need arrays, got" in reply_refused(arrays)
 
 
 @pytest.mark.parametrize(
@@ -368,38 +336,33 @@ def test_what_is_no_array_is_refused():
 )
 def test_a_start_is_asked_for_in_its_round_and_in_mode_none_alone(mode, asked, number):
     request = make_request(privacy=PrivacySettings(privacy=mode), round=number, **STARTS[asked])
-    assert "need one float32 array per feature mode" in refused(
-        RoundRequest.from_wire, *request.to_wire()
-    )
+    message = refused(RoundRequest.from_wire, *request.to_wire())
+    assert "need one float32 array per feature mode" in message
 
 
 @pytest.mark.parametrize(
     "arrays",
-    [[], [*make_factors(), *make_selection()], list(make_selection()),
+    [[], [*make_factors(), *SELECTION], list(SELECTION),
      [make_factors()[0], np.full((4, RANK), SECRET, np.int32)]],
     ids=["nothing", "factors and a selection", "a selection", "integers among the factors"],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["none", "paper"])
 def test_without_patient_mode_a_request_is_one_factor_a_mode(arrays, mode):
     config = make_request(privacy=PrivacySettings(privacy=mode), round=3).to_wire()[1]
-    assert "need one float32 array per feature mode" in refused(
-        RoundRequest.from_wire, arrays, config
-    )
+    message = refused(RoundRequest.from_wire, arrays, config)
+    assert "need one float32 array per feature mode" in message
 
 
-def selection_with(*codes) -> list[np.ndarray]:
-    return [make_selection()[0], np.array(codes, np.int32)]
-
-
+BAD_CODES = {
+    "empty": [], "negative": [-1, 2], "a code twice": [1, 1, 2], "2-D": [[0]],
+    "descending by an overflow": [2**31 - 1, -(2**31)],
+}  # fmt: skip
 BAD_SELECTIONS = {
-    "another number of modes": ("2 factors, but a selection for 1 modes", [make_selection()[0]]),
-    "empty": ("selection, mode 2: ", selection_with()),
-    "negative": ("selection, mode 2: ", selection_with(-1, 2)),
-    "a code twice": ("selection, mode 2: ", selection_with(1, 1, 2)),
-    "descending by an overflow": ("selection, mode 2: ", selection_with(2**31 - 1, -(2**31))),
-    "2-D": ("selection, mode 2: ", [make_selection()[0], np.zeros((1, 1), np.int32)]),
-    "int64": ("need float32, got int64", [kept.astype("i8") for kept in make_selection()]),
-    "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in make_selection()]),
+    **{why: ("selection, mode 2: ", [SELECTION[0], np.array(codes, np.int32)])
+       for why, codes in BAD_CODES.items()},
+    "another number of modes": ("2 factors, but a selection for 1 modes", [SELECTION[0]]),
+    "int64": ("need float32, got int64", [kept.astype("i8") for kept in SELECTION]),
+    "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in SELECTION]),
 }  # fmt: skip
 
 
@@ -411,18 +374,12 @@ def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
     assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 
-def weights_with(*weights) -> list[np.ndarray]:
-    return [make_weights()[0], np.array(weights, np.float32)]
-
-
 BAD_WEIGHTS = {
-    "another number of modes": ("1 weights, but a selection for 2 modes", [make_weights()[0]]),
-    "zero": ("weights, mode 2: ", weights_with(0, 1)),
-    "more than 1": ("weights, mode 2: ", weights_with(0.5, 1.5)),
-    "not finite": ("weights, mode 2: ", weights_with(0.5, np.inf)),
-    "not a number": ("weights, mode 2: ", weights_with(0.5, np.nan)),
-    "float64": ("4 factors, but a selection for 2 modes", [w.astype("f8") for w in make_weights()]),
-}
+    **{f"{weights}": ("weights, mode 2: ", [WEIGHTS[0], np.array(weights, np.float32)])
+       for weights in ((0, 1), (0.5, 1.5), (0.5, np.inf), (0.5, np.nan))},
+    "another number of modes": ("1 weights, but a selection for 2 modes", [WEIGHTS[0]]),
+    "float64": ("4 factors, but a selection for 2 modes", [w.astype("f8") for w in WEIGHTS]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("says", "weights"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
@@ -436,8 +393,7 @@ def test_weights_that_make_no_sense_are_refused(says, weights):
     "shapes", [[], SHAPES[:1], [*SHAPES, (2, RANK)], [(5, RANK), (5, RANK)]], ids=str
 )
 def test_a_reply_of_other_shapes_is_refused(shapes):
-    arrays = list(make_factors(shapes=shapes))
-    message = refused(SiteReply.from_wire, arrays, {"site": "north"}, SHAPES)
+    message = reply_refused(list(make_factors(shapes=shapes)))
     assert message.startswith("reply of site 'north': ")
 
 
@@ -463,17 +419,15 @@ def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
     ids=["empty", "a matrix", "other integers", "text", "objects"],
 )  # fmt: skip
 def test_bytes_that_are_no_packed_vector_are_refused(array):
-    message = refused(SiteReply.from_wire, [array], {"site": "north"}, [(3000,)])
-    assert message.startswith("reply of site 'north'")
-    refused(SiteReply.from_wire, [array, array], {"site": "north"}, SHAPES)
+    assert reply_refused([array], [(3000,)]).startswith("reply of site 'north'")
+    reply_refused([array, array])
 
 
 def test_a_packed_vector_beyond_the_limit_is_refused():
     packed = pack((np.arange(3000) * 2.0**40).astype(np.float32), 2.0**40).copy()
-    message = refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
-    assert "beyond 1e+15" in message
+    assert "beyond 1e+15" in reply_refused([packed], [(3000,)])
     packed[:8] = np.array([1e300]).view(np.uint8)
-    assert "not finite" in refused(SiteReply.from_wire, [packed], {"site": "north"}, [(3000,)])
+    assert "not finite" in reply_refused([packed], [(3000,)])
 
 
 BAD_SITES = {
