@@ -19,7 +19,7 @@ from tests.bits import assert_bits
 
 NONE = PrivacySettings(privacy="none")
 PAPER = PrivacySettings(privacy="paper")
-SIZES = (20, 30)
+SIZES, NAMES = (20, 30), ["site-1", "site-2"]
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +40,14 @@ def make(rounds=3, **solver) -> Coordinator:
 def begun(cohort, server: Coordinator, number=1):
     """A round in which no factors are sent: nothing but counts or co-occurrences is asked for."""
     request = server.request(number)
-    outcomes = [
-        run_round(site.tensor, None, request, site=site.name, modes="pd", simulation=True)
-        for site in cohort.sites
-    ]
-    replies = [
-        SiteReply(site.name, outcome.release.arrays)
-        for site, outcome in zip(cohort.sites, outcomes, strict=True)
-    ]
+    found = {
+        site.name: run_round(
+            site.tensor, None, request, site=site.name, modes="pd", simulation=True
+        ) for site in cohort.sites
+    }  # fmt: skip
+    replies = [SiteReply(name, outcome.release.arrays) for name, outcome in found.items()]
     server.close_round(number, replies, [])
-    return request, outcomes
+    return request, list(found.values())
 
 
 def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
@@ -61,8 +59,7 @@ def test_round_1_asks_for_pairs_of_codes_and_leaves_planted_phenotypes(planted):
         assert (outcome.release.events, outcome.state, outcome.measures) == ((), None, None)
         assert "no privacy guarantee" in outcome.release.label
     assert factor_match_score(server.factors, planted.truth.factors) > 0.9
-    seed = initial_factors(SIZES, 4, 1)
-    assert factor_match_score(seed, planted.truth.factors) < 0.5
+    assert factor_match_score(initial_factors(SIZES, 4, 1), planted.truth.factors) < 0.5
     assert len(server.request(2).anchors) == 2
 
 
@@ -79,10 +76,9 @@ def test_larger_sites_count_for_more_afterwards(planted):
 def test_sites_count_by_the_weight_that_their_solver_applies(planted):
     """Psgd's is three tenths of `relative_elastic`, and the server divides as its sites pull."""
     same = make(solver="psgd", relative_l21=0.0), make(relative_elastic=0.3), make()
-    names = [site.name for site in planted.sites]
     for server in same:
         begun(planted, server)
-    psgd, exact, other = (server.rule._weights(names) for server in same)
+    psgd, exact, other = (server.rule._weights(NAMES) for server in same)
     np.testing.assert_allclose(psgd, exact)
     assert np.abs(psgd - other).max() > 0.01
 
@@ -90,8 +86,7 @@ def test_sites_count_by_the_weight_that_their_solver_applies(planted):
 def test_a_site_that_joins_after_the_start_counts_as_an_average_one(planted):
     server = make()
     begun(planted, server)
-    names = [*(site.name for site in planted.sites), "late"]
-    weights = server.rule._weights(names)
+    weights = server.rule._weights([*NAMES, "late"])
     np.testing.assert_allclose(weights.sum(axis=0), 1)
     np.testing.assert_allclose(weights[2], weights[:2].mean(axis=0))
 
@@ -104,8 +99,7 @@ def test_sites_count_as_they_use_what_surrogates_made_of_the_start(planted, monk
         lambda start, *_: tuple(np.ascontiguousarray(f[:, ::-1]) for f in start.factors),
     )  # fmt: skip
     begun(planted, other)
-    names = [site.name for site in planted.sites]
-    expected, found = (rule._weights(names) for rule in (server.rule, other.rule))
+    expected, found = (each.rule._weights(NAMES) for each in (server, other))
     assert np.ptp(expected, axis=1).max() > 0.05
     np.testing.assert_allclose(found, expected[:, ::-1], atol=0.01)
 
@@ -117,8 +111,7 @@ def test_a_checkpoint_keeps_what_the_start_said(planted):
     again.restore(server.rule.state())
     assert_bits(again.factors, server.factors)
     assert len(again.anchors(2)) == 2
-    names = [site.name for site in planted.sites]
-    np.testing.assert_array_equal(again._weights(names), server.rule._weights(names))
+    np.testing.assert_array_equal(again._weights(NAMES), server.rule._weights(NAMES))
 
 
 class OwnUpdate(ElasticRule):
@@ -139,29 +132,21 @@ def test_a_rule_with_an_update_of_its_own_is_given_factors_alone():
 
 @pytest.mark.parametrize(
     ("sizes", "privacy", "run", "wanted"),
-    [
-        (SIZES, NONE, {}, True),
-        (SIZES, NONE, {"start": "random"}, False),
-        (SIZES, NONE, {"rounds": 1}, False),
-        ((2000, 2000), NONE, {}, True),
-        ((2000, 2001), NONE, {}, True),
-        ((2000, 2001), NONE, {"rounds": 2}, False),
-        ((2000, 2001), NONE, {"rounds": 3}, True),
-        (SIZES, PAPER, {}, False),
-    ],
-)
+    [(SIZES, NONE, {}, True), (SIZES, NONE, {"start": "random"}, False),
+     (SIZES, NONE, {"rounds": 1}, False), (SIZES, PAPER, {}, False),
+     ((2000, 2000), NONE, {}, True), ((2000, 2001), NONE, {}, True),
+     ((2000, 2001), NONE, {"rounds": 2}, False), ((2000, 2001), NONE, {"rounds": 3}, True)],
+)  # fmt: skip
 def test_co_occurrences_are_where_a_run_starts(sizes, privacy, run, wanted):
     assert starts_from_cooccurrences(sizes, privacy, RunSettings(**run)) is wanted
 
 
 @pytest.mark.parametrize(
     ("sizes", "privacy", "run", "says"),
-    [
-        (SIZES, PAPER, {}, "'paper' does not cover pairs"),
-        (SIZES, NONE, {"rounds": 1}, "needs 2 or more rounds"),
-        ((2000, 2001), NONE, {"rounds": 2}, "needs 3 or more rounds"),
-    ],
-)
+    [(SIZES, PAPER, {}, "'paper' does not cover pairs"),
+     (SIZES, NONE, {"rounds": 1}, "needs 2 or more rounds"),
+     ((2000, 2001), NONE, {"rounds": 2}, "needs 3 or more rounds")],
+)  # fmt: skip
 def test_co_occurrences_are_refused_where_they_cannot_be(sizes, privacy, run, says):
     with pytest.raises(SettingsError, match=says):
         starts_from_cooccurrences(sizes, privacy, RunSettings(start="cooccurrence", **run))

@@ -48,23 +48,18 @@ def make(folder=None, *, resume=False, privacy=CODES, **run) -> Coordinator:
     )  # fmt: skip
 
 
-def make_replies(server, number, sites="abc") -> list[SiteReply]:
+def make_replies(server, number, sites="abc", times=10) -> list[SiteReply]:
     """What sites send: any statistics, the same whenever the same is asked."""
-    found = []
-    for site in sites:
-        rng = np.random.default_rng([number, *site.encode()])
-        arrays = tuple(
-            (10 * rng.random(shape)).astype(np.float32) for shape in server.reply_shapes(number)
-        )
-        found.append(SiteReply(site, arrays))
-    return found
+
+    def reply(site):
+        rng, shapes = np.random.default_rng([number, *site.encode()]), server.reply_shapes(number)
+        return SiteReply(site, tuple((times * rng.random(s)).astype(np.float32) for s in shapes))
+
+    return [reply(site) for site in sites]
 
 
 def close(server: Coordinator, number: int, sites="abc", failures=()):
-    replies = make_replies(server, number, sites)
-    return server.close_round(
-        number, replies, failures, bytes_down=0, bytes_up=0, seconds=number / 7
-    )
+    return server.close_round(number, make_replies(server, number, sites), failures)
 
 
 def go_to(server: Coordinator, last: int) -> Coordinator:
@@ -79,11 +74,8 @@ def go_to(server: Coordinator, last: int) -> Coordinator:
 def test_a_run_is_codes_start_refinement_and_the_end():
     rule = make_rule()
     assert rule.rounds == 1 + 1 + 2 * 2 + 1
-    expected = [
-        ("codes", None, 21), ("start", None, 14 * 13 // 2),
-        ("refine", 0, 6 * 4 + 10), ("refine", 1, 8 * 4 + 10),
-        ("refine", 0, 6 * 4 + 10), ("refine", 1, 8 * 4 + 10),
-    ]  # fmt: skip
+    refined = [("refine", 0, 6 * 4 + 10), ("refine", 1, 8 * 4 + 10)]
+    expected = [("codes", None, 21), ("start", None, 14 * 13 // 2), *refined, *refined]
     assert [(r.kind, r.mode, r.count) for r in rule.plan.releases] == expected
     for number, (_, _, count) in enumerate(expected, start=1):
         assert rule.reply_shapes(number) == [(count,)]
@@ -111,10 +103,8 @@ def test_a_request_carries_what_its_round_needs_and_no_more():
         assert bool(request.selection) == (number >= 2)
         close(server, number)
     assert [len(kept) for kept in server.selection] == [6, 8]
-    assert [factor.shape for factor in server.factors] == [(6, 4), (8, 4)]
-    for factor in server.factors:
-        assert factor.dtype == np.float32
-        assert np.isfinite(factor).all()
+    assert [(f.shape, f.dtype) for f in server.factors] == [((6, 4), "f4"), ((8, 4), "f4")]
+    assert all(np.isfinite(factor).all() for factor in server.factors)
 
 
 def test_planned_events_are_the_plans():
@@ -131,7 +121,7 @@ def test_planned_events_are_the_plans():
 
 def make_counts(server) -> list[SiteReply]:
     """Replies of round 1 that are far above the noise: codes of many patients."""
-    return [replace(r, arrays=(1000 * r.arrays[0],)) for r in make_replies(server, 1)]
+    return make_replies(server, 1, times=10_000)
 
 
 def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_the_end():
@@ -143,10 +133,8 @@ def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_th
             weights = request.weights
         if number == server.rounds:  # what sites refit, and what a report shows
             assert_bits(request.anchors, server.factors)
-            learned = server.rule.state()
-            assert_bits(
-                server.factors, unweighted((learned["factor_1"], learned["factor_2"]), weights)
-            )
+            learned = [server.rule.state()[f"factor_{mode}"] for mode in (1, 2)]
+            assert_bits(server.factors, unweighted(learned, weights))
         replies = make_counts(server) if number == 1 else make_replies(server, number)
         server.close_round(number, replies, ())
 
@@ -155,9 +143,8 @@ def test_weights_come_from_the_charged_count():
     rule = make_rule(WEIGHTED)
     given = make_counts(rule)
     rule.update(1, given)
-    expected = code_weights(
-        [reply.arrays[0] for reply in given], SHAPE, rule.selection, rule.plan.releases[0].sigma
-    )
+    counted, sigma = [reply.arrays[0] for reply in given], rule.plan.releases[0].sigma
+    expected = code_weights(counted, SHAPE, rule.selection, sigma)
     assert_bits(rule.weights(2), expected)
     assert len({float(w) for weights in expected for w in weights}) > 2
 
@@ -182,14 +169,12 @@ def test_a_run_does_not_go_on_without_its_codes_or_its_start(privacy, number, si
     with pytest.raises(QuorumError, match=says):
         close(server, number, sites, [Failure("x", "gone")])
     assert server.finished_rounds == number - 1
-    for name, array in server.rule.state().items():
-        np.testing.assert_array_equal(array, before[name])
+    np.testing.assert_equal(server.rule.state(), before)
 
 
 @pytest.mark.slow
 def test_what_phenotypes_are_judged_by_does_not_move_them_and_survives_a_checkpoint(monkeypatch):
-    server = make(privacy=PLANNED)
-    go_to(server, 3)
+    server = go_to(make(privacy=PLANNED), 3)
     chances = server.false_discovery
     assert len(chances) == SOLVER.rank
     again = make(privacy=PLANNED)
@@ -338,9 +323,8 @@ def test_a_rank_is_not_decided_where_no_chance_is_known(shape, privacy, says):
 @pytest.mark.slow
 def test_as_many_phenotypes_are_learned_as_were_planted(tmp_path):
     cohort = synthetic(preset("demo", patients=3000, phenotypes=3, shares="0.5,0.3,0.2", local=0.0))
-    settings = {"rank": 9, "epsilon": 50.0, "auto-rank": True, "secure-sums": True}
-    config = RunConfig.read({**settings, "noise-seed": 1, "out": str(tmp_path / "run")})
-    out = federate_cohort(cohort, config)
+    config = {"rank": 9, "epsilon": 50.0, "auto-rank": True, "secure-sums": True, "noise-seed": 1}
+    out = federate_cohort(cohort, RunConfig.read({**config, "out": str(tmp_path / "run")}))
     summary = read_summary(out)
     assert summary.rank == read_model(out)[0][0].shape[1] == 3
     assert len(summary.false_discovery) == 3
@@ -348,7 +332,6 @@ def test_as_many_phenotypes_are_learned_as_were_planted(tmp_path):
 
 
 # --- another loss
-
 
 START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0, bound=0.1, noise_seed=7)
 
@@ -360,9 +343,8 @@ def with_loss(loss, shape=SHAPE, **run) -> Coordinator:
 
 @pytest.mark.parametrize("loss", ["poisson", "bernoulli"])
 def test_a_sites_release_is_the_same_with_any_loss(cohort, loss):
-    (squared, asked), (other, again) = (
-        (server, server.request(1)) for server in (with_loss("squared"), with_loss(loss))
-    )
+    squared, other = with_loss("squared"), with_loss(loss)
+    asked, again = squared.request(1), other.request(1)
     assert asked.digest == again.digest
     assert squared.planned_events(1) == other.planned_events(1)
     assert squared.privacy == other.privacy
@@ -388,10 +370,10 @@ def test_an_unknown_loss_is_refused_before_the_run():
 
 def test_a_run_with_another_loss_spends_the_same_and_learns_other_factors(tmp_path):
     cohort, found = synthetic(preset("demo", patients=600)), {}
+    config = {"rank": 5, "epsilon": 50.0, "refine-rounds": 0, "noise-seed": 1}
     for loss in ("squared", "poisson"):
-        config = {"rank": 5, "epsilon": 50.0, "refine-rounds": 0, "noise-seed": 1, "loss": loss,
-                  "out": str(tmp_path / loss)}  # fmt: skip
-        found[loss] = federate_cohort(cohort, RunConfig.read(config))
+        own = RunConfig.read({**config, "loss": loss, "out": str(tmp_path / loss)})
+        found[loss] = federate_cohort(cohort, own)
     squared, poisson = (read_summary(folder) for folder in found.values())
     assert squared.spent == poisson.spent
     assert squared.exchange.bytes_up == poisson.exchange.bytes_up
@@ -408,40 +390,31 @@ def test_a_run_with_another_loss_spends_the_same_and_learns_other_factors(tmp_pa
 # --- with real sites
 
 
-def make_client(site, tmp_path) -> DPFactClient:
-    settings = SiteSettings(
-        allow_privacy="patient", max_epsilon=4.0, state_dir=str(tmp_path / "state" / site.name)
-    )
-    return DPFactClient(site, settings)
-
-
 @pytest.mark.parametrize("privacy", [CODES, OPEN], ids=["codes", "open"])
 def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
     server = Coordinator(
         SHAPE, solver=SOLVER, privacy=privacy, run=RunSettings(job="job", sites=3),
         vocabulary=joint_digest(cohort.vocabularies),
     )  # fmt: skip
-    clients = [make_client(site, tmp_path) for site in cohort.sites]
+    own = SiteSettings(allow_privacy="patient", max_epsilon=4.0)
+    clients = [
+        DPFactClient(site, replace(own, state_dir=str(tmp_path / "state" / site.name)))
+        for site in cohort.sites
+    ]
+    planned = []
     for number in range(1, server.rounds + 1):
-        wire = server.request(number).to_wire()
-        replies = []
-        for client in clients:
-            arrays, _, config = client.fit(*wire)
-            replies.append(SiteReply.from_wire(arrays, config, server.reply_shapes(number)))
+        wire, shapes = server.request(number).to_wire(), server.reply_shapes(number)
+        sent = [client.fit(*wire) for client in clients]
+        replies = [SiteReply.from_wire(arrays, config, shapes) for arrays, _, config in sent]
         server.close_round(number, replies, [])
-    planned = [server.planned_events(number) for number in range(1, server.rounds + 1)]
-    names = ("procedures", "diagnoses")
+        for event in server.planned_events(number):
+            name = event.name.replace("mode 1", "procedures").replace("mode 2", "diagnoses")
+            planned.append((replace(event, name=name),))
+    assert server.planned_events(server.rounds) == ()  # and is not in the ledger
     for site in cohort.sites:
         with Ledger(tmp_path / "state" / site.name / site.name, create=False) as ledger:
             assert ledger.verify() == []
-            charged = [row.events for row in ledger.rows()]
-        assert planned[-1] == ()  # the last round costs nothing, and is not in the ledger
-        for one, other in zip(charged, planned[:-1], strict=True):
-            called = [
-                replace(e, name=e.name.replace("mode 1", names[0]).replace("mode 2", names[1]))
-                for e in other
-            ]
-            assert list(one) == called
+            assert [row.events for row in ledger.rows()] == planned
 
 
 def test_a_run_that_counts_codes_end_to_end_leaves_no_patient_in_its_folder(
@@ -453,9 +426,7 @@ def test_a_run_that_counts_codes_end_to_end_leaves_no_patient_in_its_folder(
     summary = read_json(folder / SUMMARY)
     factors, vocabularies = read_model(folder)
     assert [factor.shape for factor in factors] == [(6, 4), (8, 4)]
-    for factor in factors:
-        assert np.isfinite(factor).all()
-        assert (factor >= 0).all()
+    assert all(np.isfinite(factor).all() and (factor >= 0).all() for factor in factors)
     for kept, whole, size in zip(vocabularies, cohort.vocabularies, (6, 8), strict=True):
         assert kept.name == whole.name
         assert len(kept) == size
@@ -464,18 +435,16 @@ def test_a_run_that_counts_codes_end_to_end_leaves_no_patient_in_its_folder(
     assert summary["claim"].startswith(f"{PATIENT_CLAIM}; given the data's code lists")
     assert 3.9 < summary["epsilon"] <= 4.0
     assert set(summary["per_site"]) == {"site-1", "site-2", "site-3"}
+    kinds = ["codes", "start", "refine procedures", "refine diagnoses"]
+    charged = [f"round {number}, {kind}" for number, kind in enumerate(kinds, start=1)]
     for guarantee in summary["per_site"].values():
-        assert [e["name"] for e in guarantee["ledger"]] == [
-            "round 1, codes", "round 2, start", "round 3, refine procedures",
-            "round 4, refine diagnoses",
-        ]  # fmt: skip
+        assert [event["name"] for event in guarantee["ledger"]] == charged
     assert (summary["rounds"], summary["failures"]) == (5, 0)
     sizes = {site.tensor.n_patients for site in cohort.sites}
     for path in folder.glob("*.npz"):
         with np.load(path) as arrays:
-            for name in arrays.files:
-                if name != "meta":
-                    assert not set(arrays[name].shape) & sizes
+            shapes = [arrays[name].shape for name in arrays.files if name != "meta"]
+        assert not any(sizes & set(shape) for shape in shapes)
     assert not list(folder.rglob("ledger.sqlite"))
     assert not list(folder.rglob("state-*.npz"))
 
@@ -484,8 +453,7 @@ def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
     folder = federate({"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 2})
     summary = read_json(folder / SUMMARY)
     assert summary["privacy"] == "patient"
-    assert summary["claim"].endswith(
-        "; given the data's code lists and its exact number of patients"
-    )
+    given = "; given the data's code lists and its exact number of patients"
+    assert summary["claim"].endswith(given)
     assert summary["epsilon"] <= 4.0
     assert json.dumps(summary)  # whatever a tiny cohort makes of it, it can be written

@@ -18,6 +18,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 SHAPE = (5, 4)
 PATIENT = PrivacySettings(epsilon=4.0, delta=1e-5, refine_rounds=1, patients=100)
+PAPER = PrivacySettings(privacy="paper", epsilon=2.0)
 NORTH = Failure("north (node 12)", "no reply within 9 s")
 
 
@@ -103,12 +104,9 @@ def test_what_was_paid_for_nothing_is_said_until_the_run_goes_on(tmp_path):
     assert {site.epsilon_unused for site in found.sites} == {0}
 
 
-@pytest.mark.parametrize(
-    ("privacy", "bounded"), [(PrivacySettings(privacy="none"), False),
-                             (PrivacySettings(privacy="paper", epsilon=2.0), True)],
-)  # fmt: skip
-def test_other_modes(tmp_path, privacy, bounded):
-    it = begun(tmp_path, privacy, start="random")
+@pytest.mark.parametrize("privacy", [PrivacySettings(privacy="none"), PAPER], ids=["none", "paper"])
+def test_other_modes(tmp_path, privacy):
+    it, bounded = begun(tmp_path, privacy, start="random"), privacy == PAPER
     for number in range(1, 5):
         close(it, number, ("north",) if number == 3 else ("north", "south"))
     found = run_status(tmp_path)
@@ -128,7 +126,7 @@ def test_a_rule_that_this_process_does_not_know_has_no_bound(tmp_path, monkeypat
         name = "mine"
 
     monkeypatch.setitem(server_rules._more, "mine", Mine)
-    it = begun(tmp_path, PrivacySettings(privacy="paper", epsilon=2.0), start="random", rule="mine")
+    it = begun(tmp_path, PAPER, start="random", rule="mine")
     close(it, 1, ("north", "south"))
     (epsilon,) = {site.epsilon for site in run_status(tmp_path).sites}
     assert 0 < epsilon < 2
@@ -137,8 +135,7 @@ def test_a_rule_that_this_process_does_not_know_has_no_bound(tmp_path, monkeypat
 
 
 def test_on_arrival_each_reply_is_charged(tmp_path):
-    run = {"aggregation": "async", "start": "random", "min_sites": 1}
-    it = begun(tmp_path, PrivacySettings(privacy="paper", epsilon=2.0), OnArrival, **run)
+    it = begun(tmp_path, PAPER, OnArrival, aggregation="async", start="random", min_sites=1)
     close(it, 1, ("fast", "other", "slow"))
     ones = tuple(np.ones(shape, np.float32) for shape in it.reply_shapes(2))
     assert it.ask("slow")
@@ -151,7 +148,6 @@ def test_on_arrival_each_reply_is_charged(tmp_path):
     it.save()
     sites = {site.name: site for site in run_status(tmp_path).sites}
     assert [(s.used, s.unused, s.failed) for s in sites.values()] == [(3, 0, 0)] * 2 + [(1, 0, 0)]
-    assert sites["slow"].epsilon == pytest.approx(
-        account(it.planned_events(1), 1e-5).headline.epsilon
-    )
-    assert sites["slow"].epsilon < sites["fast"].epsilon
+    once = account(it.planned_events(1), 1e-5).headline.epsilon
+    assert sites["slow"].epsilon == pytest.approx(once)
+    assert once < sites["fast"].epsilon

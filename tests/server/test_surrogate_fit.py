@@ -10,12 +10,7 @@ from dpfact_flower.estimation.start import Start, start_factors
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.server import surrogate_fit as module
-from dpfact_flower.server.surrogate_fit import (
-    LeastSquares,
-    fit_of,
-    fitted_to_halves,
-    fitted_to_surrogates,
-)
+from dpfact_flower.server.surrogate_fit import LeastSquares, fit_of, fitted_to_surrogates
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import squared_error
@@ -45,6 +40,12 @@ def explained(tensor, factors):
     return squared_error(tensor, (patients, *factors)).fit
 
 
+def assert_unit_and_positive(factors):
+    for factor in factors:
+        assert (factor > 0).all()
+        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def tensor() -> SparseTensor:
     return single_cells()
@@ -70,19 +71,7 @@ def fitted(start, released):
 def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor, start, released):
     found = fitted(start, released)
     assert explained(tensor, found) > 1.02 * explained(tensor, start.factors)
-    for factor in found:
-        assert (factor > 0).all()
-        np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_threads_change_nothing(start, released, monkeypatch):
-    found = []
-    for threads in ("1", "2"):
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        found.append(fitted(start, released))
-    assert_bits(*found)
+    assert_unit_and_positive(found)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +112,8 @@ def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
 
 
 def test_surrogates_without_cells_are_left_out():
-    cells = SparseTensor.from_coo(
-        [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]], [1, 2, 2, 1], (9, 2, 2)
-    )
+    places = [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]]
+    cells = SparseTensor.from_coo(places, [1, 2, 2, 1], (9, 2, 2))
     few = module._prepared(cells, 2, LeastSquares())
     assert few.shape == (2, 2, 2)
     np.testing.assert_allclose(few.values, [1, 0.5**0.5, 0.5**0.5])
@@ -162,35 +150,30 @@ def by_loss():
 def test_a_likelihood_predicts_hidden_cells_better_than_least_squares(by_loss):
     others = poisson_patients(2000, 2)
     hidden = np.random.default_rng(3).random(others.nnz) < 0.2
-    parts = [
-        SparseTensor(others.indices[which], others.values[which], others.shape)
-        for which in (~hidden, hidden)
-    ]
+    parts = [SparseTensor(others.indices[which], others.values[which], others.shape)
+             for which in (~hidden, hidden)]  # fmt: skip
     squared = held_out(by_loss("squared"), *parts)
     for loss in ("poisson", "bernoulli"):
         found = by_loss(loss)
         assert held_out(found, *parts) > squared + 0.05
-        for factor in found:
-            assert (factor > 0).all()
-            np.testing.assert_allclose(np.linalg.norm(factor, axis=0), 1, rtol=1e-5)
+        assert_unit_and_positive(found)
 
 
 @pytest.mark.slow
-def test_threads_do_not_change_a_likelihood(by_loss, monkeypatch):
+@pytest.mark.parametrize("loss", [pytest.param("squared", marks=pytest.mark.nightly), "poisson"])
+def test_threads_change_nothing(start, released, by_loss, monkeypatch, loss):
     found = []
     for threads in ("1", "2"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        found.append(by_loss("poisson"))
+        found.append(fitted(start, released) if loss == "squared" else by_loss(loss))
     assert_bits(*found)
 
 
 def test_the_first_model_has_as_many_counts_of_a_patient_as_there_are():
-    tensor, rng = poisson_patients(50, 1), np.random.default_rng(0)
-    tensor = module._prepared(tensor, 50, fit_of(SolverSettings(loss="poisson")))
+    fit, rng = fit_of(SolverSettings(loss="poisson")), np.random.default_rng(0)
+    tensor = module._prepared(poisson_patients(50, 1), 50, fit)
     factors = tuple(rng.random((25, 4)) for _ in range(2))
-    rows, *columns = fit_of(SolverSettings(loss="poisson")).initial(
-        tensor, rng.random((tensor.n_patients, 4)), factors
-    )
+    rows, *columns = fit.initial(tensor, rng.random((tensor.n_patients, 4)), factors)
     model = np.einsum("ir,jr,kr->ijk", rows, *columns)
     np.testing.assert_allclose(model.sum(axis=(1, 2)), tensor.to_dense().sum(axis=(1, 2)))
 
@@ -203,7 +186,7 @@ def test_phenotypes_are_likely_real_where_they_return_in_halves_of_the_noise(sta
     def chances(sigma):
         rng = np.random.default_rng(3)
         noisy = [each + sigma * rng.standard_normal(each.shape) for each in released]
-        fits = fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng)
+        fits = module.fitted_to_halves(noisy, counts, SHAPE, RANK, sigma, rng)
         return false_discovery(own, fits, 1.0)
 
     assert max(chances(SIGMA)) < 0.1
