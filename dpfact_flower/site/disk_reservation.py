@@ -52,7 +52,7 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the number of bytes for charging values: 4 per value, plus pages and journal."""
+    """Return the number of bytes needed to charge values: 4 per value, plus pages and journal."""
     return 4 * values + values // 50 + _BESIDE
 
 

@@ -173,7 +173,7 @@ def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
 
 
 class Results:
-    """Results of finished jobs by fit, whatever measures the jobs requested."""
+    """Results of finished jobs by fit. The measures that a job requested do not matter."""
 
     def __init__(self, found: dict[Job, Result]) -> None:
         self._found = {job.fit: result for job, result in found.items()}

@@ -67,10 +67,11 @@ def commands(command: click.Command, *words: str) -> list[tuple[str, ...]]:
 @pytest.mark.process
 @pytest.mark.slow
 def test_the_reference_has_a_page_for_every_public_name_and_every_command(site):
+    objects = site / "reference" / "objects"
     for name in dpfact_flower.__all__:
-        page = site / "reference" / "objects" / f"dpfact_flower.{name}.html"
+        page = objects / f"dpfact_flower.{name}.html"
         assert f'id="dpfact_flower.{name}"' in page.read_text(encoding="utf-8")
-    estimator = site / "reference" / "objects" / "dpfact_flower.DPFactPhenotyper.html"
+    estimator = objects / f"dpfact_flower.{dpfact_flower.DPFactPhenotyper.__name__}.html"
     assert "<strong>components_</strong>" in estimator.read_text(encoding="utf-8")
     found = commands(typer.main.get_command(cli.app), "dpfact")
     assert ("dpfact", "data", "mimic4") in found

@@ -124,8 +124,9 @@ def refinement(
     product of the factors' columns r. The patient's part is (M_i, a_i a_i^T). M_i is the
     matricised-tensor-times-Khatri-Rao product of X_i for `mode`, with columns weighted by a_i. One
     weight scales both M_i and a_i a_i^T to a joint norm of at most `bound`, so the update remains a
-    weighted least-squares problem. The sum has the rows of M, then the Gram matrix's `triangle`
-    with the diagonal. Unit: one patient. Neighbours: add or remove one. Sensitivity: `bound`.
+    weighted least-squares problem. The sum contains the rows of M, then the Gram matrix's
+    `triangle` with the diagonal. Unit: one patient. Neighbours: add or remove one. Sensitivity:
+    `bound`.
 
     `factors` and `ridge` (of shape (R,)) are released or public values. An infinite ridge removes
     a phenotype.
