@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
-
 from dpfact_flower.evaluation.run_folder import read_model
 from dpfact_flower.server.history import read_history
+from tests.bits import assert_bits
 from tests.patience import PATIENCE
 
 APP = Path(__file__).parents[2] / "simulation" / "dpfact-app"
@@ -15,7 +14,6 @@ PATIENT = {"rank": 4, "seed": 5, "relative-l21": 0.0, "privacy": "patient", "eps
 
 
 def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> dict[str, object]:
-    """A hospital's node config."""
     return {
         "site": site, "data-path": str(cohort_folder / f"{site}.npz"),
         "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "none", **changes,
@@ -36,8 +34,7 @@ def server_config(cohort, tmp_path: Path) -> dict[str, object]:
 
 def assert_same(out: Path, expected) -> None:
     """Compare a run's global factors with others, bit for bit."""
-    for got, want in zip(read_model(out)[0], expected, strict=True):
-        np.testing.assert_array_equal(got, want)
+    assert_bits(read_model(out)[0], expected)
 
 
 def assert_arrived(out: Path, *, rounds: int, sites: int = 3) -> None:

@@ -81,14 +81,12 @@ class Hospital:
     def key(self) -> Path:
         return self.folder / "node" / self.name
 
-    @property
-    def state(self) -> Path:
-        """Its state folder for this site."""
-        return self.folder / "site" / "state" / self.name
+    def state(self, study: str = "") -> Path:
+        """Its state folder for this site, or one of those that a study has for itself."""
+        return self.folder / "site" / "state" / study / self.name
 
     @property
     def check(self) -> list[str]:
-        """The command that checks it."""
         words = ["site", "check", "--config", str(self.config), "--key", str(self.key)]
         return [tool("dpfact"), *words]
 
@@ -128,7 +126,6 @@ class Hospital:
             yield process
 
     def log(self, unit: str) -> str:
-        """What a unit has logged."""
         return (self.folder / f"{unit}.log").read_text()
 
 

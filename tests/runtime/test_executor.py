@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 from contextlib import nullcontext
+from unittest import mock
 
 import pytest
 
@@ -47,15 +48,14 @@ def secret(tmp_path):
 @pytest.fixture(autouse=True)
 def unchanged():
     """What an executor changes in its own process."""
-    environment, mask = dict(os.environ), os.umask(0o022)
+    mask = os.umask(0o022)
     dump = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (dump[1], dump[1]))
     handler = signal.getsignal(signal.SIGTERM)
-    yield
+    with mock.patch.dict(os.environ):
+        yield
     signal.signal(signal.SIGTERM, handler)
     resource.setrlimit(resource.RLIMIT_CORE, dump)
-    os.environ.clear()
-    os.environ.update(environment)
     os.umask(mask)
 
 

@@ -13,17 +13,10 @@ import pytest
 
 from dpfact_flower.evaluation.run_folder import read_json
 from dpfact_flower.runtime import installation
-from dpfact_flower.runtime.superlink import free_port, tool
+from dpfact_flower.runtime.superlink import free_port
+from tests.commands import dpfact
 from tests.patience import PATIENCE, await_that
 from tests.processes import await_none_left
-
-
-def dpfact(*words) -> str:
-    done = subprocess.run(
-        [tool("dpfact"), *map(str, words)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.nightly
@@ -39,7 +32,7 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
     names = [site.name for site in cohort.sites[:2]]
     with ExitStack() as stack:
         started = [start(centre, stack)]
-        await_that(lambda: "startup complete" in log(centre), "the SuperLink")
+        await_that(lambda: "startup complete" in (centre / "log").read_text(), "the SuperLink")
         for name in names:
             folder = tmp_path / name
             dpfact(
@@ -48,11 +41,8 @@ def test_a_centre_and_two_hospitals_are_set_up_by_one_command_each_and_run(cohor
                 folder, "--port", free_port(), "-s", "reply-after=0.0",
             )  # fmt: skip
             key = folder / f"{name}.pub"
-            said = subprocess.run(
-                [tool("dpfact"), "centre", "admit", key, "--folder", centre],
-                input="y\n", capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            assert "is admitted" in said.stdout
+            said = dpfact("centre", "admit", key, "--folder", centre, answer="y\n")
+            assert "is admitted" in said
             started.append(start(folder, stack))
         dpfact(
             "submit", centre, "--out", tmp_path / "run", "--vocabulary", ",".join(lists),
@@ -107,7 +97,3 @@ def start(folder, stack: ExitStack) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(["sh", folder / "start.sh"], stdout=file, stderr=file)
     stack.callback(process.terminate)
     return process
-
-
-def log(folder) -> str:
-    return (folder / "log").read_text()

@@ -18,14 +18,13 @@ import pytest
 
 from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.site_data import SiteData
-from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
+from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.patient import step_of
-from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site.store import SiteStore
+from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.crash import answered_in_a_child
+from tests.ledgers import rows_in
+from tests.site.federation import ask, close, make_client, make_server, store_of
 
 pytestmark = [
     pytest.mark.process,
@@ -57,44 +56,33 @@ class Trials:
 
     data: SiteData
     mode: str
-    root: Path
+    folder: Path
     outcomes: Counter = field(default_factory=Counter)
 
     @property
     def site(self) -> Path:
-        return self.root / self.data.name
+        return self.folder / "state" / self.data.name
 
     def client(self) -> DPFactClient:
-        settings = SiteSettings(allow_privacy=self.mode, max_epsilon=1e6, state_dir=str(self.root))
-        return DPFactClient(self.data, settings)
-
-    def rows(self):
-        if not (self.site / LEDGER).exists():
-            return ()
-        with Ledger(self.site, create=False) as ledger:
-            assert ledger.verify() == []
-            return ledger.rows()
+        allowed = {"allow_privacy": self.mode, "max_epsilon": 1e6}
+        return make_client(self.data, self.folder, **allowed)
 
     def rounds(self, job: int) -> Iterator[RoundRequest]:
         """A job's rounds that charge; each ends as the site's answer to it says."""
-        server = Coordinator(
-            self.data.tensor.feature_shape, **RUNS[self.mode],
-            run=RunSettings(job=f"job-{job}", rounds=4, sites=1, seed=job),
-            vocabulary=joint_digest(self.data.vocabularies),
-        )  # fmt: skip
+        run = {"job": f"job-{job}", "rounds": 4, "seed": job}
+        server = make_server(self.data, **RUNS[self.mode], **run)
         for number in range(1, server.rounds + 1):
             if not server.planned_events(number):
                 return
             request = server.request(number)
             yield request
-            arrays, _, config = self.client().fit(*request.to_wire())
-            assert config == {"site": self.data.name}
-            reply = SiteReply.from_wire(arrays, config, server.reply_shapes(number))
-            server.close_round(number, [reply], [])
+            answer = ask(self.client(), request)
+            assert answer[1] == {"site": self.data.name}
+            close(server, number, [answer])
 
     def kill(self, request: RoundRequest, step: int) -> bool:
         """Have a child answer that dies at a step; whether it lived to the end."""
-        before, wire = self.rows(), request.to_wire()
+        before, wire = rows_in(self.site), request.to_wire()
         client = self.client()
 
         def answer() -> bytes:
@@ -102,7 +90,7 @@ class Trials:
             return b"".join(array.tobytes() for array in arrays)
 
         lived, left = answered_in_a_child(answer, step)
-        after = self.rows()
+        after = rows_in(self.site)
         assert after[: len(before)] == before
         charged = len(after) - len(before)
         assert charged in (0, 1)
@@ -116,9 +104,9 @@ class Trials:
         assert digest(again) == self.kept(request)
         if charged:
             assert digest(again) == kept
-            assert self.rows() == after
+            assert rows_in(self.site) == after
         else:
-            assert self.rows()[:-1] == before
+            assert rows_in(self.site)[:-1] == before
         self.check_state(request)
         self.outcomes["sent" if left else "charged" if charged else "before"] += 1
         return lived
@@ -133,8 +121,7 @@ class Trials:
     def check_state(self, request: RoundRequest) -> None:
         """Where a round leaves factors, those of the round that was answered are there."""
         if self.mode != "patient":
-            tag = data_tag(self.site, self.data.tensor.fingerprint())
-            state = SiteStore(self.root, self.data.name, request.job, tag).load(request.round)
+            state = store_of(self.data, self.folder, request.job).load(request.round)
             assert state.round == request.round
             assert all(np.isfinite(factor).all() for factor in state.factors)
 
@@ -143,7 +130,7 @@ class Trials:
 def test_a_site_that_is_killed_at_any_step_has_in_its_ledger_whatever_left_it(
     cohort, tmp_path, mode
 ):
-    trials = Trials(cohort.sites[0], mode, tmp_path / "state")
+    trials = Trials(cohort.sites[0], mode, tmp_path)
     for step in count(0, 4):
         # Successive rounds die at successive steps; the last job's at none.
         lived = [trials.kill(each, step + each.round % 4) for each in trials.rounds(step)]

@@ -6,17 +6,16 @@ The simulation is a real `flwr run` on a SuperLink with Ray. Deployed: test_secu
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.evaluation.run_folder import read_config, read_json, read_model
-from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.serve import federate
 from dpfact_flower.runtime.superlink import RunFailedError, local_superlink
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import read_history
+from tests.commands import dpfact
 from tests.conftest import CODES
+from tests.ledgers import rows_in
 from tests.runtime.deployment import APP, CONFIG, PATIENT, assert_arrived, assert_same
 
 PAPER = {"rounds": 3, "rank": 4, "seed": 5, "tau": 1, "privacy": "paper", "epsilon": 2.0,
@@ -32,7 +31,7 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
     config = {**CONFIG, "data": str(cohort_folder), "out": str(out)}
     one = federate({**config, "out": str(tmp_path / "inprocess")})
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
-        superlink.run(APP, config, federation_config="num-supernodes=3 client-resources-num-cpus=1")
+        superlink.run(APP, config, federation_config=f"num-supernodes=3 {CPUS}")
         arriving = {**config, "aggregation": "async", "out": str(tmp_path / "arriving")}
         superlink.run(APP, arriving, federation_config=f"num-supernodes=3 {CPUS}")
         paper = {**arriving, **PAPER, "out": str(tmp_path / "paper")}
@@ -48,18 +47,6 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
     assert_paid(tmp_path / "paper")
 
 
-def charges(sites: Path) -> dict[str, dict[int, float]]:
-    """What each round cost each simulated site, by its own ledger."""
-    found = {}
-    for folder in sorted(sites.glob("site-*")):
-        with Ledger(folder, create=False) as ledger:
-            assert ledger.verify() == []
-            rows = ledger.rows()
-        assert len({row.round for row in rows}) == len(rows)
-        found[folder.name] = {row.round: sum(e.rho for e in row.events) for row in rows}
-    return found
-
-
 def assert_paid(out: Path) -> None:
     """Hold each site's charges to the paper's plan, for the rounds that it answered."""
     config = RunConfig.read(PAPER)
@@ -68,8 +55,9 @@ def assert_paid(out: Path) -> None:
     records = read_history(out)
     answered = {(each.site, each.round) for record in records for each in record.arrivals}
     answered |= {(site, 1) for site in records[0].sites}
-    for site, paid in charges(out.with_name(f"{out.name}.sites")).items():
-        assert paid == {n: plan[n] for n in plan if (site, n) in answered}
+    for folder in out.with_name(f"{out.name}.sites").glob("site-*"):
+        paid = [(row.round, sum(e.rho for e in row.events)) for row in rows_in(folder)]
+        assert sorted(paid) == [(n, plan[n]) for n in plan if (folder.name, n) in answered]
 
 
 @pytest.mark.nightly
@@ -100,9 +88,7 @@ def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewh
     config = {**PATIENT, "noise-seed": 7}
     one = federate({**config, "data": str(cohort_folder), "out": "inprocess"})
     settings = [f"--set={key}={value}" for key, value in config.items()]
-    places = ["--app", str(APP), "--data", cohort_folder.name, "--out", "runs/one"]
-    done = CliRunner().invoke(cli.app, ["simulate", *places, *settings])
-    assert done.exit_code == 0, done.output
+    dpfact("simulate", "--app", APP, "--data", cohort_folder.name, "--out", "runs/one", *settings)
     assert_same(Path("runs/one"), read_model(one)[0])
     assert "seeded: not private" in read_json(Path("runs/one/summary.json"))["claim"]
     again = federate({**read_config(Path("runs/one"))["run-config"], "out": "runs/again"})

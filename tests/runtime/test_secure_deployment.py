@@ -142,10 +142,7 @@ def installed(folder: Path, user: int) -> dict[str, str]:
 
 def secured(authority: Path, key: Path) -> list[str]:
     """Options of a SuperNode that trusts an authority and signs with a key."""
-    return [
-        "--root-certificates", str(authority),
-        "--auth-supernode-private-key", str(key),
-    ]  # fmt: skip
+    return ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
 
 
 def await_online(federation: Federation) -> None:
@@ -311,7 +308,7 @@ def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers
     assert summary["alone"] > summary["epsilon"]
     assert f"at most 1 of {sites} sites collude" in summary["claim"]
     for each in federation.hospitals:
-        state = each.folder / "site" / "state" / "sums" / each.name
+        state = each.state("sums")
         shown = json.loads(as_site(each, "ledger", "show", str(state), "--json"))
         (total,) = shown["totals"]
         assert total["epsilon"] == pytest.approx(summary["epsilon"])
@@ -320,11 +317,16 @@ def test_hospitals_share_one_noise_and_both_figures_stand_in_summary_and_ledgers
         assert [row.round for row in rows_of(state)] == [1]
 
 
-def faults_of(each: Hospital) -> list[str]:
-    """What the page's check finds wrong with a hospital's keys of secure sums."""
+def checked(each: Hospital) -> dict[str, list[str]]:
+    """What the page's check finds, which is never nothing: `reply-after` is not set."""
     done = subprocess.run([*each.check, "--json"], capture_output=True, text=True, check=False)
-    found = {one["check"]: one["faults"] for one in json.loads(done.stdout)}
-    (faults,) = [faults for check, faults in found.items() if "secure sums" in check]
+    assert done.returncode == 1
+    return {found["check"]: found["faults"] for found in json.loads(done.stdout)}
+
+
+def faults_of(each: Hospital) -> list[str]:
+    """What is wrong with a hospital's keys of secure sums."""
+    (faults,) = [faults for check, faults in checked(each).items() if "secure sums" in check]
     return faults
 
 
@@ -354,7 +356,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     assert summary["sites"] == len(cohort.sites)
     assert summary["auc"] is None  # the server has no patients to measure on
     for each in federation.hospitals:
-        state = each.folder / "site" / "state" / "plain" / each.name
+        state = each.state("plain")
         assert [row.round for row in rows_of(state)] == list(range(1, rounds + 1))
         (kept,) = state.glob("*/state-*.npz")
         assert kept.name == f"state-{rounds:06d}.npz"
@@ -387,7 +389,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
     with settings_for(hospitals, "two", **{"max-epsilon": 9.0}):
         runs = [link.submit(APP, config) for config in configs.values()]
         assert [link.follow(run)["status"] for run in runs] == [COMPLETED] * 2
-    states = [each.folder / "site" / "state" / "two" / each.name for each in hospitals]
+    states = [each.state("two") for each in hospitals]
     jobs = [[row.job for row in rows_of(state)] for state in states]
     assert any(each != sorted(each) and each[::-1] != sorted(each) for each in jobs)  # at once
     for job, config in configs.items():
@@ -421,8 +423,7 @@ def test_a_run_on_arrival_is_answered_and_charged_round_by_round(federation, coh
         federation.superlink.run(APP, {**config, "out": str(folder / "arriving")})
     assert_arrived(folder / "arriving", rounds=2, sites=sites)
     for each in federation.hospitals:
-        state = each.folder / "site" / "state" / "arriving" / each.name
-        assert [row.round for row in rows_of(state)] == [1, 2]
+        assert [row.round for row in rows_of(each.state("arriving"))] == [1, 2]
 
 
 def unnamed(event: ReleaseEvent) -> ReleaseEvent:
@@ -441,14 +442,13 @@ def whole_ledger(state: Path) -> Iterator[Ledger]:
 
 
 def rows_of(state: Path) -> tuple[LedgerRow, ...]:
-    """Rows of a ledger that is whole."""
     with whole_ledger(state) as ledger:
         return ledger.rows()
 
 
 def ledger_of(each: Hospital):
     """What a hospital was charged for, and how many rounds it answered."""
-    rows = rows_of(each.state)
+    rows = rows_of(each.state())
     return [event for row in rows for event in row.events], len(rows)
 
 
@@ -456,10 +456,7 @@ def ledger_of(each: Hospital):
 def test_the_pages_check_finds_the_page_in_force(federation):
     each = federation.hospitals[0]
     await_online(federation)
-    done = subprocess.run([*each.check, "--json"], capture_output=True, text=True, check=False)
-    faults = {found["check"]: found["faults"] for found in json.loads(done.stdout)}
-    wrong = {check: found for check, found in faults.items() if found}
-    assert done.returncode == 1
+    wrong = {check: found for check, found in checked(each).items() if found}
     assert "set reply-after" in wrong.pop("each reply leaves at a fixed time")[0]
     if each.users.two:
         assert wrong == {}
@@ -494,9 +491,7 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
     key = federation.hospitals[0].key
     other = make_certificates(folder, "other").authority
     cases = {
-        "keyless": (
-            ["--root-certificates", str(federation.authority)], "[code: 2001]",
-        ),
+        "keyless": (["--root-certificates", str(federation.authority)], "[code: 2001]"),
         "wrong-authority": (secured(other, key), "CERTIFICATE_VERIFY_FAILED"),
         "plain": (["--insecure", "--auth-supernode-private-key", str(key)], "Exit Code: 303"),
     }  # fmt: skip

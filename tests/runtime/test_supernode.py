@@ -99,7 +99,6 @@ class SuperNode(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["content-length"]))
         self.server.asked.append(self.path)
         self.server.connections.add(self.client_address)
-        self.server.meanwhile()
         content = AcquireTaskResponse(task=Task(task_id=1), token="t").SerializeToString()
         self.send_response(200)
         self.send_header("content-type", "application/x-protobuf")
@@ -114,7 +113,7 @@ class SuperNode(BaseHTTPRequestHandler):
 @pytest.fixture
 def listening():
     with ThreadingHTTPServer(("127.0.0.1", 0), SuperNode) as server:
-        server.asked, server.connections, server.meanwhile = [], set(), lambda: None
+        server.asked, server.connections = [], set()
         Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -110,16 +110,12 @@ time.sleep(3600)
 """
 
 
-def unit(name: str) -> str:
-    """The page's unit; of the system, only what is needed is there."""
+def probing(name: str) -> str:
+    """The page's unit, that starts a probe; of the system, only what is needed is there."""
     text = written(f"dpfact-{name}.service").replace("\\\n", " ")
     text = re.sub(r"^(After|RequiresMountsFor)=.*\n", "", text, flags=re.M)
-    return text.replace("[Unit]\n", "[Unit]\nDefaultDependencies=no\n")
-
-
-def probing(name: str) -> str:
-    """The page's unit, that starts a probe."""
-    text = re.sub(r"^MemoryMax=.*$", "MemoryMax=150M", unit(name), flags=re.M)
+    text = text.replace("[Unit]\n", "[Unit]\nDefaultDependencies=no\n")
+    text = re.sub(r"^MemoryMax=.*$", "MemoryMax=150M", text, flags=re.M)
     start = f"ExecStart=/usr/bin/python3 /srv/dpfact/probe.py /srv/dpfact/{name}"
     return re.sub(r"^ExecStart=.*$", start, text, flags=re.M)
 
@@ -153,18 +149,9 @@ def machine(folder: Path, units: dict[str, str]) -> Iterator[int]:
 
 def removed(group: Path) -> bool:
     """Whether a group of processes could be removed: the last of them has gone."""
-    try:
+    with suppress(OSError):
         group.rmdir()
-    except OSError:
-        return False
-    return True
-
-
-def own_folder(path: Path, user: str) -> Path:
-    """A folder of one of the page's users."""
-    path.mkdir(mode=0o700, parents=True)
-    os.chown(path, USERS[user], USERS[user])
-    return path
+    return not group.exists()
 
 
 @pytest.fixture
@@ -174,8 +161,9 @@ def started(tmp_path):
     listen = "ExecStart=/usr/bin/python3 -m http.server 7777 --bind 0.0.0.0"
     units = {f"dpfact-{name}.service": probing(name) for name in ("node", "site")}
     units["listen.service"] = f"[Unit]\nDefaultDependencies=no\n[Service]\n{listen}\n"
-    for name in ("node", "site"):
-        own_folder(own / name, name)
+    for name, user in USERS.items():
+        (own / name).mkdir(mode=0o700, parents=True)
+        os.chown(own / name, user, user)
     (own / "probe.py").write_text(PROBE)
     with machine(tmp_path, units) as outside:
         yield own, outside

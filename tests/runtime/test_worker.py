@@ -210,12 +210,9 @@ def test_since_when_a_message_is_answered_can_be_seen(client, config, waited, tm
     assert answering_seconds(state) == 0
     (state / ANSWERING).touch()
     os.utime(state / ANSWERING, (0, time.time() - 70))
-    gauges = {each.name: each.values[0][1] for each in site_gauges(settings_of(config))}
+    own = SiteSettings.from_config(read_node_config(config))
+    gauges = {each.name: each.values[0][1] for each in site_gauges(own)}
     assert 70 <= gauges["site_answering_seconds"] < 70 + PATIENCE
-
-
-def settings_of(config):
-    return SiteSettings.from_config(read_node_config(config))
 
 
 def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, caplog):

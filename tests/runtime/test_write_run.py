@@ -19,11 +19,6 @@ from dpfact_flower.runtime.serve import federate
 from tests.commands import dpfact
 
 
-def grid_of(cohort, cohort_folder, folder):
-    nodes = [{"partition-id": n, "num-partitions": len(cohort.sites)} for n in range(3)]
-    return InProcessGrid(client_app, nodes, {"data": str(cohort_folder), "out": str(folder)})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
@@ -51,8 +46,9 @@ def test_a_serverapp_of_ones_own_leaves_a_folder_that_report_export_and_label_ta
         strategy.start(grid)
         write_run(strategy, lists)
 
-    context = Context(1, 1, {}, RecordDict(), {})
-    app(grid_of(cohort, cohort_folder, tmp_path / "other"), context)
+    nodes = [{"partition-id": n, "num-partitions": 3} for n in range(3)]
+    config = {"data": str(cohort_folder), "out": str(tmp_path / "other")}
+    app(InProcessGrid(client_app, nodes, config), Context(1, 1, {}, RecordDict(), {}))
     run, site = tmp_path / "run", cohort_folder / "site-1.npz"
     dpfact("label", run, 2, "renal failure")
     dpfact("report", run)
