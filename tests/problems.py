@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import sparse
 
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalProblem
@@ -102,21 +101,13 @@ def assert_moved(found, before, expected, share=1e-3):
 
 def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
     """MTTKRP from its definition, an entry after the other, in float64."""
-    terms = (
-        np.multiply.reduce(
-            [
-                np.asarray(f, np.float64)[i]
-                for n, (f, i) in enumerate(zip(factors, tensor.indices.T, strict=True))
-                if n != mode
-            ]
-        )
-        * tensor.values[:, None]
-    )
-    entries = np.arange(len(terms))
-    rows = sparse.csr_array(
-        (np.ones(len(terms)), (tensor.indices[:, mode], entries)), (tensor.shape[mode], len(terms))
-    )
-    return rows @ terms
+    terms = tensor.values[:, None].astype(np.float64)
+    for n, (factor, rows) in enumerate(zip(factors, tensor.indices.T, strict=True)):
+        if n != mode:
+            terms = terms * np.asarray(factor, np.float64)[rows]
+    found = np.zeros((tensor.shape[mode], terms.shape[1]))
+    np.add.at(found, tensor.indices[:, mode], terms)
+    return found
 
 
 def model_size(factors) -> float:

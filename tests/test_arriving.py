@@ -18,6 +18,8 @@ from tests.test_collect import Delayed
 
 SHAPE, RANK = (5, 7), 3
 GONE, SILENT = Error(5, "node unavailable"), Error(0, "silent")
+TWO = {2: ("a", 10), 3: ("b", 10)}
+THREE = {**TWO, 4: ("c", 10)}
 
 
 class KilledError(Exception):
@@ -108,7 +110,7 @@ def failures(it: DPFact) -> list[tuple[str, str]]:
 
 
 def test_a_slow_site_holds_nobody_up_and_counts(play):
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("d", 100)})
+    network = Network({**THREE, 5: ("d", 100)})
     it = play(network)
     # The first round takes 100 s, the other nine 10 and a poll each; the slow site's second reply
     # is asked for with the others', and waited for.
@@ -120,14 +122,14 @@ def test_a_slow_site_holds_nobody_up_and_counts(play):
     assert late.staleness == 27
     assert sum(map(len, network.asked.values())) == 32 == sum(network.paid.values())
     assert all(record.bytes_up and record.bytes_down for record in it.coordinator.records)
-    with_slow = play(Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}))
+    with_slow = play(Network(THREE))
     for got, without in zip(it.coordinator.factors, with_slow.coordinator.factors, strict=True):
         assert (got > without).all()  # it wants the most of all
 
 
 def test_who_was_lost_is_asked_the_same_again_and_pays_once(play):
     crashed = {(2, 3): Error(8, "crashed"), (3, 2): GONE, (3, 3): GONE}
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, crashed)
+    network = Network(THREE, crashed)
     it = play(network)
     assert failures(it) == []
     assert [number for _, number in network.asked[2]] == [1, 2, 3, 3, *range(4, 11)]
@@ -137,7 +139,7 @@ def test_who_was_lost_is_asked_the_same_again_and_pays_once(play):
 
 def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_round(play):
     silent = {(4, 3): SILENT, (4, 4): SILENT}
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, silent)
+    network = Network(THREE, silent)
     it = play(network, round_timeout=45.0, wait_timeout=45.0)
     assert failures(it) == [("c (node 4)", "no reply within 45 s")]
     assert [number for _, number in network.asked[4]] == [1, 2, 3, 3, 7, 8, 9, 10]
@@ -145,18 +147,17 @@ def test_who_is_silent_is_waited_for_until_the_timeout_and_asked_in_a_later_roun
 
 
 def test_a_refusal_is_final_for_the_round(play):
-    network = Network({2: ("a", 10), 3: ("b", 10)}, {(3, 4): Error(2, "dpfact:state")})
+    network = Network(TWO, {(3, 4): Error(2, "dpfact:state")})
     it = play(network)
     assert failures(it) == [("b (node 3)", "error 2: dpfact:state")]
     assert [number for _, number in network.asked[3]] == [1, 2, 3, 4, *range(5, 11)]
 
 
 def test_a_site_that_comes_back_under_another_number_goes_on(play):
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)}, {(4, 3): GONE}, {4: 25})
+    network = Network(THREE, {(4, 3): GONE}, {4: 25})
     it = play(network)
     assert network.asked[4][-1][1] == 3
-    network = Network({2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("c", 10)},
-                      {(4, 3): GONE}, {4: 25})  # fmt: skip
+    network = Network({**THREE, 5: ("c", 10)}, {(4, 3): GONE}, {4: 25})
     here = network.get_node_ids
     network.get_node_ids = lambda: [n for n in here() if n != 5 or network.now > 32]
     it = play(network)
@@ -186,8 +187,8 @@ def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(
 
 
 def test_who_is_not_there_after_a_resume_is_noted(play, killed, tmp_path):
-    first = killed({2: ("a", 10), 3: ("b", 10), 4: ("c", 10)})
-    second = Network({2: ("a", 10), 3: ("b", 10)})
+    first = killed(THREE)
+    second = Network(TWO)
     second.kept = first.kept
     it = play(second, run_dir=tmp_path, resume=True, wait_timeout=5.0)
     assert [who for who, _ in failures(it)] == ["c"]
@@ -196,12 +197,12 @@ def test_who_is_not_there_after_a_resume_is_noted(play, killed, tmp_path):
 
 def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, killed, tmp_path):
     """It would come to its end with nobody, and could never be gone on with again."""
-    first = killed({2: ("a", 10), 3: ("b", 10)})
+    first = killed(TWO)
     before = len(read_history(tmp_path))
     with pytest.raises(QuorumError, match=r"0 site\(s\) connected within 5 s"):
         play(Network({}), run_dir=tmp_path, resume=True, wait_timeout=5.0)
     assert len(read_history(tmp_path)) == before
-    second = Network({2: ("a", 10), 3: ("b", 10)})
+    second = Network(TWO)
     second.kept = first.kept
     assert failures(play(second, run_dir=tmp_path, resume=True)) == []
 
@@ -237,8 +238,7 @@ def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tm
 
 
 def test_if_the_quorum_is_missing_then_the_missing_are_asked_again_with_the_whole_time(play):
-    sites = {2: ("a", 10), 3: ("b", 10), 4: ("c", 10), 5: ("d", 100)}
-    network = Network(sites, {(4, 2): SILENT, (4, 3): SILENT})
+    network = Network({**THREE, 5: ("d", 100)}, {(4, 2): SILENT, (4, 3): SILENT})
     it = play(network, aggregation="sync", rounds=3, min_sites=3, grace=20.0)
     assert network.lives[4] == [600.0, 30.0, 15.0, 600.0, 60.0]
     assert network.lives[5] == [600.0, 30.0, 15.0, 600.0, 60.0, 30.0]

@@ -1,5 +1,7 @@
 """A legacy ServerApp (`server_fn`, ServerAppComponents) drives the same ClientApp."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
@@ -11,13 +13,8 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 
 SOLVER = SolverSettings(rank=4)
 NONE = PrivacySettings(privacy="none")
-
-
-class Proxy:
-    """What the strategy needs of a ClientProxy."""
-
-    def __init__(self, cid: str) -> None:
-        self.cid = cid
+A, B = SimpleNamespace(cid="a"), SimpleNamespace(cid="b")
+"""What the strategy needs of a ClientProxy."""
 
 
 def result(site="a", value=0.5, shapes=((5, 4), (7, 4))) -> FitRes:
@@ -28,8 +25,8 @@ def result(site="a", value=0.5, shapes=((5, 4), (7, 4))) -> FitRes:
 @pytest.fixture
 def strategy():
     manager = SimpleClientManager()
-    for name in "ab":
-        manager.register(Proxy(name))
+    for proxy in (A, B):
+        manager.register(proxy)
     strategy = DPFact((5, 7), solver=SOLVER, privacy=NONE,
                       run=RunSettings(rounds=1, min_sites=1, wait_timeout=1.0))  # fmt: skip
     start = strategy.initialize_parameters(manager)
@@ -40,7 +37,7 @@ def strategy():
 
 def test_a_bad_result_is_reported_and_the_other_counts(strategy):
     bad = result("b", shapes=((5, 4), (8, 4)))
-    parameters, metrics = strategy.aggregate_fit(1, [(Proxy("a"), result()), (Proxy("b"), bad)], [])
+    parameters, metrics = strategy.aggregate_fit(1, [(A, result()), (B, bad)], [])
     assert parameters is not None
     assert metrics == {"sites": 1, "failures": 1}
     assert "need shapes" in strategy.coordinator.records[0].failures[0].reason
@@ -56,7 +53,7 @@ def test_failures_and_silence_are_noted(strategy):
 def test_damaged_arrays_do_not_stop_the_run(strategy):
     bad = result("b")
     bad.parameters.tensors[0] = b"not an array"
-    _, metrics = strategy.aggregate_fit(1, [(Proxy("a"), result()), (Proxy("b"), bad)], [])
+    _, metrics = strategy.aggregate_fit(1, [(A, result()), (B, bad)], [])
     assert metrics["failures"] == 1
 
 
@@ -64,6 +61,6 @@ def test_waiting_is_bounded():
     strategy = DPFact((5, 7), solver=SOLVER, privacy=NONE,
                       run=RunSettings(min_sites=2, wait_timeout=1.0))  # fmt: skip
     manager = SimpleClientManager()
-    manager.register(Proxy("a"))
+    manager.register(A)
     with pytest.raises(QuorumError, match=r"1 site\(s\) connected"):
         strategy.configure_fit(1, strategy.initialize_parameters(manager), manager)

@@ -6,10 +6,10 @@ more than the plan, and what was sent once is sent again bit for bit.
 
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -18,12 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import code_in
-from dpfact_flower.privacy.ledger import LEDGER, Ledger
+from dpfact_flower.privacy.ledger import LEDGER, LedgerRow
 from dpfact_flower.server.coordinator import Coordinator
-from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply
+from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.wire.protocol import RoundRequest
+from tests.bits import assert_bits
 from tests.conftest import make_cohort
-from tests.crash import failing_at
+from tests.crash import Killed, failing_at, killed
+from tests.ledgers import rows_in
+from tests.site.federation import ask, close, make_client
 
 SOLVER = SolverSettings(rank=3, relative_l21=0.2)
 PRIVACY = {
@@ -32,14 +35,6 @@ PRIVACY = {
 }
 COHORT = make_cohort()
 DATA, OTHERS = COHORT.sites[0], replace(COHORT.sites[1], name=COHORT.sites[0].name)
-
-
-class Killed(BaseException):
-    """The process has ended here."""
-
-
-def killed() -> None:
-    raise Killed
 
 
 class LifeOfASite(RuleBasedStateMachine):
@@ -63,10 +58,7 @@ class LifeOfASite(RuleBasedStateMachine):
 
     def client(self, data) -> DPFactClient:
         epsilon = 1e3 if self.mode == "patient" else 0.0
-        allowed = SiteSettings(
-            allow_privacy=self.mode, max_epsilon=epsilon, state_dir=str(self.folder / "state")
-        )
-        return DPFactClient(data, allowed)
+        return make_client(data, self.folder, allow_privacy=self.mode, max_epsilon=epsilon)
 
     def coordinator(self, *, resume: bool) -> Coordinator:
         return Coordinator(
@@ -79,12 +71,15 @@ class LifeOfASite(RuleBasedStateMachine):
     def request(self) -> RoundRequest:
         return self.server.request(self.server.finished_rounds + 1)
 
-    def rows(self):
-        if not (self.site / LEDGER).exists():
-            return ()
-        with Ledger(self.site, create=False) as ledger:
-            assert ledger.verify() == []
-            return ledger.rows()
+    def rows(self) -> tuple[LedgerRow, ...]:
+        return rows_in(self.site)
+
+    def sends(self, request: RoundRequest) -> tuple[list, dict]:
+        """The site's answer, which is what it sent before, if it has."""
+        arrays, config = ask(self.asked, request)
+        sent = b"".join(array.tobytes() for array in arrays)
+        assert self.sent.setdefault((request.job, request.round), sent) == sent
+        return arrays, config
 
     # --- What happens
 
@@ -105,33 +100,22 @@ class LifeOfASite(RuleBasedStateMachine):
         before = self.server
         self.server = self.coordinator(resume=True)
         assert self.server.finished_rounds == before.finished_rounds
-        for one, other in zip(self.server.factors, before.factors, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_bits(self.server.factors, before.factors)
 
     @precondition(lambda self: self.server.finished_rounds < self.server.rounds)
     @rule()
     def ask(self) -> None:
         """The next round is answered, and its answer used."""
         request = self.request()
-        arrays, _, config = self.asked.fit(*request.to_wire())
-        sent = b"".join(array.tobytes() for array in arrays)
-        assert self.sent.setdefault((request.job, request.round), sent) == sent
-        reply = SiteReply.from_wire(arrays, config, self.server.reply_shapes(request.round))
-        self.server.close_round(request.round, [reply], [], bytes_down=0, bytes_up=0, seconds=0.0)
+        close(self.server, request.round, [self.sends(request)])
 
     @precondition(lambda self: self.server.finished_rounds < self.server.rounds)
     @rule(step=st.integers(0, 60), again=st.booleans())
     def die_while_answering(self, step: int, again: bool) -> None:
         """At any call that touches the disk; then the site is there again."""
         before, request = len(self.rows()), self.request()
-        try:
-            with failing_at(step, killed):
-                arrays, _, _ = self.asked.fit(*request.to_wire())
-            self.sent.setdefault(
-                (request.job, request.round), b"".join(array.tobytes() for array in arrays)
-            )
-        except Killed:
-            pass
+        with suppress(Killed), failing_at(step, killed):
+            self.sends(request)
         self.restart_site()
         assert len(self.rows()) - before in (0, 1)
         if again:

@@ -3,7 +3,6 @@
 import logging
 import shutil
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from flwr.proto.node_pb2 import NodeInfo
 from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, StateError
-from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.server import readiness
 from dpfact_flower.server.history import CHECKPOINT
@@ -22,28 +20,34 @@ from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
+from tests.ledgers import rows_in
 from tests.test_strategy import FakeGrid, make_strategy, reply
 
 SITES = ("site-1", "site-2", "site-3")
 
 
-def hospital(cohort_folder, tmp_path, site: str, **changes) -> dict:
-    """A real site's node config."""
-    config = {"site": site, "data-path": str(cohort_folder / f"{site}.npz"),
-              "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "patient",
-              "max-epsilon": 4.1}  # fmt: skip
-    return {**config, **changes}
+@pytest.fixture
+def own(cohort_folder, tmp_path) -> list[dict]:
+    """Each hospital's node config."""
+    return [
+        {"site": site, "data-path": str(cohort_folder / f"{site}.npz"),
+         "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "patient",
+         "max-epsilon": 4.1} for site in SITES
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def without_noise(own) -> list[dict]:
+    return [{**each, "allow-privacy": "none", "max-epsilon": 0.0} for each in own]
 
 
 def run_of(cohort, folder, **run) -> DPFact:
     return DPFact(
-        cohort.sites[0].tensor.feature_shape,
-        solver=SolverSettings(rank=4, relative_l21=0.0),
+        cohort.sites[0].tensor.feature_shape, solver=SolverSettings(rank=4, relative_l21=0.0),
         privacy=PrivacySettings(epsilon=4.0, refine_rounds=1, patients=95),
         run=RunSettings(**{"sites": 3, "min_sites": 2, **run}),
-        vocabulary=joint_digest(cohort.vocabularies),
-        run_dir=folder,
-    )
+        vocabulary=joint_digest(cohort.vocabularies), run_dir=folder,
+    )  # fmt: skip
 
 
 FAULTS = {
@@ -57,14 +61,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("changes", "code"), FAULTS.values(), ids=FAULTS)
-def test_a_faulty_site_stops_the_run_before_anybody_pays(
-    cohort, cohort_folder, tmp_path, changes, code
-):
-    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+def test_a_faulty_site_stops_the_run_before_anybody_pays(cohort, own, tmp_path, changes, code):
     own[1].update(changes)
-    with pytest.raises(
-        QuorumError, match=f"nothing was charged: node 3: error 2: {code}: "
-    ) as raised:
+    says = f"nothing was charged: node 3: error 2: {code}: "
+    with pytest.raises(QuorumError, match=says) as raised:
         run_of(cohort, tmp_path / "run").start(InProcessGrid(client_app, own))
     assert str(raised.value).count("node ") == 1
     assert 'preflight = "leave-out"' in str(raised.value)
@@ -76,10 +76,7 @@ def test_a_faulty_site_stops_the_run_before_anybody_pays(
 
 
 @pytest.mark.slow
-def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(
-    cohort, cohort_folder, tmp_path
-):
-    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(cohort, own, tmp_path):
     own[1]["max-rank"] = 2
     strict = run_of(cohort, None, preflight="leave-out", min_sites=3)
     with pytest.raises(QuorumError, match=r"2 site\(s\) are ready, .* is 3"):
@@ -92,10 +89,7 @@ def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(
     assert "node 3" in second.failures[0].who  # it may have been mended, and refuses for nothing
 
 
-def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(
-    cohort, cohort_folder, tmp_path
-):
-    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(cohort, own, tmp_path):
     own[1]["max-rank"] = own[2]["max-rank"] = 2
     with pytest.raises(QuorumError, match="continue with resume = true"):
         run_of(cohort, tmp_path / "run", preflight="off").start(InProcessGrid(client_app, own))
@@ -115,18 +109,16 @@ def start_with(cohort, out, grid, *, resume=False, rounds=None):
 
 @pytest.mark.slow
 def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
-    cohort, cohort_folder, tmp_path
+    cohort, without_noise, tmp_path
 ):
-    plain = {"allow-privacy": "none", "max-epsilon": 0.0}
-    own = [hospital(cohort_folder, tmp_path, site, **plain) for site in SITES]
-    out, state = tmp_path / "run", Path(str(own[1]["state-dir"]))
-    start_with(cohort, out, InProcessGrid(client_app, own), rounds=1)
+    out, state = tmp_path / "run", tmp_path / "state-site-2"
+    start_with(cohort, out, InProcessGrid(client_app, without_noise), rounds=1)
     shutil.copytree(state, tmp_path / "backup")
-    start_with(cohort, out, InProcessGrid(client_app, own), resume=True, rounds=3)
+    start_with(cohort, out, InProcessGrid(client_app, without_noise), resume=True, rounds=3)
     shutil.rmtree(state)
     shutil.copytree(tmp_path / "backup", state)
     with pytest.raises(QuorumError, match="node 3: error 2: dpfact:state"):
-        start_with(cohort, out, InProcessGrid(client_app, own), resume=True)
+        start_with(cohort, out, InProcessGrid(client_app, without_noise), resume=True)
     (note,) = state.rglob("LEDGER-LACKS-ROUNDS.txt")
     assert "has answered round 3 of job 'j'" in note.read_text()
 
@@ -134,13 +126,10 @@ def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
 def test_sites_have_time_to_get_over_a_run_that_was_killed(
-    cohort, cohort_folder, tmp_path, caplog, resume
+    cohort, without_noise, tmp_path, caplog, resume
 ):
     caplog.set_level(logging.INFO)
-    plain = {"allow-privacy": "none", "max-epsilon": 0.0}
-    grid = InProcessGrid(
-        client_app, [hospital(cohort_folder, tmp_path, site, **plain) for site in SITES]
-    )
+    grid = InProcessGrid(client_app, without_noise)
     start_with(cohort, tmp_path / "run", grid, rounds=1)
     send, times = grid.push_messages, set()
 
@@ -225,25 +214,14 @@ class Registered(InProcessGrid):
         return Message(records.answer(arrays, 1, self.says), reply_to=message)
 
 
-def liars_run(cohort, cohort_folder, tmp_path, liar, *, names=(), **run):
-    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
+def liars_run(cohort, own, tmp_path, liar, *, names=(), **run):
     it = run_of(cohort, tmp_path / "run", sites=4, **run)
     return it, Registered(own, liar, it.coordinator.reply_shapes, names)
 
 
-def charged(tmp_path, site: str) -> int:
-    path = tmp_path / f"state-{site}" / site
-    if not (path / LEDGER).exists():
-        return 0
-    with Ledger(path, create=False) as ledger:
-        return sum(bool(row.events) for row in ledger.rows())
-
-
 @pytest.mark.parametrize("liar", [0, 3])
-def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(
-    cohort, cohort_folder, tmp_path, liar
-):
-    run, grid = liars_run(cohort, cohort_folder, tmp_path, liar, min_sites=1)
+def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(cohort, own, tmp_path, liar):
+    run, grid = liars_run(cohort, own, tmp_path, liar, min_sites=1)
     with pytest.raises(QuorumError, match="nothing was charged") as raised:
         run.start(grid)
     north = list(grid._contexts)[1 if liar == 0 else 0]
@@ -255,18 +233,17 @@ def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["leave-out", "off"])
 @pytest.mark.parametrize("liar", [0, 3])
-def test_a_name_belongs_to_the_key_that_is_registered_with_it(
-    cohort, cohort_folder, tmp_path, liar, how
-):
+def test_a_name_belongs_to_the_key_that_is_registered_with_it(cohort, own, tmp_path, liar, how):
     """Or one hospital could make another pay for replies that are not used."""
     names = list(SITES)
     names.insert(liar, "liar")
-    run, grid = liars_run(cohort, cohort_folder, tmp_path, liar, names=names, preflight=how)
+    run, grid = liars_run(cohort, own, tmp_path, liar, names=names, preflight=how)
     run.start(grid)
     told = run.coordinator.records
     assert all(record.sites == SITES for record in told)
     paid = sum(bool(run.coordinator.planned_events(record.round)) for record in told)
-    assert charged(tmp_path, "site-1") == paid > 0
+    charged = [row for row in rows_in(tmp_path / "state-site-1" / "site-1") if row.events]
+    assert len(charged) == paid > 0
     asked = [failure for record in told for failure in record.failures]
     if how == "off":
         assert {failure.who for failure in asked} == {f"liar (node {grid.liar})"}
@@ -275,9 +252,7 @@ def test_a_name_belongs_to_the_key_that_is_registered_with_it(
         }
 
 
-def test_what_a_hospital_says_is_one_short_printable_line(
-    cohort, cohort_folder, tmp_path, caplog, capsys
-):
+def test_what_a_hospital_says_is_one_short_printable_line(cohort, own, tmp_path, caplog):
     """Its text stands in the centre's log, in the error, in the run's folder and in `status`."""
     evil = (
         "x\x1b[2J\r\n2026-11-24 INFO preflight: 6 site(s) ready\n\x1b]0;owned\x07\u202e"
@@ -291,7 +266,6 @@ def test_what_a_hospital_says_is_one_short_printable_line(
                 return Message(Error(2, evil), reply_to=message)
             return super()._deliver(message)
 
-    own = [hospital(cohort_folder, tmp_path, site) for site in SITES]
     run = run_of(cohort, tmp_path / "run")
     grid = Hostile(own, 3, run.coordinator.reply_shapes)
     grid.says = {"site": "liar", "version": evil}

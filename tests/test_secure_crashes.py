@@ -10,7 +10,7 @@ import itertools
 import random
 import shutil
 from collections import Counter, defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import pytest
 from flwr.app import Error, Message
 
 from dpfact_flower import secure_rounds
+from dpfact_flower.client_app import app as client_app
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DPFactError
 from dpfact_flower.machine.parsed import load_npz
@@ -33,30 +34,14 @@ from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from dpfact_flower.wire.secure import SecureStage
 from tests.conftest import count_tensor, make_vocabularies
-from tests.crash import answered_in_a_child, failing_at
+from tests.crash import Killed, answered_in_a_child, failing_at, killed
+from tests.ledgers import rows_in
 from tests.patience import Clock
 from tests.test_secure_rounds import NAMES, PRIVACY, sites, strategy
 
 pytestmark = pytest.mark.slow
 
 ALL = [f"site-{number:02d}" for number in range(1, 13)]
-
-
-class Killed(BaseException):
-    """The process has ended here."""
-
-
-def killed(*_: object, **__: object) -> None:
-    raise Killed
-
-
-@pytest.fixture
-def clock(monkeypatch) -> Clock:
-    """Nobody waits."""
-    it = Clock(1e9)
-    monkeypatch.setattr("dpfact_flower.strategy.time", it)
-    monkeypatch.setattr("dpfact_flower.collect.time", it)
-    return it
 
 
 # --- A federation that is watched -----------------------------------------------------------------
@@ -100,12 +85,7 @@ class Watched:
             assert number in [row.round for row in self.rows(site)]
 
     def rows(self, site: str):
-        try:
-            with Ledger(self.folder / site, create=False) as ledger:
-                assert ledger.verify() == []
-                return ledger.rows()
-        except DPFactError:
-            return ()
+        return rows_in(self.folder / site)
 
     def check_charges(self, server: Coordinator) -> None:
         for site in self.data:
@@ -126,6 +106,14 @@ class Watched:
             scale = unit * (2 + len(names)) + 1e-6 * np.abs(want.arrays[0]).max()
             np.testing.assert_allclose(got.arrays[0], want.arrays[0], atol=scale)
         self.summed += 1
+
+    def gone_on(self, folder, lost=(), *, resume=True) -> Coordinator:
+        """A run that is gone on with, in which every round learns."""
+        made = self.server(run_dir=folder, resume=resume)
+        made.start(Steady(self, lost))
+        assert [record.updated for record in made.coordinator.records] == [True] * 4
+        self.check_charges(made.coordinator)
+        return made.coordinator
 
     def server(self, **options) -> DPFact:
         """A strategy whose sums are compared with the sites' disks."""
@@ -154,9 +142,7 @@ class Steady(grids.InProcessGrid):
     """Nodes that answer at once, each in a new process, but for those that a test has lost."""
 
     def __init__(self, watched: Watched, lost=()) -> None:
-        app = _sites_app([*watched.data.values()], SiteSettings(
-            state_dir=str(watched.folder), allow_privacy="patient"), simulation=True)  # fmt: skip
-        super().__init__(app, [{"partition-id": n} for n in range(len(watched.data))])
+        super().__init__(client_app, [{}] * len(watched.data))
         self.watched, self.lost = watched, set(lost)
         self.names = dict(zip(self._contexts, watched.data, strict=True))
         self.asked: list[Message] = []
@@ -179,9 +165,13 @@ STAGES = ("keys", "sum", "open")
 
 
 @pytest.fixture
-def stages(tmp_path, clock):
+def watched(tmp_path, clock) -> Watched:
+    return Watched(tmp_path / "state", FOUR)
+
+
+@pytest.fixture
+def stages(tmp_path, watched, monkeypatch):
     """Of a round of four sites: each stage's message to site-2, and its folders before it."""
-    watched = Watched(tmp_path / "state", FOUR)
     found, grid = {}, Steady(watched)
     deliver = grid._deliver
 
@@ -196,9 +186,8 @@ def stages(tmp_path, clock):
         return deliver(message)
 
     grid._deliver = note
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grids, "thread_count", lambda: 1)
-        watched.server().start(grid)
+    monkeypatch.setattr(grids, "thread_count", lambda: 1)
+    watched.server().start(grid)
     assert found.keys() == {("keys", 1), *itertools.product(("sum", "open"), (1, 2))}
     return watched, found
 
@@ -239,12 +228,10 @@ def raising_at(step):
     """End a process at a call by an error that nothing catches."""
 
     def kill(answer) -> bool:
-        try:
-            with failing_at(step, killed):
-                answer()
-        except Killed:
-            return False
-        return True
+        with suppress(Killed), failing_at(step, killed):
+            answer()
+            return True
+        return False
 
     return kill
 
@@ -254,7 +241,15 @@ def dying_at(step):
     return lambda answer: answered_in_a_child(lambda: bool(answer()).to_bytes(1, "big"), step)[0]
 
 
-def dies_at_every_step(stages, kill, stride: int) -> Counter:
+@pytest.mark.parametrize(
+    ("kill", "stride"),
+    [
+        (raising_at, 5),
+        pytest.param(raising_at, 1, marks=pytest.mark.nightly),
+        pytest.param(dying_at, 2, marks=[pytest.mark.nightly, pytest.mark.process]),
+    ],
+)
+def test_a_site_that_dies_at_any_write_of_any_stage_says_the_same_again(stages, kill, stride):
     watched, found = stages
     deaths: Counter[str] = Counter()
     for (stage, number), (message, before) in found.items():
@@ -273,19 +268,6 @@ def dies_at_every_step(stages, kill, stride: int) -> Counter:
             if lived:
                 break
             deaths[stage] += 1
-    return deaths
-
-
-@pytest.mark.parametrize(
-    ("kill", "stride"),
-    [
-        (raising_at, 5),
-        pytest.param(raising_at, 1, marks=pytest.mark.nightly),
-        pytest.param(dying_at, 2, marks=[pytest.mark.nightly, pytest.mark.process]),
-    ],
-)
-def test_a_site_that_dies_at_any_write_of_any_stage_says_the_same_again(stages, kill, stride):
-    deaths = dies_at_every_step(stages, kill, stride)
     assert all(deaths[stage] * stride >= 4 for stage in STAGES), deaths
 
 
@@ -323,68 +305,45 @@ def dying(point: str, times: int):
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("point", POINTS)
-def test_a_server_that_dies_at_any_point_goes_on_to_the_same_sums(tmp_path, clock, point, times):
-    watched = Watched(tmp_path / "state", FOUR)
+def test_a_server_that_dies_at_any_point_goes_on_to_the_same_sums(tmp_path, watched, point, times):
     lost = {("site-4", "sum", 2)}  # so round 2 has a further attempt
     with dying(point, times), pytest.raises(Killed):
         watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
     begun = (tmp_path / "run" / CHECKPOINT).exists()
     assert begun or not watched.rows("site-1")
-    again = watched.server(run_dir=tmp_path / "run", resume=begun)
-    again.start(Steady(watched, lost))
-    assert [record.updated for record in again.coordinator.records] == [True] * 4
+    watched.gone_on(tmp_path / "run", lost, resume=begun)
     assert watched.summed >= 3
-    watched.check_charges(again.coordinator)
     assert [row.round for row in watched.rows("site-1")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("gone", [(), ("site-3",)])
 def test_what_was_opened_before_a_server_died_is_added_up_when_its_sites_are_back(
-    tmp_path, clock, gone
+    tmp_path, watched
 ):
-    watched = Watched(tmp_path / "state", FOUR)
     with dying("with all openings", 1), pytest.raises(Killed):
         watched.server(run_dir=tmp_path / "run").start(Steady(watched))
-    if gone:
-        with pytest.raises(DPFactError, match="site-3"):
-            watched.server(run_dir=tmp_path / "run", resume=True).start(
-                Steady(watched, {("site-3", "sum", 1)})
-            )
-    again = watched.server(run_dir=tmp_path / "run", resume=True)
-    again.start(Steady(watched))
-    assert [record.updated for record in again.coordinator.records] == [True] * 4
-    watched.check_charges(again.coordinator)
+    with pytest.raises(DPFactError, match="site-3"):
+        watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)})
+    watched.gone_on(tmp_path / "run")
 
 
-def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(tmp_path, clock):
-    watched = Watched(tmp_path / "state", FOUR)
+def test_a_start_that_others_were_lost_from_is_made_again_with_whoever_is_there(tmp_path, watched):
+    lost = {("site-4", "sum 1", 1), ("site-3", "sum 2", 1)}
     with pytest.raises(DPFactError, match=r"site-3.*site-4"):
-        watched.server(run_dir=tmp_path / "run").start(
-            Steady(watched, {("site-4", "sum 1", 1), ("site-3", "sum 2", 1)})
-        )
-    again = watched.server(run_dir=tmp_path / "run", resume=True)
-    again.start(Steady(watched, {("site-3", "sum", 1)}))
-    assert again.coordinator.records[0].sites == ("site-1", "site-2", "site-4")
-    assert [record.updated for record in again.coordinator.records] == [True] * 4
-    watched.check_charges(again.coordinator)
+        watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
+    again = watched.gone_on(tmp_path / "run", {("site-3", "sum", 1)})
+    assert again.records[0].sites == ("site-1", "site-2", "site-4")
 
 
-def test_a_run_that_began_with_fewer_sites_goes_on_with_these(tmp_path, clock):
-    watched = Watched(tmp_path / "state", FOUR)
+def test_a_run_that_began_with_fewer_sites_goes_on_with_these(tmp_path, watched):
     lost = {("site-4", "keys", 1)}
     with dying("before a round is over", 2), pytest.raises(Killed):
         watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
-    again = watched.server(run_dir=tmp_path / "run", resume=True)
-    again.start(Steady(watched))
-    assert [record.updated for record in again.coordinator.records] == [True] * 4
-    assert again.coordinator.records[1].sites == tuple(NAMES[:3])
-    watched.check_charges(again.coordinator)
+    assert watched.gone_on(tmp_path / "run").records[1].sites == tuple(NAMES[:3])
 
 
 def test_a_site_that_died_before_its_charge_takes_part_in_the_job_on_other_terms(
-    tmp_path, clock, monkeypatch
+    tmp_path, watched, monkeypatch
 ):
-    watched = Watched(tmp_path / "state", FOUR)
     monkeypatch.setattr(grids, "thread_count", lambda: 1)
     begun = watched.server(run_dir=tmp_path / "run")
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ from tests.test_house import MODULES
 CLASSES = {
     f"{module}.{name}": value
     for module in MODULES
-    if module.split(".")[0] in ("privacy", "site", "server", "wire", "data")
+    if module.split(".")[0] in ("settings", "privacy", "site", "server", "wire", "data")
     for name, value in vars(importlib.import_module(f"dpfact_flower.{module}")).items()
     if dataclasses.is_dataclass(value) and value.__module__ == f"dpfact_flower.{module}"
     if not name.startswith("_")  # a module's own, which it hands to nobody
