@@ -16,9 +16,8 @@ def connection():
 
 def add(connection, rows, mode="dx"):
     """Rows of patient, encounter, time and code."""
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE given (patient TEXT, encounter TEXT, time BIGINT, code TEXT)"
-    )
+    columns = "patient TEXT, encounter TEXT, time BIGINT, code TEXT"
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE given ({columns})")
     connection.executemany("INSERT INTO given VALUES (?, ?, ?, ?)", rows)
     return events.add_events(connection, mode, "given")
 

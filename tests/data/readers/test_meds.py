@@ -38,11 +38,9 @@ def folder(tmp_path):
 def test_shards_make_one_site(folder):
     cohort = read("meds", folder, name="north")
     assert cells_of(cohort) == {("north", "1", "icd10:02HV33Z", "icd9:4019"): 1}
-    assert cohort.vocabularies[1].codes == ("icd10:I10", "icd9:4019")
-    assert cohort.vocabularies[1].descriptions == (
-        "Essential (primary) hypertension",
-        "Hypertension",
-    )
+    diagnoses = cohort.vocabularies[1]
+    assert diagnoses.codes == ("icd10:I10", "icd9:4019")
+    assert diagnoses.descriptions == ("Essential (primary) hypertension", "Hypertension")
     assert cohort.sites[0].labels == {}
     assert ("data", "rows without a time, left out", 1) in cohort.read_report
 

@@ -36,8 +36,9 @@ def folder(request, tmp_path):
             (tmp_path / f"{name}.csv").write_text(text)
         elif request.param == "full":  # a header in upper case and quoted
             header, rows = text.split("\n", 1)
-            whole = '"{}"\n'.format(header.upper().replace(",", '","')) + rows
-            (tmp_path / f"{name.upper()}.csv").write_bytes(whole.replace("\n", "\r\n").encode())
+            quoted = ",".join(f'"{column}"' for column in header.upper().split(","))
+            whole = f"{quoted}\n{rows}".replace("\n", "\r\n")
+            (tmp_path / f"{name.upper()}.csv").write_bytes(whole.encode())
         else:
             (tmp_path / f"{name.upper()}.csv.gz").write_bytes(gzip.compress(text.encode()))
     return tmp_path

@@ -1,5 +1,7 @@
 """Readers as files of SQL: what a script may say, and what is said to one that is wrong."""
 
+from types import SimpleNamespace
+
 import duckdb
 import pytest
 
@@ -74,15 +76,11 @@ def test_a_folder_of_parquet_is_a_table(source, tmp_path):
 
 
 def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
-    class Found:
-        name = "clinic"
-
-        def load(self):
-            return written(tmp_path, HEAD + BODY)
+    clinic = SimpleNamespace(name="clinic", load=lambda: written(tmp_path, HEAD + BODY))
 
     def found(*, group, name="clinic"):
         assert group == "dpfact_flower.data.readers"
-        return [Found()] if name == "clinic" else []
+        return [clinic] if name == "clinic" else []
 
     monkeypatch.setattr(scripts, "entry_points", found)
     assert scripts.script_names()[-1] == "clinic"

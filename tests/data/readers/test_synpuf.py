@@ -49,30 +49,28 @@ def test_a_diagnosis_among_the_procedures_is_called_one(write):
     rows = [*ONE, "E,8,1,20080101,20080102,,4019,4280,4019,3893,", "F,9,1,20080101,,,4019,,9671,,"]
     folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
     named = described(read("synpuf", folder), 0)
-    assert named["4019"] == (
-        "Unspecified essential hypertension (a diagnosis among the procedures)"
-    )
+    text = "Unspecified essential hypertension (a diagnosis among the procedures)"
+    assert named["4019"] == text
     assert named["3893"] == "Venous catheterization, not elsewhere classified"
     assert named["9671"].startswith("Continuous invasive mechanical ventilation")
 
 
+def ones(patient, *codes):
+    """Cells of a patient of the first sample: each procedure with each diagnosis, once."""
+    return {("sample-1", patient, *pair): 1 for pair in itertools.product(*codes)}
+
+
 def test_thirty_days_on_the_first_day_of_the_claim(folder):
-    both = itertools.product(("0040", "3893"), ("0389", "4019", "V4581"))
     assert cells_of(read("synpuf", folder)) == {
-        **{("sample-1", "A", *codes): 1 for codes in both},
-        ("sample-1", "B", "0040", "0389"): 1,
-        ("sample-1", "B", "0040", "4019"): 1,
+        **ones("A", ("0040", "3893"), ("0389", "4019", "V4581")),
+        **ones("B", ("0040",), ("0389", "4019")),
         ("sample-2", "D", "331", "0389"): 1,
     }
 
 
 def test_the_same_claim_joins_its_segments(folder):
-    found = cells_of(read("synpuf", folder, window_days=None))
-    assert found == {
-        ("sample-1", "A", "0040", "0389"): 1,
-        ("sample-1", "A", "0040", "4019"): 1,
-        ("sample-1", "A", "3893", "0389"): 1,
-        ("sample-1", "A", "3893", "4019"): 1,
+    assert cells_of(read("synpuf", folder, window_days=None)) == {
+        **ones("A", ("0040", "3893"), ("0389", "4019")),
         ("sample-1", "B", "0040", "0389"): 1,
         ("sample-2", "D", "331", "0389"): 1,
     }
@@ -90,8 +88,7 @@ def test_codes_vocabularies_and_labels(folder):
 def test_a_list_of_valid_procedures(folder):
     valid = ["331", "E8859"]
     assert cells_of(read("synpuf", folder, valid_procedures=valid)) == {
-        ("sample-1", "A", "E8859", "2859"): 1,
-        ("sample-1", "A", "E8859", "V4581"): 1,
+        **ones("A", ("E8859",), ("2859", "V4581")),
         ("sample-2", "D", "331", "0389"): 1,
     }
 
@@ -121,17 +118,13 @@ def test_outpatient_procedures_are_hcpcs(write):
         "B,2,1,20080101,OTHER,,,,",
     ]
     folder = write(OUTPATIENT.format(1), text_of(OUTPATIENT_COLUMNS, rows)).parent
-    assert cells_of(read("synpuf", folder, claims="outpatient")) == {
-        ("sample-1", "A", "0851", "0389"): 1,
-        ("sample-1", "A", "99213", "0389"): 1,
-        ("sample-1", "A", "G0283", "0389"): 1,
-    }
+    found = cells_of(read("synpuf", folder, claims="outpatient"))
+    assert found == ones("A", ("0851", "99213", "G0283"), ("0389",))
 
 
 def test_the_last_patient_can_be_left_out_of_a_file_cut_between_lines(folder):
-    (site,) = read(
-        "synpuf", folder, group={"one": "1"}, drop_last_patient=True, keep_empty=True
-    ).sites
+    options = {"group": {"one": "1"}, "drop_last_patient": True, "keep_empty": True}
+    (site,) = read("synpuf", folder, **options).sites
     assert site.patients == ("A", "B")
 
 
@@ -140,9 +133,8 @@ def test_a_claim_without_any_date_counts_in_its_own_claim_alone(write):
     folder = write(INPATIENT.format(1), text_of(INPATIENT_COLUMNS, rows)).parent
     dated = {("sample-1", "A", "3893", "4019"): 1}
     assert cells_of(read("synpuf", folder)) == dated
-    assert cells_of(read("synpuf", folder, window_days=None)) == dated | {
-        ("sample-1", "A", "0040", "0389"): 1
-    }
+    undated = {("sample-1", "A", "0040", "0389"): 1}
+    assert cells_of(read("synpuf", folder, window_days=None)) == dated | undated
 
 
 @pytest.mark.parametrize(
