@@ -44,10 +44,6 @@ def lines_of(path: Path) -> list[dict[str, str]]:
 SITES = {"north": 120, "south": 140}
 
 
-def icd9(count: int) -> tuple[str, ...]:
-    return (*(f"{n:03d}.0" for n in range(1, count)), "V58.1")
-
-
 def site_of(
     present: Sequence[ArrayLike],
     vocabularies: Sequence[Vocabulary],
@@ -78,10 +74,11 @@ def run_folder(
     """A run, simulated or deployed; equal seeds have equal phenotypes, but for the noise."""
     rng, extra = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     names = ("procedures", "diagnoses")
-    lists = ((*(f"{n:04d}" for n in range(codes)),), icd9(codes))
+    procedures = tuple(f"{n:04d}" for n in range(codes))
+    icd9 = (*(f"{n:03d}.0" for n in range(1, codes)), "V58.1")
     vocabularies = tuple(
         Vocabulary(name, own, tuple(f"Meanings|What {c} stands for, in so many words" for c in own))
-        for name, own in zip(names, lists, strict=True)
+        for name, own in zip(names, (procedures, icd9), strict=True)
     )
     factors = []
     for _ in names:

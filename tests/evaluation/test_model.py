@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from scipy.optimize import nnls
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation.membership import scores
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel, write_phenotype_table
 from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.report import cards
@@ -38,11 +38,9 @@ RANK = 3
 def run(cohort, tmp_path_factory):
     """A finished run on the small cohort."""
     folder = tmp_path_factory.mktemp("export")
-    data = folder / "cohort"
-    data.mkdir()
-    cohort.save(data)
-    config = {"privacy": "none", "rank": RANK, "rounds": 2, "data": str(data)}
-    return federate({**config, "out": str(folder / "run")})
+    cohort.save(folder / "cohort")
+    places = {"data": str(folder / "cohort"), "out": str(folder / "run")}
+    return federate({"privacy": "none", "rank": RANK, "rounds": 2, **places})
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +78,11 @@ def test_top_is_the_head_of_each_mode(model):
         model.rows(top=0)
 
 
-def test_memberships_are_each_patients_least_squares(run, model, cohort):
+def test_memberships_are_the_scores_of_a_sites_patients(run, model, cohort):
     site = cohort.sites[0]
-    features, _ = read_model(run)
     found = model.memberships(site)
-    unit = [factor / np.linalg.norm(factor, axis=0) for factor in features]
-    cells = np.einsum("jr,kr->jkr", *unit).reshape(-1, RANK).astype(float)
-    dense = site.tensor.to_dense().reshape(site.tensor.n_patients, -1)
-    for row, score in zip(dense, found.scores, strict=True):
-        expected, _ = nnls(cells, row / np.linalg.norm(row))
-        np.testing.assert_allclose(score, expected, atol=1e-4)
+    expected = scores(site.tensor, read_model(run)[0])
+    np.testing.assert_allclose(found.scores, expected, atol=1e-6)
     assert (found.without, found.missing) == (0, 0)
     assert found.patients == tuple(map(str, range(1, site.tensor.n_patients + 1)))
 
@@ -141,9 +134,9 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
     assert shown[1] != shown[2] == name
     patients = lines_of(own)
     assert list(patients[0]) == ["patient", "has", "phenotype_1", name, "phenotype_3"]
-    scores = [[float(x) for x in list(row.values())[2:]] for row in patients]
+    written = [[float(x) for x in list(row.values())[2:]] for row in patients]
     expected = GlobalModel.read(unnamed).memberships(cohort.sites[0]).scores
-    np.testing.assert_allclose(scores, expected, rtol=1e-5)
+    np.testing.assert_allclose(written, expected, rtol=1e-5)
     assert stat.S_IMODE(os.stat(own).st_mode) == 0o600
 
 
@@ -155,9 +148,7 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
     replace(site, tensor=tensor).save(data)
     said = dpfact("export", run, "--patients", own, "--data", data)
     rows = lines_of(own)
-    found = [
-        [str(r) for r in range(1, RANK + 1) if float(row[f"phenotype_{r}"]) > 0.15] for row in rows
-    ]
+    found = [[r for r in "123" if float(row[f"phenotype_{r}"]) > 0.15] for row in rows]
     assert [row["has"] for row in rows] == [";".join(own) for own in found]
     assert {len(own) for own in found} >= {0, 1, 2}
     some = sum(map(bool, found))
@@ -165,17 +156,15 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
         "have no cell with" in said  # fmt: skip
 
 
-def test_a_cohort_is_exported_site_after_site(run, cohort, tmp_path):
+def test_a_cohort_is_exported_site_after_site(run, cohort, cohort_folder, tmp_path):
     own = tmp_path / "m.csv"
-    cohort.save(tmp_path / "cohort")
-    said = dpfact("export", run, "--patients", own, "--data", tmp_path / "cohort")
+    said = dpfact("export", run, "--patients", own, "--data", cohort_folder)
     assert f"{len(cohort)} patients; " in said
     rows = lines_of(own)
-    assert [row.pop("site") for row in rows] == [
-        s.name for s in cohort.sites for _ in range(len(s))
-    ]
+    at = [row.pop("site") for row in rows]
+    assert at == [site.name for site in cohort.sites for _ in range(len(site))]
     last = cohort.sites[-1]
-    dpfact("export", run, "--patients", own, "--data", tmp_path / "cohort" / f"{last.name}.npz")
+    dpfact("export", run, "--patients", own, "--data", cohort_folder / f"{last.name}.npz")
     assert rows[-len(last) :] == lines_of(own)
 
 
@@ -255,7 +244,7 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     found = GlobalModel.read(folder)
     shown = cards(found, None, (), {}, "patients")
     assert [card.certainty for card in shown] == ["likely real", "uncertain", "doubtful"]
-    written = dpfact("export", str(folder), "--phenotypes", str(tmp_path / "x.csv"))
+    written = dpfact("export", folder, "--phenotypes", tmp_path / "x.csv")
     assert "doubtful, or not found again: phenotype(s) 3\n" in written
     words = {row["phenotype"]: row["certainty"] for row in lines_of(tmp_path / "x.csv")}
     assert words == {"1": "likely real", "2": "uncertain", "3": "doubtful"}
@@ -264,8 +253,7 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     compared = cards(found, None, [repeat], {}, "patients")
     assert [card.certainty for card in compared] == ["stable", "not found", "not found"]
     assert not any("of phenotypes like this" in card.text for card in compared)
-    dpfact("export", folder, "--phenotypes", tmp_path / "codes.csv")
-    for line in lines_of(tmp_path / "codes.csv"):
+    for line in lines_of(tmp_path / "x.csv"):
         assert float(line["false_discovery"]) == known[int(line["phenotype"]) - 1]
     dpfact("export", run, "--phenotypes", tmp_path / "codes.csv")
     assert {line["false_discovery"] for line in lines_of(tmp_path / "codes.csv")} == {""}

@@ -34,17 +34,14 @@ def described(scores, died=None, *, sizes=None, factors=None, present=None):
     """The table of patients with these scores; all have the same codes unless told otherwise."""
     factors = factors or features(scores.shape[1])
     present = present or [np.ones((len(scores), 1)) * (np.arange(len(f)) == 0) for f in factors]
-    ends = np.cumsum(sizes or [len(scores)])
-    sites = [
-        site_of(
-            [mode[rows] for mode in present],
-            VOCABULARIES,
-            {} if died is None else {"died": np.asarray(died)[rows].astype(int)},
-            name,
-        )
-        for name, rows in zip("abc", np.split(np.arange(len(scores)), ends[:-1]), strict=False)
-    ]
-    return phenotype_table(np.split(scores, ends[:-1]), factors, sites)
+    starts = np.cumsum(sizes or [len(scores)])[:-1]
+
+    def site(name, rows):
+        labels = {} if died is None else {"died": np.asarray(died)[rows].astype(int)}
+        return site_of([mode[rows] for mode in present], VOCABULARIES, labels, name)
+
+    sites = [*map(site, "abc", np.split(np.arange(len(scores)), starts))]
+    return phenotype_table(np.split(scores, starts), factors, sites)
 
 
 def labels_for(memberships, risk, seed=0):
@@ -128,11 +125,8 @@ def test_few_patients_with_a_code_and_without_the_phenotype_follow_from_nothing(
 
 
 def test_carriers_have_a_leading_code_of_every_mode():
-    A, factors, rng = (
-        patients(3, 600),
-        [factor**3 for factor in features(3)],
-        np.random.default_rng(0),
-    )
+    A, rng = patients(3, 600), np.random.default_rng(0)
+    factors = [factor**3 for factor in features(3)]
     present = [rng.random((600, len(factor))) < 0.2 for factor in factors]
     for of_mode in present:
         of_mode[np.arange(600), rng.integers(of_mode.shape[1], size=600)] = True

@@ -1,6 +1,6 @@
 """Mortality AUCs against scikit-learn by hand, planted truth, and null labels."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,10 +31,6 @@ def members():
     return true_memberships(SETTINGS)
 
 
-def relabelled(site, labels):
-    return dataclasses.replace(site, labels=labels)
-
-
 def test_baselines_agree_with_a_dense_tensor(sites):
     tensor = sites[2].tensor.select_patients(np.arange(40))
     dense = tensor.to_dense()
@@ -50,7 +46,7 @@ def test_true_memberships_predict_and_shuffled_labels_do_not(sites, members):
     assert found.overall.memberships.mean > found.overall.raw_codes.mean
     assert found.overall.raw_codes.mean > found.overall.volume.mean + 0.05
     rng = np.random.default_rng(0)
-    null = [relabelled(site, rng.permutation(site.labels["died"])) for site in sites]
+    null = [replace(site, labels=rng.permutation(site.labels["died"])) for site in sites]
     found = predict_outcome(members, null)
     for auc in (found.overall.memberships, found.overall.raw_codes, found.overall.volume):
         assert abs(auc.mean - 0.5) < 0.08
@@ -103,7 +99,7 @@ def test_splits_are_stratified_and_differ(sizes, train, seed):
 def test_groups_without_enough_deaths_say_so(sites, members):
     few = np.zeros(len(members[1]), int)
     few[:4] = 1
-    mixed = (sites[0], relabelled(sites[1], few), relabelled(sites[2], None))
+    mixed = (sites[0], replace(sites[1], labels=few), replace(sites[2], labels=None))
     found = predict_outcome(members, mixed)
     assert found.sites[0].memberships is not None
     assert found.sites[1].memberships is None
@@ -111,7 +107,7 @@ def test_groups_without_enough_deaths_say_so(sites, members):
     assert found.sites[2].reason == "no labels"
     assert found.overall.memberships is not None
     assert found.overall.patients == len(members[0]) + len(members[1])
-    everybody = [relabelled(site, np.ones(site.tensor.n_patients, int)) for site in sites]
+    everybody = [replace(site, labels=np.ones(len(site), int)) for site in sites]
     found = predict_outcome(members, everybody)
     assert found.overall.reason == "fewer than 5 patients with it, or without it"
     assert [site.memberships for site in found.sites] == [None] * 3

@@ -4,33 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from dpfact_flower.evaluation import prose, tables
 from dpfact_flower.evaluation.model import CodeRow
-from dpfact_flower.evaluation.prose import (
-    certainty_sentence,
-    first_line,
-    headline,
-    made_titles,
-    paragraph,
-    phrase,
-    rate,
-    search_words,
-    uninformative_message,
-)
-from dpfact_flower.evaluation.tables import (
-    Association,
-    CodeWeight,
-    Pair,
-    Phenotype,
-    PhenotypeTable,
-    certainty,
-)
 from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM
 from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED
 
 
 def found(*pairs):
     """A phenotype's likeness to its partner in each other run, and that of chance partners."""
-    return [Pair(1, 1, match, 0.85**2, chance) for match, chance in pairs]
+    return [tables.Pair(1, 1, match, 0.85**2, chance) for match, chance in pairs]
 
 
 AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
@@ -51,8 +33,8 @@ AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
     ],
 )
 def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
-    assert certainty(found(*pairs)) == word
-    assert certainty_sentence(found(*pairs)).startswith(sentence)
+    assert tables.certainty(found(*pairs)) == word
+    assert prose.certainty_sentence(found(*pairs)).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +47,16 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
     ],
 )
 def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance, word, sentence):
-    assert certainty((), chance) == word
-    assert certainty_sentence((), chance).startswith(sentence)
-    assert certainty_sentence((), chance, (3,)) == certainty_sentence((), chance)
-    assert certainty(found(AGAIN), chance) == "stable"
-    assert certainty_sentence(found(AGAIN), chance) == "Stable: found again in the repeat."
+    assert tables.certainty((), chance) == word
+    assert prose.certainty_sentence((), chance).startswith(sentence)
+    assert prose.certainty_sentence((), chance, (3,)) == prose.certainty_sentence((), chance)
+    assert tables.certainty(found(AGAIN), chance) == "stable"
+    assert prose.certainty_sentence(found(AGAIN), chance) == "Stable: found again in the repeat."
 
 
 def test_doubt_because_of_a_phenotype_that_is_nearly_the_same_says_so():
     sentence = "Uncertain: differs from patterns 2–4, 7 in one kind of code only."
-    assert certainty_sentence((), 0.5, (2, 3, 4, 7)) == sentence
+    assert prose.certainty_sentence((), 0.5, (2, 3, 4, 7)) == sentence
 
 
 @pytest.mark.parametrize(
@@ -92,15 +74,15 @@ def test_doubt_because_of_a_phenotype_that_is_nearly_the_same_says_so():
     ],
 )  # fmt: skip
 def test_a_run_in_one_line(without, rank, words, line):
-    table = None if without is None else PhenotypeTable(100, (), {}, without)
-    assert first_line(table, rank, words, "patients") == line
+    table = None if without is None else tables.PhenotypeTable(100, (), {}, without)
+    assert prose.first_line(table, rank, words, "patients") == line
 
 
 def code(name, text, observed, everybody=0.05):
-    return CodeWeight(name, text, 0.5, observed, everybody)
+    return tables.CodeWeight(name, text, 0.5, observed, everybody)
 
 
-HEART = Phenotype(
+HEART = tables.Phenotype(
     2, 1.0, 0.021,
     {
         "procedures": (code("36.06", "Insertion of stent", 0.9),),
@@ -112,15 +94,15 @@ HEART = Phenotype(
             code("411", "Angina", "<10"),
         ),
     },
-    {"died": Association(rate=0.059, rate_interval=(0.047, 0.073))},
+    {"died": tables.Association(rate=0.059, rate_interval=(0.047, 0.073))},
 )  # fmt: skip
 
 
-TABLE = PhenotypeTable(62_651, (HEART,), {"died": 0.024})
+TABLE = tables.PhenotypeTable(62_651, (HEART,), {"died": 0.024})
 
 
 def test_a_paragraph_says_whom_what_and_how_it_ended():
-    assert paragraph(HEART, TABLE, "patients") == [
+    assert prose.paragraph(HEART, TABLE, "patients") == [
         "1,316 patients (2.1 %).",
         "All had acute myocardial infarction (410), 77 % heart failure (428).",
         "90 % had insertion of stent (36.06).",
@@ -129,20 +111,19 @@ def test_a_paragraph_says_whom_what_and_how_it_ended():
 
 
 def test_a_paragraph_of_few_patients_has_no_figure():
-    few = Phenotype(1, 1.0, "<10", HEART.codes, HEART.outcomes)
-    assert paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
+    few = tables.Phenotype(1, 1.0, "<10", HEART.codes, HEART.outcomes)
+    assert prose.paragraph(few, TABLE, "stays") == ["Fewer than ten stays."]
     for hidden in ("<10", "hidden", None):
-        association = Association(rate=hidden)
-        assert rate(association, 0.024, "stays") == "too few to say; among all stays 2.4 %"
-        assert rate(association, "<10", "stays") == "too few to say"
+        association = tables.Association(rate=hidden)
+        assert prose.rate(association, 0.024, "stays") == "too few to say; among all stays 2.4 %"
+        assert prose.rate(association, "<10", "stays") == "too few to say"
 
 
 def test_the_span_over_sites_leaves_hidden_ones_out():
     sites = {"a": 0.01, "b": 0.05, "c": "<10", "d": "hidden"}
-    spread = Phenotype(1, 1.0, 0.02, {}, {}, sites)
-    assert paragraph(spread, PhenotypeTable(1000, ()), "patients") == [
-        "20 patients (2.0 %, from 1.0 % to 5.0 % by site)."
-    ]
+    spread = tables.Phenotype(1, 1.0, 0.02, {}, {}, sites)
+    found = prose.paragraph(spread, tables.PhenotypeTable(1000, ()), "patients")
+    assert found == ["20 patients (2.0 %, from 1.0 % to 5.0 % by site)."]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +134,8 @@ def test_the_span_over_sites_leaves_hidden_ones_out():
     ],
 )  # fmt: skip
 def test_people_search_by_their_own_words(text, word):
-    assert word in search_words(["Appendicitis", text])
-    assert word not in search_words(["Appendicitis", "Foot drop"])
+    assert word in prose.search_words(["Appendicitis", text])
+    assert word not in prose.search_words(["Appendicitis", "Foot drop"])
 
 
 def made(*phenotypes):
@@ -168,7 +149,7 @@ def made(*phenotypes):
                 CodeRow(number, "", mode, place, f"C-{name}", name, w, w / sum(own.values()), 2.0)
                 for place, (name, w) in enumerate(own.items(), start=1)
             ]
-    return list(made_titles(rows).values())
+    return list(prose.made_titles(rows).values())
 
 
 def test_titles_put_diagnoses_before_treatments():
@@ -208,11 +189,11 @@ def test_no_two_phenotypes_have_one_title():
     ],
 )
 def test_a_codes_name_is_said_without_fillers(description, said):
-    assert phrase(description, "C1") == said
+    assert prose.phrase(description, "C1") == said
 
 
 def test_a_deployment_shows_what_the_server_knows():
-    assert headline(DEPLOYED) == [
+    assert prose.headline(DEPLOYED) == [
         ("run", "job-1: 3 sites, 4 rounds, 12 phenotypes"),
         ("privacy", NO_CLAIM),
         (
@@ -225,7 +206,7 @@ def test_a_deployment_shows_what_the_server_knows():
 
 
 def test_a_simulation_shows_what_was_measured():
-    shown = dict(headline(SIMULATED))
+    shown = dict(prose.headline(SIMULATED))
     assert shown["privacy"] == (
         "epsilon 4.000 at delta 1e-05 (Gaussian DP; replacing a patient's record: 9.086) "
         f"[{PATIENT_CLAIM}]"  # rounded up
@@ -242,16 +223,16 @@ def test_a_simulation_shows_what_was_measured():
 
 def test_what_secure_sums_promise_if_all_others_collude_stands_beside():
     shared = replace(SIMULATED, spent=replace(SIMULATED.spent, alone=9.0003))
-    assert dict(headline(shared))["privacy"].endswith("; if all others collude: 9.001")
+    assert dict(prose.headline(shared))["privacy"].endswith("; if all others collude: 9.001")
 
 
 def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise():
     known = replace(SIMULATED, false_discovery=(0.02, 0.1, 0.11))
     says = "2 of 3 phenotypes are likely real, judged by this run's own noise"
-    assert dict(headline(known))["certainty"] == says
+    assert dict(prose.headline(known))["certainty"] == says
     noise = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
-    assert "certainty" not in dict(headline(replace(known, measured=noise)))
-    assert "certainty" not in dict(headline(SIMULATED))
+    assert "certainty" not in dict(prose.headline(replace(known, measured=noise)))
+    assert "certainty" not in dict(prose.headline(SIMULATED))
 
 
 @pytest.mark.parametrize(
@@ -263,18 +244,16 @@ def test_phenotypes_that_are_likely_real_are_counted_unless_the_model_is_noise()
     ],
 )
 def test_failures_are_named(failures, never, says):
-    summary = replace(
-        SIMULATED,
-        exchange=replace(SIMULATED.exchange, failures=failures),
-        measured=replace(MEASURED, sites_without_a_round=never),
-    )
-    assert dict(headline(summary))["failures"] == says
+    exchange = replace(SIMULATED.exchange, failures=failures)
+    measured = replace(MEASURED, sites_without_a_round=never)
+    summary = replace(SIMULATED, exchange=exchange, measured=measured)
+    assert dict(prose.headline(summary))["failures"] == says
 
 
 @pytest.mark.parametrize("mode", ["none", "paper", "patient"])
 def test_every_mode_names_its_ways_out_of_noise(mode):
     measured = replace(MEASURED, fit_shared=1e-6, fit_frequencies=1e-3)
-    text = uninformative_message(replace(SIMULATED, privacy=mode, measured=measured))
+    text = prose.uninformative_message(replace(SIMULATED, privacy=mode, measured=measured))
     assert "What can help: " in text
     assert "0.1" in text
-    assert uninformative_message(DEPLOYED) == uninformative_message(SIMULATED) == ""
+    assert prose.uninformative_message(DEPLOYED) == prose.uninformative_message(SIMULATED) == ""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import cache
 from html.parser import HTMLParser
+from itertools import takewhile
 from pathlib import Path
 
 import matplotlib
@@ -75,14 +76,14 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attrs):
-        self._note(tag, attrs)
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag == "section":
+            self.section = dict(attrs)["id"]
         if tag not in VOID:
             self.open.append(tag)
         if tag in BLOCKS:
             self._unfinished.append((self.section, tag, []))
-
-    def handle_startendtag(self, tag, attrs):
-        self._note(tag, attrs)
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag, self.getpos()
@@ -98,27 +99,15 @@ class Page(HTMLParser):
             for _, _, parts in self._unfinished:
                 parts.append(data)
 
-    def _note(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes += attrs
-        if tag == "section":
-            self.section = dict(attrs)["id"]
-
     def cards(self):
         """Text of each phenotype's card, by its number."""
         return {int(t.split()[0]): t for _, tag, t in self.blocks if tag == "article"}
 
     def rows_of(self, caption):
         """Rows of one table, its header first."""
-        (place,) = [
-            i for i, (_, tag, t) in enumerate(self.blocks) if (tag, t) == ("caption", caption)
-        ]
-        rows = []
-        for _, tag, text in self.blocks[place + 1 :]:
-            if tag != "tr":
-                break
-            rows.append(text)
-        return rows
+        (place,) = [n for n, block in enumerate(self.blocks) if block[1:] == ("caption", caption)]
+        below = takewhile(lambda block: block[1] == "tr", self.blocks[place + 1 :])
+        return [text for _, _, text in below]
 
     def values(self, *names):
         return [value for name, value in self.attributes if name in names]

@@ -102,9 +102,7 @@ def test_the_sheet_and_the_page_show_neither_score_nor_group(run, site, sheet, t
         assert word not in shown
     groups = [chart["near"] for chart in charts]
     assert groups not in (sorted(groups), sorted(groups, reverse=True))
-    again, other = (
-        write_sheet(run, site, NUMBER, tmp_path / str(seed), seed=seed) for seed in (1, 2)
-    )
+    again, other = (write_sheet(run, site, NUMBER, tmp_path / f"{n}", seed=n) for n in (1, 2))
     assert again.read_bytes() == sheet.read_bytes()
     assert {c["patient"] for c in key_of(other)["charts"]} == {c["patient"] for c in charts}
     assert key_of(other)["charts"] != charts
@@ -134,9 +132,8 @@ def test_the_page_has_the_phenotypes_leading_codes_and_each_patients_own(run, si
         for mode, vocabulary in enumerate(vocabularies):
             weights = dense.sum(axis=1 - mode)
             order = np.argsort(-weights, kind="stable")[: np.count_nonzero(weights)]
-            places = [
-                text.index(f"<b>{vocabulary.codes[at]}</b> <u>Meanings ›</u> What") for at in order
-            ]
+            shown = (f"<b>{vocabulary.codes[at]}</b> <u>Meanings ›</u> What" for at in order)
+            places = [*map(text.index, shown)]
             assert places == sorted(places)
         assert text.count("<b>") == sum(np.count_nonzero(dense.sum(axis=a)) for a in (0, 1))
 
@@ -197,9 +194,8 @@ def test_names_and_reviews_leave_each_other_alone(run, sheet):
     assert read_names(run, RANK).phenotypes == {1: "a", 2: "b"}
     assert read_names(run, RANK).reviewed[NUMBER].verdict == "keep"
     (run / "names.toml").write_text('[reviewed.3]\nverdict = "perhaps"')
-    with pytest.raises(
-        DataError, match=r"names\.toml: reviewed\.3\.verdict must be 'keep' or 'drop'"
-    ):
+    says = r"names\.toml: reviewed\.3\.verdict must be 'keep' or 'drop'"
+    with pytest.raises(DataError, match=says):
         read_names(run, RANK)
 
 
@@ -285,9 +281,8 @@ def test_the_command_makes_a_sheet_beside_where_it_is_run(run, site, tmp_path, m
     made = ["review", str(run), "--data", "site.npz", "--phenotype", str(NUMBER)]
     said = dpfact(*made, "--patients", 12, "--seed", 4)
     assert "No privacy guarantee covers them: keep them here" in said
-    assert {p.name for p in tmp_path.glob("review*")} == {
-        f"review-{NUMBER}{part}" for part in (".csv", ".html", ".key.json")
-    }
+    files = {path.name.removeprefix(f"review-{NUMBER}") for path in tmp_path.glob("review*")}
+    assert files == {".csv", ".html", ".key.json"}
     assert len(key_of(tmp_path / f"review-{NUMBER}.csv")["charts"]) == 12
     for wrong in (made[:4], [*made, "--read", "x.csv"], made[:2]):
         assert "give --data SITE.npz and --phenotype" in refusal(*wrong)

@@ -36,9 +36,6 @@ VOCABULARIES = (
 FACTORS = tuple(np.random.default_rng(size).random((size, 4)).astype(np.float32) for size in (3, 2))
 
 
-# --- global model
-
-
 @pytest.mark.parametrize("modes", [1, 2])
 def test_model_round_trip(tmp_path, modes):
     write_model(tmp_path, FACTORS[:modes], VOCABULARIES[:modes])
@@ -108,9 +105,6 @@ def test_a_damaged_model_is_refused(tmp_path, changes, says):
     assert str(caught.value).startswith(str(tmp_path / MODEL))
 
 
-# --- config
-
-
 def test_a_config_repeats_the_run(tmp_path):
     parts = (
         AppSettings(out='runs/"x" \\ y'), RunSettings(rounds=3, job="j"),
@@ -125,9 +119,6 @@ def test_a_config_repeats_the_run(tmp_path):
     # Every line can be given to the command line as it stands.
     lines = text.partition("[run-config]\n")[2].partition("\n\n")[0].splitlines()
     assert parse_assignments(lines) == config
-
-
-# --- JSON
 
 
 def test_json_can_be_read_and_has_no_nan(tmp_path):
@@ -153,9 +144,6 @@ def test_a_config_has_two_tables(tmp_path):
     (tmp_path / CONFIG).write_text("rank 3")
     with pytest.raises(DataError, match=rf"{CONFIG}: not readable as TOML$"):
         read_config(tmp_path)
-
-
-# --- missing
 
 
 @pytest.mark.parametrize(

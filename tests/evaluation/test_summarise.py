@@ -5,14 +5,13 @@ import weakref
 import numpy as np
 import pytest
 
+from dpfact_flower import federate
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.evaluation import summarise as module
 from dpfact_flower.evaluation.clinical import coherence
 from dpfact_flower.evaluation.prose import headline
-from dpfact_flower.evaluation.run_folder import read_model, read_phenotypes, read_summary
+from dpfact_flower.evaluation.run_folder import read_phenotypes, read_summary
 from dpfact_flower.evaluation.summarise import code_frequencies, shared_error
-from dpfact_flower.runtime.config import RunConfig
-from dpfact_flower.runtime.serve import federate_cohort
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.tensor.cp import CPModel
 from tests.commands import dpfact
@@ -39,7 +38,7 @@ def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, mo
 
 
 @pytest.mark.slow
-def test_sites_are_measured_one_at_a_time(tmp_path, monkeypatch):
+def test_sites_are_measured_one_at_a_time(monkeypatch):
     """Tensors that a run scales are as large as a good part of the data."""
     made, alive, usual = [], [], module.scaled
 
@@ -50,22 +49,17 @@ def test_sites_are_measured_one_at_a_time(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(module, "scaled", scaled)
-    settings = {"privacy": "none", "rank": 3, "rounds": 1, "start": "random"}
-    config = RunConfig.read({**settings, "out": str(tmp_path / "run")})
-    shares = ",".join(["0.125"] * 8)
-    federate_cohort(synthetic(preset("demo", patients=200, shares=shares)), config, report=False)
+    eight = synthetic(preset("demo", patients=200, shares=",".join("1" * 8)))
+    federate(sites=eight, privacy="none", rank=3, rounds=1, start="random")
     assert len(alive) > 8
     assert max(alive) <= 3  # the latest, and two that a loop's variables still hold
 
 
 @pytest.mark.slow
-def test_coherence_is_that_of_the_runs_own_patients(cohort, tmp_path):
-    settings = {"privacy": "none", "rank": 3, "rounds": 2}
-    config = RunConfig.read({**settings, "out": str(tmp_path / "run")})
-    folder = federate_cohort(cohort, config, report=False)
-    factors, _ = read_model(folder)
-    expected = coherence(factors, (site.tensor for site in cohort.sites))
-    assert read_summary(folder).measured.coherence == expected
+def test_coherence_is_that_of_the_runs_own_patients(cohort):
+    run = federate(sites=cohort, privacy="none", rank=3, rounds=2)
+    expected = coherence(run.model.factors, (site.tensor for site in cohort.sites))
+    assert run.summary.measured.coherence == expected
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import asdict, replace
+from functools import reduce
+from operator import getitem
 
 import pytest
 
@@ -53,22 +55,18 @@ def plain(summary):
     return json.loads(json.dumps(summary.to_dict()))
 
 
-INSIDE = (
-    ("predictions", "died", "overall", "patients"), ("error_by_round", 1, "fit"),
-    ("per_site", "north", "rho"), ("per_site", "north", "ledger", 1, "sigma"),
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("predictions", "died", "overall", "patients"), ("error_by_round", 1, "fit"),
+        ("per_site", "north", "rho"), ("per_site", "north", "ledger", 1, "sigma"),
+    ],
+    ids=str,
 )  # fmt: skip
-
-
-def inside(content, path):
-    for key in path[:-1]:
-        content = content[key]
-    return content
-
-
-@pytest.mark.parametrize("path", INSIDE, ids=str)
 def test_what_is_missing_inside_is_named_with_its_place(path):
     content = plain(SIMULATED)
-    del inside(content, path)[path[-1]]
+    *place, key = path
+    del reduce(getitem, place, content)[key]
     with pytest.raises(DataError, match=rf"^lacks {'.'.join(map(str, path))}$"):
         Summary.from_dict(content)
 

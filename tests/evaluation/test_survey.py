@@ -87,13 +87,12 @@ def test_the_exchanged_code_leads_another_phenotype_and_is_far_down_in_its_own(r
     for item in key_of(sheet):
         if item["kind"] == "other code":
             mine = own[item["phenotype"]]
-            changes = [
+            ((mode, new),) = [
                 (mode, new)
                 for mode, found in codes(item).items()
                 for old, new in zip(mine[mode], found, strict=True)
                 if old != new
             ]
-            ((mode, new),) = changes
             assert new in own[item["other"]][mode]
             order = [row.code for row in all_codes[item["phenotype"]][mode]]
             assert new not in order[: len(order) // 2]
@@ -174,6 +173,5 @@ def test_what_cannot_be_a_survey_is_refused(run, sheet, tmp_path):
     few = run_folder(tmp_path / "few", rank=5)
     with pytest.raises(DataError, match="needs 8 phenotypes with codes, not 5"):
         write_survey(few, tmp_path / "x")
-    assert "belongs to a run other than" in refusal(
-        "survey", few, "--out", tmp_path / "survey", "--read", sheet
-    )
+    said = refusal("survey", few, "--out", tmp_path / "survey", "--read", sheet)
+    assert "belongs to a run other than" in said
