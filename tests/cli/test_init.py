@@ -32,14 +32,6 @@ UPLOADED = {
 }  # fmt: skip
 
 
-class _LoggedIn(OidcCliPlugin):
-    def __init__(self) -> None:
-        self.access_token = "of nobody"
-
-    def load_tokens(self) -> None:
-        pass
-
-
 def published(app: Path) -> dict[str, bytes]:
     """Files that would go up, by their path in the app's folder.
 
@@ -52,11 +44,9 @@ def published(app: Path) -> dict[str, bytes]:
         sent.update({path: file.read() for _, (path, file, _) in files})
         return SimpleNamespace(ok=True)
 
-    # The package's `publish` hides the module of that name.
-    with mock.patch.dict(
-        command.__globals__,
-        {"_post_files": post, "load_cli_auth_plugin_from_connection": lambda *_: _LoggedIn()},
-    ):
+    logged_in = mock.Mock(OidcCliPlugin, access_token="of nobody")
+    ours = {"_post_files": post, "load_cli_auth_plugin_from_connection": lambda *_: logged_in}
+    with mock.patch.dict(command.__globals__, ours):  # `publish` hides the module of that name
         command(app)
     return sent
 
@@ -69,22 +59,17 @@ def downloaded(app: Path, folder: Path) -> Path:
     return folder
 
 
-def init(*arguments) -> str:
-    return dpfact("init", *arguments)
-
-
 @pytest.fixture
 def project(tmp_path):
     """A project such as anybody's."""
     folder = tmp_path / "our-study"
-    init(folder, "-s", "epsilon=2", "-s", "rank=7", "--publisher", "north")
+    dpfact("init", folder, "-s", "epsilon=2", "-s", "rank=7", "--publisher", "north")
     return folder
 
 
 def test_a_hospitals_project_is_ours_with_its_names_and_settings(project):
-    assert {p.relative_to(project).as_posix() for p in project.rglob("*") if p.is_file()} == {
-        *FILES
-    }
+    files = (path for path in project.rglob("*") if path.is_file())
+    assert {path.relative_to(project).as_posix() for path in files} == {*FILES}
     written = tomllib.loads((project / "pyproject.toml").read_text())
     assert written["project"]["name"] == "our-study"
     assert written["tool"]["flwr"]["app"]["publisher"] == "north"
@@ -141,7 +126,7 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_written(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(DPFactError, match=says):
-        init(*arguments)
+        dpfact("init", *arguments)
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "thesis.tex"]
 
 
@@ -149,19 +134,17 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_written(
 @pytest.mark.ray
 def test_a_download_of_a_project_runs_as_its_readme_says(tmp_path):
     """Against a SuperLink of the test's own, in place of the one that `flwr run` leaves behind."""
-    init(tmp_path / "here" / "study", "-s", "rank=4", "-s", "privacy=none", "-s", "rounds=2")
-    study = downloaded(tmp_path / "here" / "study", tmp_path / "study")
+    here = tmp_path / "here" / "study"
+    dpfact("init", here, "-s", "rank=4", "-s", "privacy=none", "-s", "rounds=2")
+    study = downloaded(here, tmp_path / "study")
     blocks = re.findall(r"(?:^    .+\n)+", (study / "README.md").read_text(), re.MULTILINE)
     chosen = [block for block in blocks if re.match(r"    (export|flwr run \. --stream)", block)]
     assert len(chosen) == 2
     with local_superlink(tmp_path / "flwr", simulation=True) as superlink:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        subprocess.run(
-            ["bash", "-euc", "".join(chosen)],
-            cwd=study,
-            env={**os.environ, "FLWR_HOME": str(superlink.home), "PATH": path},
-            check=True,
-        )
+        environment = {**os.environ, "FLWR_HOME": str(superlink.home), "PATH": path}
+        command_line = ["bash", "-euc", "".join(chosen)]
+        subprocess.run(command_line, cwd=study, env=environment, check=True)
     summary = read_summary(study / "runs" / "first")
     assert (summary.sites, summary.rank, summary.rounds) == (6, 4, 2)
     assert (study / "runs" / "first" / "report.html").exists()

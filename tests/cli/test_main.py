@@ -34,9 +34,8 @@ def test_help_teaches_every_command():
         ("site",): "init answer check connect metrics refit",
     }
     for group, names in commands.items():
-        listed = re.findall(
-            r"^[^\w-]+([a-z0-9]+) {2,}[A-Za-z]", dpfact(*group, "--help"), re.MULTILINE
-        )
+        shown = dpfact(*group, "--help")
+        listed = re.findall(r"^[^\w-]+([a-z0-9]+) {2,}[A-Za-z]", shown, re.MULTILINE)
         assert sorted(listed) == sorted(names.split())
     for command in ("mimic3", "eicu", "nhds"):
         assert "SOURCE is" in dpfact("data", command, "--help")
@@ -45,19 +44,18 @@ def test_help_teaches_every_command():
 
 @pytest.mark.slow
 def test_data_run_and_report(tmp_path):
-    text = dpfact("data", "synthetic", "paper-synthetic", "--out", str(tmp_path / "data"))
-    assert text.count("site-") == 5
-    assert "1,000" in dpfact("data", "show", str(tmp_path / "data"))
-    out = tmp_path / "run"
-    command = ["run", "--data", str(tmp_path / "data"), "--out", str(out),
-               "-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none"]  # fmt: skip
+    data, out = tmp_path / "data", tmp_path / "run"
+    assert dpfact("data", "synthetic", "paper-synthetic", "--out", data).count("site-") == 5
+    assert "1,000" in dpfact("data", "show", data)
+    settings = ("-s", "rounds=2", "-s", "rank=3", "-s", "privacy=none")
+    command = ["run", "--data", data, "--out", out, *settings]
     assert "no privacy guarantee" in dpfact(*command)
     with pytest.raises(SettingsError, match=r"holds a finished run already; .* --force"):
         dpfact(*command)
     with pytest.raises(SettingsError, match="did you mean 'rank'"):  # the folder is no obstacle
         dpfact(*command, "--force", "-s", "rnak=3")
     (out / "report.html").unlink()
-    assert "report.html" in dpfact("report", str(out))
+    assert "report.html" in dpfact("report", out)
     assert (out / "report.html").exists()
 
 
@@ -76,15 +74,6 @@ def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, 
 
 
 @pytest.mark.slow
-def test_what_a_person_reads_a_program_reads_too(tmp_path, cohort_folder):
-    """JSON on standard output, and nothing else there."""
-    out = tmp_path / "run"
-    text = dpfact("run", "--data", str(cohort_folder), "--out", str(out), "--json", "-q",
-                  "-s", "rounds=2", "-s", "rank=2", "-s", "privacy=none")  # fmt: skip
-    assert json.loads(text) == json.loads((out / "summary.json").read_text())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("file", "says"), [("checkpoint.npz", "resume=true"), ("x", "nothing")])
 def test_ctrl_c_ends_a_run_with_a_line_that_says_what_was_kept(tmp_path, monkeypatch, file, says):
     def stop(config, watch):
@@ -96,13 +85,16 @@ def test_ctrl_c_ends_a_run_with_a_line_that_says_what_was_kept(tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_flowers_log_is_shown_to_who_asks(cohort_folder, tmp_path, caplog):
-    arguments = ["run", "--data", str(cohort_folder), "-s", "rounds=1", "-s", "rank=2",
-                 "-s", "privacy=none"]  # fmt: skip
-    for number, (more, shown) in enumerate([([], False), (["-v"], True), (["-q"], False)]):
+def test_flowers_log_is_shown_to_who_asks_and_json_is_all_that_a_program_reads(
+    cohort_folder, tmp_path, caplog
+):
+    settings = ("-s", "rounds=1", "-s", "rank=2", "-s", "privacy=none")
+    for more in ((), ("-v",), ("-q",), ("--json", "-q")):
         caplog.clear()
-        dpfact(*arguments, *more, "--out", str(tmp_path / str(number)))
-        assert ("Aggregated MetricRecord" in caplog.text) is shown
+        out = tmp_path / "-".join(("run", *more))
+        text = dpfact("run", "--data", cohort_folder, "--out", out, *settings, *more)
+        assert ("Aggregated MetricRecord" in caplog.text) is (more == ("-v",))
+    assert json.loads(text) == json.loads((out / "summary.json").read_text())
 
 
 def test_a_version_and_completion_are_there():
@@ -150,18 +142,6 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["data", "mimic3", "/nowhere", "--out", "x"], "/nowhere"),
         (["data", "eicu", ".", "--out", "x", "--top=-3x4"], "such as 202x316"),
         (["simulate", "--out", "x", "--app", "/nowhere"], "is not a Flower App"),
-    ],
-)
-def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DPFactError, match=says):
-        dpfact(*arguments)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
         (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
         (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),
         (["data", "show", "file"], "error (data): file/cohort.json: not readable"),
@@ -169,7 +149,7 @@ def test_errors_are_one_clear_line(arguments, says, tmp_path, monkeypatch):
         (["run", "--out", "x", "--app", "app"], "error (settings): --app: app/pyproject.toml is"),
     ],
 )
-def test_an_error_ends_the_command_with_2_and_no_traceback(
+def test_an_error_ends_the_command_with_2_one_clear_line_and_nothing_written(
     arguments, says, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -180,7 +160,10 @@ def test_an_error_ends_the_command_with_2_and_no_traceback(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(("error (data): ", "error (settings): "))
+    assert says in said
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "app"}
 
 
 @pytest.mark.parametrize("out", ["", " ", "file", "file/below"])

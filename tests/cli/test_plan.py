@@ -66,9 +66,8 @@ def test_the_price_of_replacing_a_record_stands_beside_every_epsilon():
 
 @pytest.mark.parametrize("secure", ["false", "true"])
 def test_it_says_what_secure_sums_are_worth_and_rest_on(secure):
-    shown = plan("--sizes", "202x316", "--patients", "10000", "--sites", "20", "--epsilon", "1",
-                 "--rank", "10",
-                 "--set", f"secure-sums={secure}")  # fmt: skip
+    facts = ("--sizes", "202x316", "--patients", 10000, "--sites", 20, "--epsilon", 1, "--rank", 10)
+    shown = plan(*facts, "--set", f"secure-sums={secure}")
     assert "signal 6.2 instead of 1.6, chance 39 instead of 0 in 100" in shown
     assert "at most 2 of 20 sites collude" in shown
     assert "epsilon 4.747 instead of 1.000" in shown

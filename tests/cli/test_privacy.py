@@ -85,13 +85,8 @@ def test_the_running_total_is_that_of_all_releases_of_the_unit_so_far(state_dir)
     with Ledger(state_dir / "north") as ledger:
         events = ledger.events()
     shown = json.loads(ledger_text("show", state_dir / "north", "--delta", "1e-6", "--json"))
-    expected = [
-        account(events[:2], 1e-6).headline.epsilon,
-        account(events[:4], 1e-6).headline.epsilon,
-        account(events[4:], 1e-6).headline.epsilon,
-        None,
-        None,
-    ]
+    so_far = (events[:2], events[:4], events[4:])
+    expected = [*(account(part, 1e-6).headline.epsilon for part in so_far), None, None]
     assert [release["running_epsilon"] for release in shown["releases"]] == expected
     text = ledger_text("show", state_dir / "north", "--delta", "1e-6")
     last = [row.split("│")[-1].strip() for row in text.splitlines() if "first" in row]
@@ -146,10 +141,9 @@ def test_json_is_complete_and_holds_no_released_value(state_dir):
     assert [release["unprotected"] for release in shown["releases"]] == [False] * 4 + [True]
     assert shown["unprotected_releases"] == 1
     events = [event for release in shown["releases"] for event in release["events"]]
-    assert [event.pop("rho") for event in events] == [e.rho for row in rows for e in row.events]
-    assert [ReleaseEvent(**event) for event in events] == [
-        event for row in rows for event in row.events
-    ]
+    kept = [event for row in rows for event in row.events]
+    assert [event.pop("rho") for event in events] == [event.rho for event in kept]
+    assert [ReleaseEvent(**event) for event in events] == kept
     assert [total["unit"] for total in shown["totals"]] == ["entry", "patient"]
     assert shown["totals"][1]["claim"] == PATIENT_CLAIM
 

@@ -84,10 +84,9 @@ def test_keys_of_two_hospitals_fit_each_other(tmp_path):
     assert (tmp_path / "north.pem").stat().st_mode & 0o777 == 0o600
     peers = tmp_path / "peers.txt"
     peers.write_text("# all of us\n\n" + "\n".join(f"{line}  # by post" for line in lines) + "\n")
-    shown = keys("show", peers)
-    assert shown == [
-        f"{line.split()[0]}: {fingerprint(read_public_key(line.split()[1]))}" for line in lines
-    ]
+    given = [line.split()[:2] for line in lines]
+    expected = [f"{name}: {fingerprint(read_public_key(key))}" for name, key in given]
+    assert keys("show", peers) == expected
     settings = SiteSettings(secure_key=str(tmp_path / "north.pem"), secure_peers=str(peers))
     assert keyring_of(settings, "north").peers.keys() == {"north", "s"}
     with pytest.raises(SettingsError, match="this site's own name, 's'"):

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
@@ -24,11 +25,8 @@ SETTINGS = {"privacy": "none", "rank": 3, "rounds": 3}
 
 @pytest.fixture(scope="module")
 def run(cohort):
-    labelled = [
-        type(site)(site.name, site.tensor, site.vocabularies, np.arange(len(site)) % 2,
-                   row_unit="discharge")
-        for site in cohort.sites
-    ]  # fmt: skip
+    labelled = (replace(site, labels=np.arange(len(site)) % 2, row_unit="discharge")
+                for site in cohort.sites)  # fmt: skip
     return federate(sites=Cohort("small", tuple(labelled)), **SETTINGS)
 
 
@@ -129,9 +127,8 @@ def test_names_show_everywhere(run, tmp_path):
 def test_plots_are_drawn_where_the_caller_wants(run):
     figure = Figure()
     axes = figure.subplots(3, 2).ravel()
-    for ax, draw in zip(
-        axes, (run.plot_errors, run.plot_traffic, run.plot_usage, run.plot_auc), strict=False
-    ):
+    plots = (run.plot_errors, run.plot_traffic, run.plot_usage, run.plot_auc)
+    for ax, draw in zip(axes, plots, strict=False):
         assert draw(ax) is ax
         assert ax.has_data()
     assert run.plot_phenotype(1, axes[4], top=4) is axes[4]
