@@ -22,6 +22,7 @@ from dpfact_flower.machine.threads import thread_count
 from dpfact_flower.server import surrogate_fit
 from dpfact_flower.tensor import SparseTensor
 from simulation.paper.datasets import open_data
+from tests.patience import Clock
 
 # No example has to be made or tried within a time: that says how busy the machine is.
 settings.register_profile(
@@ -107,7 +108,6 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def make_vocabularies() -> tuple[Vocabulary, ...]:
-    """Code lists of the small cohort."""
     return tuple(
         Vocabulary(name, tuple(f"{name[0].upper()}{i:02d}" for i in range(size)), ("",) * size)
         for name, size in CODES.items()
@@ -140,6 +140,15 @@ def all_surrogates() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The server's clock, which goes on where it would wait."""
+    it = Clock()
+    for module in ("strategy", "collect"):
+        monkeypatch.setattr(f"dpfact_flower.{module}.time", it)
+    return it
+
+
 @pytest.fixture(scope="session")
 def vocabularies() -> tuple[Vocabulary, ...]:
     return make_vocabularies()
@@ -153,7 +162,6 @@ def cohort() -> Cohort:
 
 @pytest.fixture
 def cohort_folder(cohort: Cohort, tmp_path: Path) -> Path:
-    """The small cohort as files."""
     folder = tmp_path / "cohort"
     folder.mkdir()
     cohort.save(folder)

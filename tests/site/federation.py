@@ -55,6 +55,15 @@ def make_server(data, privacy=PLANNED, solver=SOLVER, **run) -> Coordinator:
     )  # fmt: skip
 
 
+def make_request(sizes=SIZES, solver=SOLVER, **changes) -> RoundRequest:
+    """A request without noise, of a run of nine rounds."""
+    request = RoundRequest(
+        job="job", round=1, rounds=9, seed=0, solver=solver, vocabulary="",
+        privacy=PrivacySettings(privacy="none"), anchors=initial_factors(sizes, solver.rank, 0),
+    )  # fmt: skip
+    return replace(request, **changes)
+
+
 def ask(client, request) -> tuple[list[np.ndarray], dict]:
     arrays, examples, config = client.fit(*request.to_wire())
     assert examples == 1
@@ -91,9 +100,9 @@ def events_of(tmp_path) -> list[ReleaseEvent]:
     return [event for row in rows_of(tmp_path) for event in row.events]
 
 
-def store_of(data, tmp_path) -> SiteStore:
+def store_of(data, tmp_path, job="job") -> SiteStore:
     state = tmp_path / "state"
-    return SiteStore(state, "site-1", "job", data_tag(state / "site-1", data.fingerprint))
+    return SiteStore(state, "site-1", job, data_tag(state / "site-1", data.fingerprint))
 
 
 def refusal(client, request, caplog) -> tuple[str, str]:

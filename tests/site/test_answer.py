@@ -42,13 +42,8 @@ def make_noisy_client(data, tmp_path, **settings) -> DPFactClient:
 
 
 def make_request(data, **changes) -> RoundRequest:
-    solver = changes.pop("solver", SolverSettings(rank=4))
-    request = RoundRequest(
-        job="job", round=1, rounds=5, seed=3, solver=solver,
-        privacy=PrivacySettings(privacy="none"), vocabulary=joint_digest(data.vocabularies),
-        anchors=initial_factors(data.tensor.feature_shape, solver.rank, 3),
-    )  # fmt: skip
-    return replace(request, **changes)
+    vocabulary = joint_digest(data.vocabularies)
+    return federation.make_request(**{"rounds": 5, "vocabulary": vocabulary, **changes})
 
 
 def make_noisy_request(data, **changes) -> RoundRequest:

@@ -29,6 +29,7 @@ from tests.site.federation import (
     close,
     go_to,
     make_client,
+    make_request,
     make_server,
     raising,
     read,
@@ -202,11 +203,8 @@ def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_pa
 def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
     """What no epsilon covers, or one of another unit, cannot be added to a patient's."""
     solver = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
-    earlier = RoundRequest(
-        job="earlier", round=1, rounds=5, seed=3, solver=solver, vocabulary="",
-        privacy=PrivacySettings(privacy=mode, epsilon=0.5),
-        anchors=initial_factors(data.tensor.feature_shape, 4, 3),
-    )  # fmt: skip
+    privacy = PrivacySettings(privacy=mode, epsilon=0.5)
+    earlier = make_request(solver=solver, job="earlier", privacy=privacy)
     allowed = {"allow_privacy": "none,paper,patient", "max_epsilon": 100.0, "simulation": True}
     client = make_client(data, tmp_path, **allowed)
     ask(client, earlier)

@@ -9,7 +9,6 @@ from threadpoolctl import threadpool_limits
 from dpfact_flower.data.synthetic import synthetic
 from dpfact_flower.errors import DataError, DivergenceError, MessageError, PrivacyRefusedError
 from dpfact_flower.estimation import codes
-from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound, initial_state, run_round, starting_state
 from dpfact_flower.site.round import local_settings
@@ -17,19 +16,10 @@ from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel, norm_squared
-from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
+from tests.site.federation import make_request
 
 MODES = ["procedures", "diagnoses"]
-
-
-def request(shape, solver=None, **changes) -> RoundRequest:
-    solver = solver or SolverSettings(rank=4)
-    asked = RoundRequest(
-        job="job", round=1, rounds=9, seed=0, solver=solver, vocabulary="",
-        privacy=PrivacySettings(privacy="none"), anchors=initial_factors(shape, solver.rank, 0),
-    )  # fmt: skip
-    return replace(asked, **changes)
 
 
 def answer(tensor, asked, state=None, site="a", simulation=True):
@@ -54,7 +44,7 @@ def test_a_start_has_the_codes_that_both_sides_expect(cohort, monkeypatch, most,
     monkeypatch.setattr(codes, "_FREQUENT", 4)
     site = cohort.sites[0]
     selection = tuple(np.arange(size, dtype=np.int32) for size in kept)
-    asked = request(site.tensor.feature_shape, round=2, anchors=(), selection=selection)
+    asked = make_request(round=2, anchors=(), selection=selection)
     if says:
         with pytest.raises(MessageError, match=says):
             ElasticRound(site, asked, site="a", simulation=True)
@@ -65,7 +55,7 @@ def test_a_start_has_the_codes_that_both_sides_expect(cohort, monkeypatch, most,
 
 
 def test_state_and_request_are_left_as_they_were(tensor):
-    asked = request(tensor.feature_shape)
+    asked = make_request()
     first = answer(tensor, asked)
     before = [factor.copy() for factor in (*first.state.factors, *asked.anchors)]
     answer(tensor, replace(asked, round=2), first.state)
@@ -74,7 +64,7 @@ def test_state_and_request_are_left_as_they_were(tensor):
 
 
 def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_as_its_data(tensor):
-    asked = request(tensor.feature_shape, SolverSettings(rank=4, gamma=5.0))
+    asked = make_request(solver=SolverSettings(rank=4, gamma=5.0))
     state = initial_state(tensor, asked, np.random.default_rng(0))
     assert (state.round, state.eta) == (0, asked.solver.eta)
     # float32 factors, and sums of a few hundred terms: far inside one in ten thousand.
@@ -82,7 +72,7 @@ def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_a
 
 
 def test_with_a_relative_weight_the_first_model_has_the_scale_that_explains_most(tensor):
-    asked = request(tensor.feature_shape)
+    asked = make_request()
     factors = initial_state(tensor, asked, np.random.default_rng(0)).factors
     left = [
         CPModel((scale * factors[0], *factors[1:])).squared_error(tensor).all_cells
@@ -92,14 +82,14 @@ def test_with_a_relative_weight_the_first_model_has_the_scale_that_explains_most
 
 
 def test_once_the_global_factors_have_learned_a_sites_patients_are_fitted_to_them(tensor):
-    asked = replace(request(tensor.feature_shape), round=2, rounds=3)
+    asked = make_request(round=2, rounds=3)
     factors = initial_state(tensor, asked, np.random.default_rng(0)).factors
     np.testing.assert_array_equal(factors[0], fitted_patients(tensor, asked.anchors))
 
 
 def test_a_relative_round_begins_at_the_global_factors_and_the_papers_at_the_sites_own(tensor):
     for gamma, begins in ((-1.0, "global"), (5.0, "own")):
-        asked = request(tensor.feature_shape, SolverSettings(rank=4, gamma=gamma))
+        asked = make_request(solver=SolverSettings(rank=4, gamma=gamma))
         rng = np.random.default_rng(0)
         own = SiteState(1, tuple(f + 1 for f in initial_state(tensor, asked, rng).factors), 0.01)
         start = starting_state(tensor, own, replace(asked, round=2, rounds=3), rng)
@@ -111,7 +101,7 @@ def test_a_relative_round_begins_at_the_global_factors_and_the_papers_at_the_sit
 def test_the_numbers_do_not_depend_on_the_threads_of_blas():
     """On a tensor large enough for BLAS to use them."""
     tensor = synthetic("demo").sites[0].tensor
-    asked = request(tensor.feature_shape, SolverSettings(rank=12))
+    asked = make_request(tensor.feature_shape, SolverSettings(rank=12))
     releases = []
     for threads in (1, 2):
         with threadpool_limits(threads, user_api="blas"):
@@ -121,22 +111,17 @@ def test_the_numbers_do_not_depend_on_the_threads_of_blas():
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
 def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, solver):
-    asked = request(tensor.feature_shape, SolverSettings(rank=4, solver=solver, gamma=0.1))
-    releases = [
-        answer(tensor, asked).release.arrays[0],
-        answer(tensor, asked).release.arrays[0],
-        answer(tensor, asked, site="b").release.arrays[0],
-        answer(tensor, replace(asked, seed=1)).release.arrays[0],
-    ]
-    np.testing.assert_array_equal(releases[0], releases[1])
-    assert not np.array_equal(releases[0], releases[2])
-    assert not np.array_equal(releases[0], releases[3])
+    asked = make_request(solver=SolverSettings(rank=4, solver=solver, gamma=0.1))
+    first, again = (answer(tensor, asked).release.arrays for _ in range(2))
+    assert_bits(first, again)
+    others = answer(tensor, asked, site="b"), answer(tensor, replace(asked, seed=1))
+    assert not any(np.array_equal(first[0], other.release.arrays[0]) for other in others)
 
 
 def test_seeded_noise_differs_between_sites_and_rounds(tensor):
     solver = SolverSettings(rank=4, solver="psgd", clip=1.0)
     privacy = PrivacySettings(privacy="paper", noise_seed=5)
-    asked = request(tensor.feature_shape, solver, privacy=privacy)
+    asked = make_request(solver=solver, privacy=privacy)
 
     def noise(asked, site):
         outcome = answer(tensor, asked, site=site)
@@ -155,14 +140,14 @@ def test_patients_scaled_to_norm_one_have_the_same_say(tensor):
     scaled = tensor.scaled_to_unit_patients()
     squares = np.bincount(scaled.indices[:, 0], scaled.values.astype(np.float64) ** 2)
     np.testing.assert_allclose(squares, 1, rtol=1e-6)
-    one = answer(tensor, request(tensor.feature_shape)).release.arrays
+    one = answer(tensor, make_request()).release.arrays
     louder = SparseTensor(tensor.indices, tensor.values * np.float32(4), tensor.shape)
-    two = answer(louder, request(tensor.feature_shape)).release.arrays
+    two = answer(louder, make_request()).release.arrays
     assert_bits(one, two)
 
 
 def test_off_means_the_same_at_any_size(tensor):
-    asked = request(tensor.feature_shape, SolverSettings(rank=4, relative_l21=0.3, mu_from_round=1))
+    asked = make_request(solver=SolverSettings(rank=4, relative_l21=0.3, mu_from_round=1))
     doubled = SparseTensor(tensor.indices, tensor.values * np.float32(2), tensor.shape)
     starts = [initial_state(t, asked, np.random.default_rng(0)).factors for t in (tensor, doubled)]
     small, large = (local_settings(asked, start).mu for start in starts)
@@ -175,7 +160,7 @@ def test_off_means_the_same_at_any_size(tensor):
 
 def test_mu_acts_from_its_round(tensor):
     solver = SolverSettings(rank=4, relative_l21=0.0, mu=1e3, mu_from_round=2)
-    asked = request(tensor.feature_shape, solver)
+    asked = make_request(solver=solver)
     first = answer(tensor, asked)
     assert first.state.factors[0].any()
     second = answer(tensor, replace(asked, round=2), first.state)
@@ -185,7 +170,7 @@ def test_mu_acts_from_its_round(tensor):
 @pytest.mark.parametrize(("rounds", "first"), [(1, 1), (2, 2), (3, 2), (40, 21)])
 def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, first):
     solver = SolverSettings(rank=4, relative_l21=0.0, mu=1e3)
-    asked = replace(request(tensor.feature_shape, solver), rounds=rounds)
+    asked = make_request(solver=solver, rounds=rounds)
     start = initial_state(tensor, asked, np.random.default_rng(0)).factors
     acting = [
         number for number in range(1, rounds + 1)
@@ -200,7 +185,7 @@ def test_divergence_names_site_round_and_step():
     huge = SparseTensor.from_coo(rng.integers(0, 5, (60, 3)), np.full(60, 1e37), (5, 5, 5))
     solver = SolverSettings(rank=3, solver="psgd", scale="counts", zeros="none", gamma=0.5)
     with pytest.raises(DivergenceError, match=r"site a, round 1: .*step size"):
-        answer(huge, request((5, 5), solver))
+        answer(huge, make_request((5, 5), solver))
 
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
@@ -210,18 +195,18 @@ def test_the_papers_step_on_overdispersed_counts_stays_finite(solver):
     counts = np.minimum(rng.negative_binomial(0.2, 0.01, 400), 327) + 1
     tensor = SparseTensor.from_coo(rng.integers(0, 12, (400, 3)), counts, (12, 12, 12))
     settings = SolverSettings(rank=5, solver=solver, scale="counts", gamma=5.0, eta=1e-2)
-    outcome = answer(tensor, request((12, 12), settings))
+    outcome = answer(tensor, make_request((12, 12), settings))
     assert all(np.isfinite(factor).all() for factor in outcome.state.factors)
     assert outcome.measures.eta <= 1e-2
 
 
 def test_a_tensor_without_nonzeros_is_refused():
     with pytest.raises(DataError, match="no non-zeros"):
-        answer(SparseTensor.from_coo([], [], (3, 4, 5)), request((4, 5)))
+        answer(SparseTensor.from_coo([], [], (3, 4, 5)), make_request((4, 5)))
 
 
 def test_measures_are_those_of_the_sites_own_factors(tensor):
-    outcome = answer(tensor, request(tensor.feature_shape))
+    outcome = answer(tensor, make_request())
     factors, measures = outcome.state.factors, outcome.measures
     norms = np.linalg.norm(factors[0].astype(np.float64), axis=0)
     np.testing.assert_allclose(measures.column_norms, norms, rtol=1e-5)
@@ -232,10 +217,9 @@ def test_measures_are_those_of_the_sites_own_factors(tensor):
 
 
 def test_the_error_over_nonzeros_is_measured_now_and_then_and_at_the_end(tensor):
-    asked, state = request(tensor.feature_shape, rounds=21), None
-    measured = []
+    state, measured = None, []
     for number in range(1, 22):
-        outcome = answer(tensor, replace(asked, round=number), state)
+        outcome = answer(tensor, make_request(rounds=21, round=number), state)
         state = outcome.state
         if outcome.measures.error.nonzeros is not None:
             measured.append(number)

@@ -48,12 +48,6 @@ def same(worlds: list[World], number: int) -> Asked:
     return answers[0]
 
 
-def check_refused(worlds: list[World], answer: Asked, rows: int) -> None:
-    """A failure before the patients were read has one code, and one after it another."""
-    read = worlds[0].source.read_by_now
-    assert answer == (f"dpfact:{'failed' if read else 'state'}", rows)
-
-
 # --- the disk, at each step
 
 
@@ -79,7 +73,8 @@ def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(
         assert answers[0] == answers[1]
         if answers[0].reply.startswith("["):
             break
-        check_refused(worlds, answers[0], before)
+        read = worlds[0].source.read_by_now  # a failure after that has another code
+        assert answers[0] == (f"dpfact:{'failed' if read else 'state'}", before)
     assert step > (3 if charged else 0)
     assert worlds[0].rows() == worlds[1].rows() == before + charged
     assert same(worlds, number).reply == answers[0].reply

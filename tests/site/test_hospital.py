@@ -8,12 +8,6 @@ from dpfact_flower.site.hospital import read_node_config
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "/d/state"\nmax-epsilon = 4.0\n'
 
 
-def test_it_holds_the_keys_of_a_node_config(tmp_path):
-    path = tmp_path / "north.toml"
-    path.write_text(WHOLE)
-    assert read_node_config(path)["max-epsilon"] == 4.0
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

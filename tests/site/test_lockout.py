@@ -11,14 +11,8 @@ from pathlib import Path
 import pytest
 
 from dpfact_flower.errors import MessageError, StateError
-from dpfact_flower.site import answer
-from dpfact_flower.site.lockout import (
-    ATTEMPT_LIMIT,
-    ATTEMPTS,
-    check_attempts,
-    counting_attempt,
-    rolled_back_faults,
-)
+from dpfact_flower.site import answer, lockout
+from dpfact_flower.site.lockout import ATTEMPT_LIMIT, ATTEMPTS, rolled_back_faults
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import raising, requests
 
@@ -53,12 +47,12 @@ def test_a_release_forgets_the_failures_before_it(world, monkeypatch):
 def test_a_look_counts_before_it_begins(tmp_path):
     """A process that is killed says nothing more."""
     for number in range(1, ATTEMPT_LIMIT + 1):
-        look = counting_attempt(tmp_path)
+        look = lockout.counting_attempt(tmp_path)
         look.__enter__()
         assert (tmp_path / ATTEMPTS).stat().st_size == number
         del look
     with pytest.raises(StateError, match="10 rounds in a row"):
-        check_attempts(tmp_path)
+        lockout.check_attempts(tmp_path)
 
 
 # --- a folder that was rolled back as a whole

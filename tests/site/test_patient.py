@@ -61,10 +61,10 @@ def plan(data, privacy=PLANNED, rank=4):
     return plan_patient(privacy, sizes=data.tensor.feature_shape, rank=rank)
 
 
-def own_start(data, values=None) -> Release:
+def own_start(data, values) -> Release:
     """A start as the ledger gives it back."""
     release = make_round(data, make_request(data, 1)).run(Kept()).release
-    return release if values is None else replay([values], release.events)
+    return replay([values], release.events)
 
 
 # --- cost

@@ -9,23 +9,20 @@ from dpfact_flower.errors import MessageError, PrivacyRefusedError, RoundFailedE
 from dpfact_flower.privacy import Noise, release_unprotected
 from dpfact_flower.privacy.patient import release
 from dpfact_flower.privacy.patient.statistics import code_counts
-from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.answer import Site
 from dpfact_flower.site.elastic import ElasticRound
 from dpfact_flower.site.round import RoundOutcome
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire.protocol import RoundRequest
-from tests.site.federation import make_client, rows_of
+from tests.site.federation import make_client, make_request, rows_of
 
 SIGMA = 5.0
 
 
 @pytest.fixture(autouse=True)
-def forget():
-    before = dict(site_rules._more)
-    yield
-    site_rules._more = before
+def forget(monkeypatch):
+    monkeypatch.setattr(site_rules, "_more", dict(site_rules._more))
 
 
 def make_site(data, tmp_path, **settings) -> Site:
@@ -34,11 +31,7 @@ def make_site(data, tmp_path, **settings) -> Site:
 
 
 def request(rule="counts", **changes) -> RoundRequest:
-    asked = RoundRequest(
-        job="job", round=1, rounds=1, seed=0, solver=SolverSettings(rank=4),
-        privacy=PrivacySettings(), vocabulary="", anchors=(), rule=rule,
-    )  # fmt: skip
-    return replace(asked, **changes)
+    return make_request(**{"rounds": 1, "privacy": PrivacySettings(), "rule": rule, **changes})
 
 
 class Counts:
@@ -88,9 +81,8 @@ def test_a_rule_without_code_here_is_refused(data, tmp_path):
 
 
 def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp_path):
-    asked = request("elastic", privacy=PrivacySettings(privacy="none"),
-                    anchors=initial_factors((9, 12), 4, 0),
-                    solver=SolverSettings(rank=4, solver="other"))  # fmt: skip
+    solver = SolverSettings(rank=4, solver="other")
+    asked = request("elastic", privacy=PrivacySettings(privacy="none"), solver=solver)
     site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0, allow_rules="elastic")
     with pytest.raises(SettingsError, match="solver: there is no 'other'"):
         site.answer(asked)
@@ -144,9 +136,8 @@ def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
 )
 def test_a_rule_is_not_asked_in_another_rules_mode(data, tmp_path, rule, privacy, allowed):
     """Or a site that allows no noise would release some, or one that asks for it none."""
-    asked = request(rule, privacy=PrivacySettings(privacy=privacy),
-                    anchors=initial_factors((9, 12), 4, 0),
-                    solver=SolverSettings(rank=4, solver="psgd", clip=1.0))  # fmt: skip
+    solver = SolverSettings(rank=4, solver="psgd", clip=1.0)
+    asked = request(rule, privacy=PrivacySettings(privacy=privacy), solver=solver)
     site = make_site(data, tmp_path, allow_privacy=allowed, allow_rules=rule,
                      max_epsilon=0.0 if allowed == "none" else 5.0)  # fmt: skip
     with pytest.raises(MessageError, match="has no mode"):
@@ -154,8 +145,7 @@ def test_a_rule_is_not_asked_in_another_rules_mode(data, tmp_path, rule, privacy
 
 
 def test_without_a_name_the_rule_is_the_modes_own(data, tmp_path):
-    asked = request("", privacy=PrivacySettings(privacy="none"),
-                    anchors=initial_factors((9, 12), 4, 0))  # fmt: skip
+    asked = request("", privacy=PrivacySettings(privacy="none"))
     site = make_site(data, tmp_path, allow_privacy="none", max_epsilon=0.0, allow_rules="elastic")
     assert asked.rule_name == "elastic"
     assert len(site.answer(asked).arrays) == 2
