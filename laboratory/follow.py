@@ -115,7 +115,9 @@ class Reader:
             ["bash", "-c", SHELL, "page", text], cwd=self.home, env=self.environment, check=False,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        return f"{done.stdout}\nexit code {done.returncode}" if done.returncode else ""
+        # With the paper's noise most runs find nothing, as the tutorial says, and exit with 3.
+        well = (0, 3) if "privacy=paper" in text else (0,)
+        return "" if done.returncode in well else f"{done.stdout}\nexit code {done.returncode}"
 
     def _python(self, text: str) -> str:
         if self.session is None:

@@ -13,6 +13,14 @@ from pathlib import Path
 import pytest
 
 UNFOLD = "for (const part of document.querySelectorAll('details')) part.open = true"
+CUT_OFF = """
+[...document.querySelectorAll("table, img, svg")].filter((each) => {
+  const page = each.closest("[role=main], main, body");
+  for (let part = each.parentElement; part !== page; part = part.parentElement)
+    if (getComputedStyle(part).overflowX === "auto") return false;
+  return each.getBoundingClientRect().right > page.getBoundingClientRect().right + 1;
+}).map((each) => "cut off: " + each.outerHTML.slice(0, 80))
+"""
 ALL_RULES: dict[str, object] = {"resultTypes": ["violations"]}
 """Options of axe-core; comparing colours takes most of its time."""
 
@@ -43,7 +51,7 @@ def faults(
 ) -> list[str]:  # fmt: skip
     """What is wrong with a page on a screen, everything unfolded.
 
-    It is wider than the screen, says something on the console, asks for more than itself (or, of a
+    It is wider than the screen, cuts off a table or a picture, says something on the console, asks for more than itself (or, of a
     site, its files), or axe-core, with the options `access`, finds something that shuts people out.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
@@ -60,6 +68,7 @@ def faults(
     page.evaluate(UNFOLD)
     wide = page.evaluate("document.documentElement.scrollWidth")
     found += [f"{wide} pixels wide"] if wide != width else []
+    found += page.evaluate(CUT_OFF)
     seen = list(found)  # axe-core itself asks for style sheets, which files may not
     if access:
         checked = axe.Axe().run(page, options=access)

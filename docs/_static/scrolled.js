@@ -1,6 +1,6 @@
 // What is wider than its place can be scrolled by the keyboard, too.
 function reachable() {
-  for (const part of document.querySelectorAll(".table-wrapper, pre")) {
+  for (const part of document.querySelectorAll(".table-wrapper, .cell_output, pre")) {
     if (part.scrollWidth > part.clientWidth) part.tabIndex = 0;
     else part.removeAttribute("tabindex");
   }
