@@ -5,11 +5,12 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
+from dpfact_flower.data.readers.runner import read
 from dpfact_flower.data.site_data import Cohort
+from tests.commands import dpfact
 from tests.data.readers import test_mimic3
 from tests.data.readers.test_event_tables import DIAGNOSES, PROCEDURES
 from tests.data.readers.test_meds import write_meds
@@ -30,9 +31,7 @@ COMMANDS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Small tables under the names that the page gives them."""
-    home = tmp_path_factory.mktemp("page")
-    write_sources(home)
-    return home
+    return write_sources(tmp_path_factory.mktemp("page"))
 
 
 def write_sources(home):
@@ -52,32 +51,29 @@ def write_sources(home):
         "rx_1.csv": "Fallnr;Präparat;Beginn\n1;Ä;01.02.2024 10:00\n",
         "rx_2.csv": "Fallnr;Präparat;Beginn\n2;B;01.02.2024 10:00\n",
         "dx.csv": "Fallnr;ICD;Datum\n1;I10;02.02.2024 00:00\n2;I10;02.02.2024 00:00\n",
-        "stays.csv": "Fallnr;wieder\n1;ja\n".replace("ja", "yes"),
+        "stays.csv": "Fallnr;wieder\n1;yes\n",
     }
     for name, text in latin.items():
-        (home / name).write_bytes(text.encode("latin-1"))
+        (home / name).write_text(text, encoding="latin-1")
+    return home
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(" --")[0])
-def test_the_commands_run_as_they_stand(command, folder, ehr_folder, monkeypatch):
+def test_the_commands_run_as_they_stand(command, folder, request, monkeypatch):
     if "postgresql://" in command:  # tests/data/readers/test_omop.py has a server
         command = command.replace("postgresql://reader@localhost/cdm --schema cdm", "cdm")
     monkeypatch.chdir(folder)
     for name, place in (("synpuf", "synpuf/inpatient"), ("eicu", "eicu_demo")):
         if f"data {name}" in command:
-            if ehr_folder is None:
-                pytest.skip("open EHR data not found; set DPFACT_DATA to its folder")
-            command = command.replace(f"{name} {name}", f"{name} {ehr_folder / place}")
-    done = CliRunner().invoke(cli.app, shlex.split(command))
-    assert done.exit_code == 0, (done.output, done.exception)
-    out = Path(shlex.split(command)[shlex.split(command).index("--out") + 1])
-    assert Cohort.load(out).read_report
+            there = request.getfixturevalue("ehr_data") / place
+            command = command.replace(f"{name} {name}", f"{name} {there}")
+    words = shlex.split(command)
+    dpfact(*words)
+    assert Cohort.load(words[words.index("--out") + 1]).read_report
 
 
 def test_the_wide_table_is_melted_into_a_row_per_code():
-    import pandas as pd  # noqa: PLC0415
-
     (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     rows = [
         ("1", "a", "31.01.2024", "I21", "8-837", 70), ("1", "b", "02.12.2024", "i21", None, 70),
@@ -97,19 +93,8 @@ def test_the_wide_table_is_melted_into_a_row_per_code():
     np.testing.assert_array_equal(site.tensor.indices, [[0, 1, 1], [1, 0, 0]])
 
 
-def test_the_figures_of_the_roll_up(ehr_folder):
-    from dpfact_flower.data.readers.runner import read  # noqa: PLC0415
-
-    if ehr_folder is None:
-        pytest.skip("open EHR data not found")
+def test_the_figures_of_the_roll_up(ehr_data):
     assert "581 diagnoses of MIMIC-III's demo to 275 categories, and 164 procedures to 41" in PAGE
     groups = {"diagnoses": "icd3", "procedures": "first2"}
-    cohort = read("mimic3", ehr_folder / "mimic3_demo", top=None, rolled_up=groups)
+    cohort = read("mimic3", ehr_data / "mimic3_demo", top=None, rolled_up=groups)
     assert [len(v) for v in cohort.vocabularies] == [41, 275]
-
-
-@pytest.fixture
-def ehr_folder():
-    from simulation.paper.datasets import open_data  # noqa: PLC0415
-
-    return open_data() if (open_data() / "mimic3_demo").is_dir() else None

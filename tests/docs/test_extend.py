@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from dpfact_flower import DPFact, InProcessGrid
-from dpfact_flower.cli.main import app
 from dpfact_flower.client_app import app as client
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.synthetic import PRESETS
@@ -26,14 +24,13 @@ from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.solvers import solvers
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import SiteReply
+from tests.commands import dpfact
 from tests.docs.pages import SMALL
 
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extend.md"
-REGISTRIES: tuple[Registry, ...] = (
-    accountants, losses, server_rules, site_rules, solvers,
-)  # fmt: skip
+REGISTRIES: tuple[Registry, ...] = accountants, losses, server_rules, site_rules, solvers
 STAYS = """hospital,patient,procedures,diagnoses
 north,17,P1 P2,D1
 north,17,P1,D1
@@ -88,12 +85,11 @@ def test_a_server_rule_is_taken_by_name(first):
 
 
 def test_the_median_is_not_dragged_along_by_one_site(first):
-    rule = first["MedianRule"]((2, 2), SolverSettings(rank=1), PrivacySettings(privacy="none"),
-                               RunSettings())  # fmt: skip
+    none = PrivacySettings(privacy="none")
+    rule = first["MedianRule"]((2, 2), SolverSettings(rank=1), none, RunSettings())
     one = np.ones((2, 1), np.float32)
     sizes = {"a": 1, "b": 2, "c": 1e6}
-    replies = [SiteReply(name, (one * size, one)) for name, size in sizes.items()]
-    rule.update(1, replies)
+    rule.update(1, [SiteReply(name, (one * size, one)) for name, size in sizes.items()])
     np.testing.assert_array_equal(rule.factors[0], 2 * one)
 
 
@@ -146,22 +142,16 @@ class FrequencyRule:
 def learn_frequencies(cohort: Cohort) -> Coordinator:
     """Run the rule in one process, with a ledger for each site."""
     sites = [
-        {
-            "site": site.name,
-            "data-path": f"data/own/{site.name}.npz",
-            "state-dir": str(Path("state", site.name).absolute()),
-            "allow-privacy": "patient",
-            "max-epsilon": 1.0,
-            "allow-rules": "frequency",
-        }
+        {"site": site.name, "data-path": f"data/own/{site.name}.npz",
+         "state-dir": str(Path("state", site.name).absolute()),
+         "allow-privacy": "patient", "max-epsilon": 1.0, "allow-rules": "frequency"}
         for site in cohort.sites
-    ]
+    ]  # fmt: skip
     strategy = DPFact(
-        cohort.sites[0].tensor.feature_shape,
-        rule=FrequencyRule,
+        cohort.sites[0].tensor.feature_shape, rule=FrequencyRule,
         privacy=PrivacySettings(epsilon=1.0),
         run=RunSettings(sites=len(sites), min_sites=len(sites)),
-    )
+    )  # fmt: skip
     strategy.start(InProcessGrid(client, sites))
     return strategy.coordinator
 
@@ -204,21 +194,15 @@ def test_a_local_solver_is_taken_by_name_and_descends(first):
     assert 0 < summary["fit"] < 1
     for lines in Path("runs/multiplicative.sites").glob("*/*/history.jsonl"):
         for line in lines.read_text().splitlines():
-            before, after = read_line(line)
+            before, *_, after = json.loads(line)["objective"]
             assert after <= before * (1 + 1e-6)  # the sums of an objective in float32's rounding
-
-
-def read_line(line: str) -> tuple[float, float]:
-    first, *_, last = json.loads(line)["objective"]
-    return first, last
 
 
 def test_a_reader_counts_what_the_table_holds(folder):
     (folder / "stays.csv").write_text(STAYS)
     (script,) = blocks("A reader", "sql")
     (folder / "stays.sql").write_text(script)
-    done = CliRunner().invoke(app, ["data", "stays.sql", ".", "--out", "data/stays"])
-    assert done.exit_code == 0, done.output
+    dpfact("data", "stays.sql", ".", "--out", "data/stays")
     north, south = Cohort.load(folder / "data" / "stays").sites
     assert [v.codes for v in north.vocabularies] == [("P1", "P2"), ("D1", "D2")]
     assert north.patients == ("17", "18")
@@ -228,8 +212,6 @@ def test_a_reader_counts_what_the_table_holds(folder):
 
 @pytest.mark.nightly
 def test_an_accountant_stands_beside_ours(first):
-    names = run("An accountant", first)
-    summary = names["audited"].summary.to_dict()
-    figures = summary["epsilons"]
+    summary = run("An accountant", first)["audited"].summary.to_dict()
     # Numerical composition rounds losses up to a grid of 1e-4, and can only be larger.
-    assert figures["PLD, dp-accounting"] == pytest.approx(summary["epsilon"], rel=2e-3)
+    assert summary["epsilons"]["PLD, dp-accounting"] == pytest.approx(summary["epsilon"], rel=2e-3)

@@ -5,14 +5,13 @@ import re
 from pathlib import Path
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 
 mpl.use("agg")
 from matplotlib import pyplot
 
 from dpfact_flower.tensor.cp import factor_match_score
-from simulation.paper.datasets import open_data
+from tests.bits import assert_bits
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
 ALL = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -84,10 +83,8 @@ def test_own_data(run):
 
 
 @pytest.mark.slow
-def test_eicu_by_region(run):
-    if not (open_data() / "eicu_demo").is_dir():
-        pytest.skip(f"the eICU demo is not in {open_data()} ($DPFACT_DATA)")
-    names = run("eicu-by-region", eicu=open_data() / "eicu_demo")
+def test_eicu_by_region(run, ehr_data):
+    names = run("eicu-by-region", eicu=ehr_data / "eicu_demo")
     assert names["sizes"] == [150, 200]
     assert {site.name for site in names["cohort"].sites} > {"South", "West"}
     # As the text says: without noise, since this many patients are too few for it.
@@ -113,10 +110,7 @@ def test_choosing_epsilon(run):
 def test_deployed_here(run):
     names = run("deployed-here")
     assert names["ended"]["status"] == "finished:completed"
-    for one, other in zip(
-        names["here"].model.factors, names["deployed"].model.factors, strict=True
-    ):
-        np.testing.assert_array_equal(one, other)
+    assert_bits(names["here"].model.factors, names["deployed"].model.factors)
     assert names["superlink"].process.poll() is not None
     kept = {path.parent.name for path in names["place"].rglob("ledger.sqlite")}
     assert {"site-1", "site-2"} <= kept

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
-from typer.testing import CliRunner
 
 mpl.use("agg")
 from matplotlib import pyplot
 
-from dpfact_flower import cli
 from dpfact_flower.data.synthetic import synthetic
+from tests.commands import dpfact
 
 pytestmark = pytest.mark.slow
 
@@ -26,8 +25,7 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     for line in re.findall(r"^    dpfact (.*)$", PAGE, re.MULTILINE):
         # Which phenotypes a small run finds depends on its noise, and the page reviews the third.
         seeded = " -s noise-seed=1" if line == "run --out runs/demo" else ""
-        done = CliRunner().invoke(cli.app, shlex.split(line + seeded))
-        assert done.exit_code == 0, (line, done.output, done.exception)
+        dpfact(*shlex.split(line + seeded))
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, object] = {}
     exec(compile(code, "results.md", "exec"), names)
