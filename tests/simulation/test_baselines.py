@@ -19,12 +19,7 @@ from simulation.baselines import by_site, joined, pooled, site_tensors, start, t
 from simulation.baselines.centralised import centralised
 from simulation.baselines.cp_als import cp_als, to_pyttb, weighted
 from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
-from simulation.baselines.trip import (
-    TripState,
-    consensus_of,
-    least_squares_patients,
-    site_round,
-)
+from simulation.baselines.trip import TripState, consensus_of, least_squares_patients, site_round
 from simulation.baselines.trip_flower import Trip, TripClient, trip, trip_app
 from simulation.systems import NO_NOISE
 from tests.problems import assert_near, mttkrp_by_entries
@@ -52,10 +47,8 @@ def test_every_system_starts_where_dpfact_starts(cohort):
 
 
 def test_pooled_patients_are_the_sites_patients_one_below_the_other(cohort):
-    dense = pooled(cohort).to_dense()
-    np.testing.assert_array_equal(
-        dense, np.concatenate([site.tensor.to_dense() for site in cohort.sites])
-    )
+    dense = np.concatenate([site.tensor.to_dense() for site in cohort.sites])
+    np.testing.assert_array_equal(pooled(cohort).to_dense(), dense)
     model = joined(start(cohort, COUNTS, 0))
     parts = list(by_site(model, cohort))
     assert [len(part[0]) for part in parts] == [s.tensor.n_patients for s in cohort.sites]

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from dpfact_flower import cli
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.errors import DataError
@@ -19,6 +17,8 @@ from simulation.paper.jobs import Job, Result, Results, Store, merged
 from simulation.paper.plan import FULL, QUICK, THOROUGH, Plan, reductions
 from simulation.paper.report import Table
 from simulation.paper.systems import DESCRIPTION, SYSTEMS, TRAFFIC, compute
+from tests.bits import assert_bits
+from tests.commands import dpfact
 
 pytestmark = pytest.mark.nightly
 
@@ -47,11 +47,6 @@ def folder(small, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def plan(folder) -> Plan:
-    return TINY.on(str(folder))
-
-
 @pytest.fixture(autouse=True)
 def small_rank(monkeypatch, folder):
     """A cohort that is given as a folder is fitted at rank 50; these patients don't bear it."""
@@ -75,12 +70,11 @@ def test_a_jobs_key_tells_every_setting_apart():
 
 
 def test_a_fit_is_made_once_with_all_that_anybody_measures_of_it():
-    plain, scored, told = JOB, replace(JOB, splits=3), replace(JOB, tables=True)
-    other = replace(JOB, seed=1)
-    jobs = merged([plain, scored, other, told])
+    scored, told, other = replace(JOB, splits=3), replace(JOB, tables=True), replace(JOB, seed=1)
+    jobs = merged([JOB, scored, other, told])
     assert jobs == {JOB: replace(JOB, splits=3, tables=True), other: other}
     found = Results({jobs[JOB]: Result({"fit": 1.0}, 0.0)})
-    assert found.complete([plain, scored, told])
+    assert found.complete([JOB, scored, told])
     assert other not in found
 
 
@@ -99,8 +93,7 @@ def test_a_stored_result_comes_back(tmp_path):
     store.save(JOB, Result({"fit": 0.25}, 1.5, shared))
     found = store.load(JOB)
     assert (found.values, found.seconds) == ({"fit": 0.25}, 1.5)
-    for mine, theirs in zip(found.shared, shared, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_bits(found.shared, shared)
     assert store.load(replace(JOB, seed=1)) is None
 
 
@@ -112,8 +105,9 @@ def test_a_result_of_other_code_is_not_taken(tmp_path, monkeypatch):
     assert Store(tmp_path, store.code).load(JOB) is not None  # unless it is asked for
 
 
-def test_the_whole_evaluation_repeats_and_goes_on(plan, tmp_path, capsys):
+def test_the_whole_evaluation_repeats_and_goes_on(folder, tmp_path, capsys):
     """Two runs give the same values; one that is stopped goes on; the page holds every table."""
+    plan = TINY.on(str(folder))
     experiments = [name for name in EXPERIMENTS if name != "traffic"]
     run(plan, experiments, tmp_path / "a", None)
     run(plan, experiments, tmp_path / "b", None, limit=5)
@@ -184,10 +178,7 @@ def test_the_commands_for_full_data_run_on_the_demos(
 ):
     """As the page gives them, but for fewer fits."""
     monkeypatch.chdir(tmp_path)
-    made = CliRunner().invoke(
-        cli.app, ["data", kind, str(ehr_data / source), *options, "--out", "data/full"]
-    )
-    assert made.exit_code == 0, made.output
+    dpfact("data", kind, ehr_data / source, *options, "--out", "data/full")
     written = next(line for line in page.COMMANDS.splitlines() if f"dpfact data {kind} " in line)
     assert all(option in written.split() for option in options)
     given = ["--quick", "--cohort", "data/full", "--out", "runs/paper-full"]
@@ -220,8 +211,7 @@ def test_a_fit_does_not_see_labels(system, small, folder, monkeypatch):
     before = compute(job)
     monkeypatch.setattr("simulation.paper.systems.load", lambda name: replace(small, sites=dead))
     after = compute(job)
-    for mine, theirs in zip(before.shared, after.shared, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_bits(before.shared, after.shared)
     assert before.values["trace"] == after.values["trace"]
 
 
@@ -323,21 +313,3 @@ def test_reported_data_are_not_those_that_settings_were_searched_on():
     assert [len(own) for own in planted] == [s.tensor.n_patients for s in reported.sites]
     scores = measures.death_scores(planted, reported, 2)["overall"]
     assert min(scores) > 0.75  # memberships are of these patients, not of others
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--cohort", "gone"], "gone/cohort.json: no such file"),
-        (["--limit", "-1"], "--limit: must be at least 0; got -1"),
-        (["--processes", "0"], "--processes: must be at least 1; got 0"),
-        (["--quick", "--thorough"], "exclude each other"),
-    ],
-)
-def test_what_cannot_be_run_is_one_line(arguments, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["paper", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    assert says in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

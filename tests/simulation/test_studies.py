@@ -15,6 +15,7 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import factor_match_score
+from simulation.paper import __main__ as paper
 from simulation.studies import (
     against_epsilon,
     certainty,
@@ -138,9 +139,7 @@ def test_the_study_of_secure_sums_has_a_row_for_each_system(cohort_folder, tmp_p
     assert all(row["match"] > 0.8 for row in planted)
 
 
-def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_study_of_planted_phenotypes_goes_on_where_it_was(tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(PRESETS, "clear", CLEAR)  # type: ignore[misc]
     asked = ["--preset", "clear", "--out", str(tmp_path), "--rank", "4", "--seeds", "1"]
     phenotypes.main([*asked, "--systems", "patient mode", "--epsilons", "inf"])
@@ -159,6 +158,10 @@ def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
 @pytest.mark.parametrize(
     ("study", "arguments", "says"),
     [
+        (paper, ["--cohort", "gone"], "gone/cohort.json: no such file"),
+        (paper, ["--limit", "-1"], "--limit: must be at least 0; got -1"),
+        (paper, ["--processes", "0"], "--processes: must be at least 1; got 0"),
+        (paper, ["--quick", "--thorough"], "exclude each other"),
         (phenotypes, ["--epsilons", "8", "nan"], "--epsilons: must be above 0; got nan"),
         (phenotypes, ["--seeds", "0"], "--seeds: must be at least 1; got 0"),
         (phenotypes, ["--preset", "none"], "preset: must be one of demo,"),
@@ -166,12 +169,11 @@ def test_the_study_of_planted_phenotypes_goes_on_where_it_was(
         (real_data, ["gone", "--references", "1"], "--references: must be at least 2"),
     ],
 )
-def test_what_cannot_be_studied_is_one_line(
-    study, arguments, says, tmp_path, monkeypatch, capsys
-) -> None:
+def test_what_cannot_be_studied_is_one_line(study, arguments, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["study", *arguments])
     with pytest.raises(SystemExit):
-        study.main(arguments)
+        study.main()
     assert says in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -224,6 +226,10 @@ def test_a_phenotype_is_named_by_its_tied_pairs_and_once() -> None:
     assert nameable.named(model, pairs) == 2
 
 
+def cells_of(rows: list[str]) -> list[list[str]]:
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+
+
 def _named(name: str, patients: list[str], site: str = "north") -> Cohort:
     """A cohort whose patient n has n + 1 of its one cell."""
     counts = [int(patient) + 1 for patient in patients]
@@ -234,9 +240,8 @@ def _named(name: str, patients: list[str], site: str = "north") -> Cohort:
 
 
 def test_a_roll_up_is_judged_on_the_patients_whom_all_ways_hold() -> None:
-    found = roll_up.of_the_same(
-        {"one": _named("1", ["1", "2", "4"]), "two": _named("2", ["4", "1", "3"])}
-    )
+    ways = {"one": _named("1", ["1", "2", "4"]), "two": _named("2", ["4", "1", "3"])}
+    found = roll_up.of_the_same(ways)
     for cohort in found.values():
         (site,) = cohort.sites
         assert site.patients == ("1", "4")
@@ -254,7 +259,7 @@ def test_the_study_of_roll_ups_prints_a_row_for_each_way_and_model(tmp_path: Pat
     roll_up.main([*ways, *asked])
     head, _, _, *rows = capsys.readouterr().out.splitlines()
     assert head == "patients: as-they-are 600, fewer 600; in all 600; R = 4"
-    found = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    found = cells_of(rows)
     kinds = ["ceiling", "null", "epsilon inf", "epsilon 0.01"]
     assert [(row[0], row[2]) for row in found] == [
         (way, kind) for way in ("as-they-are", "fewer") for kind in kinds
@@ -272,10 +277,7 @@ def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Pat
         [str(cohort_folder), "--rank", "2", "--rounds", "10", "--seconds", "10", "--seeds", "1",
          "--start", "random", "--slow", "site-2"]
     )  # fmt: skip
-    cells = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in capsys.readouterr().out.splitlines()[2:]
-    ]
+    cells = cells_of(capsys.readouterr().out.splitlines()[2:])
     assert [(name, way, total) for name, way, _, _, total, _ in cells] == [
         ("site-2", "in step", "1,000"), ("site-2", "in step, grace", "190"),
         ("site-2", "on arrival", "200"), ("site-2", "on arrival, each alone", "200"),
@@ -283,20 +285,17 @@ def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Pat
     assert 0 < float(cells[0][-1].split()[0]) < 1
 
 
-def test_the_study_of_certainty_looks_for_what_is_called_real_in_other_patients(
-    tmp_path, capsys
-) -> None:
-    cohort = synthetic(SyntheticSettings(patients=8000, local=0.0))
-    (tmp_path / "data").mkdir()
-    cohort.save(tmp_path / "data")
-    asked = [str(tmp_path / "data"), "--rank", "12", "--references", "2", "--out", str(tmp_path)]
-    certainty.main([*asked, "--epsilons", "50"])
+def test_what_the_study_of_certainty_calls_real_is_in_other_patients(tmp_path, capsys) -> None:
+    synthetic(SyntheticSettings(patients=8000, local=0.0)).save(tmp_path / "data")
+    asked = [str(tmp_path / "data"), "--rank", "12", "--references", "2", "--out", str(tmp_path),
+             "--epsilons", "50"]  # fmt: skip
+    certainty.main(asked)
     (row,) = json.loads((tmp_path / "table.json").read_text())
     assert row["phenotypes"] == 24
     assert row["called"] >= 6
     assert row["missing"] / row["called"] < row["all_missing"] / row["phenotypes"]
     shown = capsys.readouterr().out
-    certainty.main([*asked, "--epsilons", "50"])
+    certainty.main(asked)
     assert capsys.readouterr().out == shown  # models are kept
 
 

@@ -15,13 +15,12 @@ PLAN = QUICK.on("demo-icu")
 
 
 def test_answers_follow_from_cases():
-    assert [
-        answer(cases)
-        for cases in (
-            [], ["supports"], ["supports", "open"], ["supports", "contradicts"],
-            ["open", "contradicts"], ["contradicts"], ["open", "open"],
-        )
-    ] == ["not measured", "yes", "partly", "partly", "no", "no", "undecided"]  # fmt: skip
+    cases = {
+        "": "not measured", "supports": "yes", "supports open": "partly",
+        "supports contradicts": "partly", "open contradicts": "no", "contradicts": "no",
+        "open open": "undecided",
+    }  # fmt: skip
+    assert {each: answer(each.split()) for each in cases} == cases
     assert tally(["supports", "open", "open"]) == "1 of 3 support, 2 open"
 
 
@@ -64,6 +63,12 @@ def test_an_interval_decides_a_case():
     assert unclear.case_within(0.05, 0.2) == "open"
 
 
+def verdicts(section, result, plan=PLAN):
+    """What a section of the page says where this is the result of each of its jobs."""
+    results = Results({job: result(job) for job in section.jobs(plan)})
+    return section.section(plan, results).verdicts
+
+
 def accuracy(rmse):
     """The claim about RMSE, where each system ends at a given one; starts differ a little."""
 
@@ -72,8 +77,7 @@ def accuracy(rmse):
         trace = [{"round": 1, "all_cells": end, "nonzeros": 1.0, "fit": 0.1}]
         return Result({"trace": trace, "shared": {"rmse": end}, "fms_planted": None}, 1.0)
 
-    results = Results({job: result(job) for job in convergence.jobs(PLAN)})
-    return convergence.section(PLAN, results).verdicts[0]
+    return verdicts(convergence, result)[0]
 
 
 def test_the_verdict_on_rmse_follows_the_numbers():
@@ -90,38 +94,29 @@ def utility(level):
     splits = np.linspace(-0.05, 0.05, PLAN.splits)
 
     def result(job):
-        wobble = np.resize([0.001, -0.001], PLAN.splits) * (hash_of(job.system) % 3)
+        wobble = np.resize([0.001, -0.001], PLAN.splits) * (sum(map(ord, job.system)) % 3)
         scores = (level.get(job.system, 0.7) + splits + wobble).tolist()
         return Result({"auc": {"overall": scores, "site-6": scores}}, 1.0)
 
-    results = Results({job: result(job) for job in prediction.jobs(PLAN)})
-    return [verdict.answer for verdict in prediction.section(PLAN, results).verdicts]
-
-
-def hash_of(text):
-    return sum(map(ord, text))
+    return [verdict.answer for verdict in verdicts(prediction, result)]
 
 
 @pytest.mark.slow
 def test_the_verdicts_on_auc_follow_the_numbers():
-    better = {"paper": 0.8, "psgd": 0.8, "exact": 0.8}
-    assert utility(better) == ["yes", "yes", "yes"]
-    assert utility({"paper": 0.6, "psgd": 0.6, "exact": 0.6}) == ["no", "no", "no"]
+    ours = ("paper", "psgd", "exact")
+    assert utility(dict.fromkeys(ours, 0.8)) == ["yes", "yes", "yes"]
+    assert utility(dict.fromkeys(ours, 0.6)) == ["no", "no", "no"]
     assert utility({}) == ["undecided", "undecided", "no"]
     assert utility({"trip": 0.6}) == ["partly", "yes", "no"]
 
 
 def test_the_verdicts_on_traffic_follow_the_numbers():
-    jobs = traffic.jobs(QUICK)
-
     def answers(trip, extra=0):
-        def size(job):
-            return {"trip": trip}.get(job.system, 100) * job.sites + extra
+        def result(job):
+            size = {"trip": trip}.get(job.system, 100) * job.sites + extra
+            return Result({"rounds": [{"down": 0, "up": size}]}, 0.0)
 
-        results = Results(
-            {job: Result({"rounds": [{"down": 0, "up": size(job)}]}, 0.0) for job in jobs}
-        )
-        return [verdict.answer for verdict in traffic.section(QUICK, results).verdicts]
+        return [verdict.answer for verdict in verdicts(traffic, result, QUICK)]
 
     assert answers(150) == ["yes", "yes"]
     assert answers(110) == ["no", "yes"]
@@ -138,8 +133,7 @@ def recovery(closeness, fit):
         shared = tuple(near * b + (1 - near) * n for b, n in zip(base, noise, strict=True))
         return Result({"shared": {"fit": fit}, "fms_planted": 0.5}, 0.0, shared)
 
-    results = Results({job: result(job) for job in epsilon.jobs(PLAN)})
-    return epsilon.section(PLAN, results).verdicts[0]
+    return verdicts(epsilon, result)[0]
 
 
 def test_the_verdict_on_epsilon_follows_the_numbers():
@@ -152,19 +146,15 @@ def test_the_verdict_on_epsilon_follows_the_numbers():
 
 
 def test_the_verdict_on_norms_follows_the_numbers():
-    jobs = norms.jobs(PLAN)
-
     def said(off_at_one_site):
-        found = {}
-        for job in jobs:
+        def result(job):
             own = np.ones((6, 12))
             own[5, 3] = 0.0 if off_at_one_site(job.relative_l21) else 1.0
-            found[job] = Result(
-                {"norms": own.tolist(), "sites": [f"site-{n}" for n in range(1, 7)],
-                 "trace": [{"fit": 0.3}], "fms_planted": 0.5},
-                0.0, tuple(np.ones((size, 12), np.float32) for size in (120, 200)),
-            )  # fmt: skip
-        return norms.section(PLAN, Results(found)).verdicts[0].answer
+            values = {"norms": own.tolist(), "sites": [f"site-{n}" for n in range(1, 7)],
+                      "trace": [{"fit": 0.3}], "fms_planted": 0.5}  # fmt: skip
+            return Result(values, 0.0, tuple(np.ones((n, 12), np.float32) for n in (120, 200)))
+
+        return verdicts(norms, result)[0].answer
 
     assert said(lambda off: off > 0) == "yes"
     assert said(lambda off: True) == "partly"
