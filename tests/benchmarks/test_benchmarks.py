@@ -80,11 +80,11 @@ def test_all_sections_are_there(results):
     ours, peer = rows["psgd S joint: pass"]["value"], rows["peer S: naive numba f64 pass"]["value"]
     ratio = rows["ratio S: naive numba / psgd joint pass"]["value"]
     assert ratio == pytest.approx(peer / ours)
-    for name in rows:
+    for name, row in rows.items():
         if "bytes" in name:  # the payload is inside what is sent
-            assert rows[name]["value"] > 1
+            assert row["value"] > 1
         if name.endswith("overhead of a round"):
-            assert 0 < rows[name]["value"] < 1
+            assert 0 < row["value"] < 1
 
 
 @pytest.mark.nightly

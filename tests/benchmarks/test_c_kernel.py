@@ -25,10 +25,8 @@ def test_c_makes_the_same_steps(tmp_path, gamma, rank):
         c = CKernel(stack.shape[1], tmp_path)
     except MissingCompilerError as error:
         pytest.skip(str(error))
-    expected = visit_one_by_one(
-        factors, factors[1:], cells, counts,
-        eta=0.05, gamma=gamma, clip=0.0, floor=0.0,
-    )  # fmt: skip
+    step = {"eta": 0.05, "gamma": gamma, "clip": 0.0, "floor": 0.0}
+    expected = visit_one_by_one(factors, factors[1:], cells, counts, **step)
     for visit in (c.visit, sgd.visit):
         found = stack_factors([stack])
         visit(found, anchors, rows, counts, Step(eta=0.05, gamma=gamma))
