@@ -51,8 +51,9 @@ def faults(
 ) -> list[str]:  # fmt: skip
     """What is wrong with a page on a screen, everything unfolded.
 
-    It is wider than the screen, cuts off a table or a picture, says something on the console, asks for more than itself (or, of a
-    site, its files), or axe-core, with the options `access`, finds something that shuts people out.
+    It is wider than the screen, cuts off a table or a picture, says something on the console, asks
+    for more than itself (or, of a site, its files), or axe-core, with the options `access`, finds
+    something that shuts people out.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
