@@ -1,8 +1,8 @@
 """A machine with nothing but loopback, on which other users can run the tested code.
 
-Namespaces of Linux, which take root, for a thread and the processes it starts. What is asked of any
-address but loopback has no way to go there, and the kernel counts that for all of them, in whatever
-language they were written.
+Linux namespaces, which need root, isolate a thread and the processes it starts. Requests to any
+address but loopback have no route, and the kernel counts them for all these processes, whatever
+language they were written in.
 """
 
 import ctypes
@@ -26,12 +26,12 @@ _CODE = (Path(sys.base_prefix), Path(sys.prefix), Path(__file__).parents[1])
 
 @contextmanager
 def apart() -> Iterator[Callable[[], int] | None]:
-    """Leave the network, but for loopback, until the context ends.
+    """Leave the network, except for loopback, until the context ends.
 
     Yields
     ------
     callable or None
-        How often somewhere else has been asked for; None where the network could not be left.
+        Returns how often another address was requested; None if the network could not be left.
     """
     if not _THREAD.is_dir() or os.geteuid() != 0:
         yield None
@@ -51,14 +51,14 @@ def apart() -> Iterator[Callable[[], int] | None]:
             yield _asked_elsewhere
         finally:
             assert libc.setns(network.fileno(), NEW_NETWORK) == 0
-            # Threads that were begun meanwhile share the folder that paths begin from, and whoever
-            # shares it may not go back.
+            # Threads started in the meantime share the root folder, and a thread that shares it may
+            # not go back.
             assert libc.unshare(_OWN_PATHS) == 0
             assert libc.setns(mounts.fileno(), NEW_MOUNTS) == 0
 
 
 def _asked_elsewhere() -> int:
-    """Connections and packets that had no way to go, since this network began."""
+    """Return the number of connections and packets without a route since this network began."""
     names, values = (_THREAD / "net" / "snmp").read_text().splitlines()[:2]
     four = dict(zip(names.split(), values.split(), strict=True))["OutNoRoutes"]
     lines = (_THREAD / "net" / "snmp6").read_text().splitlines()
@@ -67,9 +67,9 @@ def _asked_elsewhere() -> int:
 
 
 def _open_the_way() -> None:
-    """Let others at Python and the tested code where those lie in a folder of root's alone.
+    """Give other users access to Python and the tested code if these are in a folder of root.
 
-    In its place stands a folder with those in it, and nothing else. Outside, nothing changes.
+    A folder that contains only these replaces root's folder. Outside, nothing changes.
     """
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     for closed in {folder for code in _CODE for folder in code.parents if not _is_open(folder)}:

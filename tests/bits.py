@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def assert_bits(found: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> None:
-    """As many arrays, each of the same type and bytes."""
+    """Check that both have the same number of arrays, with equal types and bytes."""
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == other.dtype

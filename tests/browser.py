@@ -1,7 +1,7 @@
 """Pages as a browser shows them: Chromium through Playwright, and axe-core for accessibility.
 
-`axe-playwright-python` brings axe-core with it, so that no test needs npm or the network; the
-browser is Debian's, or the one that Playwright has installed.
+`axe-playwright-python` includes axe-core, so no test needs npm or the network. The browser is
+Debian's, or the one that Playwright installed.
 """
 
 import os
@@ -27,7 +27,7 @@ ALL_RULES: dict[str, object] = {"resultTypes": ["violations"]}
 
 @contextmanager
 def browser() -> Iterator[object]:
-    """Start a browser, or skip the test where there is none."""
+    """Start a browser, or skip the test if there is none."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with api.sync_playwright() as playwright:
         # A container's root has no sandbox, and these pages are our own.
@@ -49,7 +49,7 @@ def faults(
     browser, path: Path, width: int, scheme: str, site: Path | None = None,
     *, access: dict[str, object] | None = ALL_RULES,
 ) -> list[str]:  # fmt: skip
-    """What is wrong with a page on a screen, everything unfolded.
+    """Return the faults of a page on a screen, with everything unfolded.
 
     It is wider than the screen, cuts off a table or a picture, says something on the console, asks
     for more than itself (or, of a site, its files), or axe-core, with the options `access`, finds
@@ -70,7 +70,7 @@ def faults(
     wide = page.evaluate("document.documentElement.scrollWidth")
     found += [f"{wide} pixels wide"] if wide != width else []
     found += page.evaluate(CUT_OFF)
-    seen = list(found)  # axe-core itself asks for style sheets, which files may not
+    seen = list(found)  # axe-core itself requests style sheets, which files may not do
     if access:
         checked = axe.Axe().run(page, options=access)
         seen += [checked.generate_report()] if checked.violations_count else []

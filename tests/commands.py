@@ -6,7 +6,7 @@ from dpfact_flower.cli import app
 
 
 def dpfact(*words: object, code: int = 0, answer: str | None = None, width: int = 80) -> str:
-    """What a command prints, which has to end with this exit code; its own error is raised."""
+    """Return a command's output, and check its exit code. Unexpected errors are raised."""
     environment = {"COLUMNS": str(width)}
     done = CliRunner(env=environment).invoke(app, [*map(str, words)], input=answer)
     if done.exception is not None and not isinstance(done.exception, SystemExit):

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# One BLAS thread, set before NumPy is loaded: tests run beside each other, and arrays are small.
+# Use one BLAS thread, set before NumPy is loaded: tests run in parallel, and arrays are small.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# A console that finds a width when it is made keeps it; xdist sets one.
+# A console keeps the width that it finds when it is created, and xdist sets one.
 os.environ.pop("COLUMNS", None)
 
 import numpy as np
@@ -24,7 +24,7 @@ from dpfact_flower.tensor import SparseTensor
 from simulation.paper.datasets import open_data
 from tests.patience import Clock
 
-# No example has to be made or tried within a time: that says how busy the machine is.
+# Examples have no deadline, because their duration only shows how busy the machine is.
 settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -34,7 +34,7 @@ settings.load_profile("any-machine")
 SURROGATES = {(surrogate_fit, "_FEW"): 4_000, (surrogate_fit, "_MANY"): 6_000,
               (surrogate_fit.LeastSquares, "random"): 4, (certainty, "_SURROGATES"): 1_000,
               (certainty, "SPLITS"): 2}  # fmt: skip
-"""A tenth of the surrogate patients and a third of the fits: enough for small cohorts, and fast."""
+"""A tenth of the surrogate patients and a third of the fits, which is fast and enough here."""
 ALL_SURROGATES = [(module, name, getattr(module, name)) for module, name in SURROGATES]
 for (_module, _name), _few in SURROGATES.items():
     setattr(_module, _name, _few)
@@ -45,22 +45,22 @@ RANK = 4
 
 
 def count_tensor(patients: int, seed: int) -> SparseTensor:
-    """Counts of a random non-negative model, thinned to a few cells a patient."""
+    """Draw counts from a random non-negative model, with a few cells per patient."""
     rng = np.random.default_rng(seed)
     sizes = (patients, *CODES.values())
     factors = [rng.gamma(0.3, 1.0, (size, RANK)) for size in sizes]
     rate = np.einsum("ir,jr,kr->ijk", *factors)
     counts = rng.poisson(rate)
-    counts[np.arange(patients), 0, 0] += 1  # nobody without a cell
+    counts[np.arange(patients), 0, 0] += 1  # every patient has a cell
     where = np.argwhere(counts)
     return SparseTensor.from_coo(where, counts[tuple(where.T)], sizes)
 
 
 STARTS_PROCESSES = ("process", "ray", "deployment")
-"""Marks of the tests that may start a process or a browser; `make check` leaves them out."""
+"""Marks of tests that may start a process or a browser, which `make check` leaves out."""
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"}
 _without_processes: list[str] = []
-"""The test that runs, if it may start no process."""
+"""The running test if it may not start a process."""
 
 
 def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
@@ -70,7 +70,7 @@ def _refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _audited(start):
-    """Have `multiprocessing` tell the audit hook of what it starts in C."""
+    """Make `multiprocessing` report processes that it starts in C to the audit hook."""
 
     def audited(process):
         sys.audit("subprocess.Popen")
@@ -85,7 +85,7 @@ multiprocessing.process.BaseProcess.start = _audited(multiprocessing.process.Bas
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item):
-    """Let only the tests that are marked for it start a process: `make check` stays fast."""
+    """Let only marked tests start a process, so that `make check` stays fast."""
     if not any(map(item.get_closest_marker, STARTS_PROCESSES)):
         _without_processes.append(item.nodeid)
     try:
@@ -95,7 +95,7 @@ def pytest_runtest_protocol(item: pytest.Item):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, or one worker has them left when all is done."""
+    """Begin with the slowest files, so that no worker still runs them at the end."""
     marks = ("deployment", "ray", "slow")
     first = {mark: {i.path for i in items if i.get_closest_marker(mark)} for mark in marks}
     items.sort(key=lambda item: [item.path not in first[mark] for mark in marks])
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than processors: tests of deployments wait for Flower most of the time."""
+    """Use one worker more than processors, because deployment tests mostly wait for Flower."""
     return min(thread_count() + 1, 4)
 
 
@@ -133,7 +133,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def all_surrogates() -> Iterator[None]:
-    """As many surrogate patients as other processes draw."""
+    """Draw as many surrogate patients as other processes draw."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name, number in ALL_SURROGATES:
             patch.setattr(module, name, number)
@@ -156,7 +156,7 @@ def vocabularies() -> tuple[Vocabulary, ...]:
 
 @pytest.fixture(scope="session")
 def cohort() -> Cohort:
-    """The small cohort; session-wide, so nothing may change it."""
+    """The small cohort of the whole session, which no test may change."""
     return make_cohort()
 
 
@@ -170,7 +170,7 @@ def cohort_folder(cohort: Cohort, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def ehr_data() -> Path:
-    """Folder of the open EHR data, where the paper's evaluation has it."""
+    """The folder in which the paper's evaluation expects open EHR data."""
     folder = open_data()
     if not (folder / "mimic3_demo").is_dir():
         pytest.skip(f"open EHR data not found in {folder}; set DPFACT_DATA to its folder")

@@ -1,4 +1,4 @@
-"""Calls that touch the disk, and what happens at one: the process dies, or the disk is full."""
+"""Failures at a call that touches the disk: the process dies, or the disk is full."""
 
 import hashlib
 import os
@@ -25,9 +25,9 @@ Writes = Sequence[tuple[object, str]]
 def failing_at(
     step: int | None, fail: Callable[[], object], writes: Writes = WRITES
 ) -> Iterator[None]:
-    """Let a call that touches the disk, and all after it, fail; the first `step` do not.
+    """Make calls that touch the disk fail, after the first `step` calls have succeeded.
 
-    Each statement that SQLite runs counts as one. With None, nothing fails.
+    Each SQLite statement counts as one call. With None, nothing fails.
     """
     calls, connect = count(), sqlite3.connect
 
@@ -56,7 +56,7 @@ def failing_at(
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes, SQLite's neither: the system's own error."""
+    """Limit all files to `size` bytes, including SQLite's, with the system's own error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -75,19 +75,19 @@ def killed(*_: object, **__: object) -> None:
 
 
 def die() -> None:
-    """End this process as SIGKILL would: nothing is closed, rolled back or written."""
+    """End this process as SIGKILL does: nothing is closed, rolled back or written."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def answered_in_a_child(answer: Callable[[], bytes], step: int) -> tuple[bool, str]:
-    """Answer in a child that dies at a step.
+    """Answer in a child process that dies at a step.
 
     Returns
     -------
     bool
-        Whether it lived to the end.
+        Whether the child survived to the end.
     str
-        SHA-256 of what had left it when it died; empty where nothing had.
+        SHA-256 of the child's output before it died; empty without any output.
     """
     reader, writer = os.pipe()
     child = os.fork()

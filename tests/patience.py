@@ -1,15 +1,14 @@
-"""Waiting in tests: for as long as a busy machine takes, and not for ever."""
+"""Waiting in tests: long enough for a busy machine, but not for ever."""
 
 import time
 from collections.abc import Callable
 
 PATIENCE = 900.0
-"""Seconds after which a test gives up waiting. It guards against hanging, and measures nothing: a
-test that comes near it is broken."""
+"""Seconds after which a test gives up waiting. A test that nearly takes this long is broken."""
 
 
 def await_that(holds: Callable[[], object], what: str) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     give_up = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < give_up, f"not in {PATIENCE:g} s: {what}"
@@ -17,7 +16,7 @@ def await_that(holds: Callable[[], object], what: str) -> None:
 
 
 class Clock:
-    """Stands for the module `time` in code that a test does not wait for."""
+    """A replacement for the module `time`, so that tests do not wait."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

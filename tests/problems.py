@@ -1,4 +1,4 @@
-"""Small problems, and slow references in plain loops and dense arrays to hold solvers against."""
+"""Small problems, and slow references with plain loops and dense arrays for the solvers."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Problem:
         return self.factors[0].shape[1]
 
     def ask(self, settings: SolverSettings, seed: int = 0, **changes) -> LocalProblem:
-        """What a solver is given."""
+        """Return a solver's input."""
         given = {"tensor": self.tensor, "factors": self.factors, "anchors": self.anchors}
         return LocalProblem(**given | changes, settings=settings, rng=np.random.default_rng(seed))
 
@@ -63,13 +63,13 @@ def dense_objective(problem, factors, *, gamma=0.0, mu=0.0, zeros="stratified") 
 def visit_one_by_one(
     factors, anchors, cells, counts, *, eta, gamma, clip, floor, loss=None, patients=1.0
 ):
-    """Algorithm 1's inner loop, one visit after the other, in float64."""
+    """Run Algorithm 1's inner loop, one visit after another, in float64."""
     factors = [f.astype(np.float64) for f in factors]
     for cell, count in zip(cells, counts, strict=True):
         old = [f[i].copy() for f, i in zip(factors, cell, strict=True)]
         model, x = np.prod(old, axis=0).sum(), max(float(count), 0.0)
         slope = model - x if loss is None else loss.gradient(x, model)
-        if count <= 0:  # a zero cell, of this weight
+        if count <= 0:  # a zero cell with this weight
             slope *= -float(count)
         for n, i in enumerate(cell):
             far = patients if n == 0 else 1.0
@@ -85,14 +85,14 @@ def visit_one_by_one(
 
 
 def assert_near(found, expected, share=1e-5):
-    """Equal to a share of the largest value, as for roundings of float32; a NaN is too far."""
+    """Check equality up to a share of the largest value, as for float32 rounding. NaN fails."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() <= share * np.abs(expected).max()
 
 
 def assert_moved(found, before, expected, share=1e-3):
-    """Factors are where the reference says, to a share of the furthest that any value moved."""
+    """Check factors against a reference, up to a share of the largest change."""
     for ours, start, theirs in zip(found, before, expected, strict=True):
         moved = np.abs(theirs - start).max()
         assert moved > 0
@@ -100,7 +100,7 @@ def assert_moved(found, before, expected, share=1e-3):
 
 
 def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
-    """MTTKRP from its definition, an entry after the other, in float64."""
+    """Compute the MTTKRP from its definition, entry by entry, in float64."""
     terms = tensor.values[:, None].astype(np.float64)
     for n, (factor, rows) in enumerate(zip(factors, tensor.indices.T, strict=True)):
         if n != mode:
@@ -111,14 +111,14 @@ def mttkrp_by_entries(tensor, factors, mode) -> np.ndarray:
 
 
 def model_size(factors) -> float:
-    """Norms of a model's components, added up."""
+    """Return the sum of the norms of a model's components."""
     return float(np.prod([np.linalg.norm(f.astype(float), axis=0) for f in factors], axis=0).sum())
 
 
 def column_by_column(old, new, target, q, floor, mu=0.0) -> np.ndarray:
-    """One sweep of block coordinate descent: what each column is to be, given those before it.
+    """Return the columns after one sweep of block coordinate descent, each given the previous ones.
 
-    These are taken as the kernel left them (`new`): no column inherits the rounding of another.
+    The previous columns are the kernel's (`new`), so no column inherits another's rounding.
     """
     old, new, q = (np.asarray(x, np.float64) for x in (old, new, q))
     columns, expected = old.copy(), old.copy()
@@ -131,5 +131,5 @@ def column_by_column(old, new, target, q, floor, mu=0.0) -> np.ndarray:
 
 
 def shrunk(column, threshold):
-    """``column * max(1 - threshold / ||column||, 0)``."""
+    """Return ``column * max(1 - threshold / ||column||, 0)``."""
     return column * max(1 - threshold / max(np.linalg.norm(column), 1e-300), 0)

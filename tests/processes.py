@@ -1,4 +1,4 @@
-"""Processes of this machine, seen by tests that must leave none behind; only Linux shows them."""
+"""Processes of this machine (Linux only), for tests that must leave none behind."""
 
 import os
 from contextlib import suppress
@@ -14,13 +14,13 @@ def await_none_left(home: Path) -> None:
 
 
 def processes_of(home: Path) -> list[int]:
-    """Ids of the processes that were started with this Flower home, helpers' helpers too."""
+    """Return the ids of the processes with this Flower home, including helpers of helpers."""
     mark = f"FLWR_HOME={home}".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:  # somebody else's, or gone
+        except OSError:  # another user's, or ended
             continue
         if mark in environment and int(folder.name) != os.getpid():
             found.append(int(folder.name))
@@ -29,19 +29,20 @@ def processes_of(home: Path) -> list[int]:
 
 @dataclass(frozen=True)
 class Process:
-    """What tells a process from a later one with its number."""
+    """The identity of a process, which differs from a later process with the same id."""
 
     pid: int
     began: int
-    name: str = field(compare=False)  # Ray's change theirs
+    name: str = field(compare=False)  # Ray's processes change their names
 
 
 def running() -> dict[Process, int]:
-    """Parent's id of each process of this machine that has not ended."""
+    """Return the parent's id of each running process."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # gone
-            # The name stands in brackets and may hold anything; 20th after it comes the start.
+        with suppress(OSError):  # ended
+            # The name is in brackets and may hold any character. The 20th field after it is the
+            # start.
             head, _, rest = (folder / "stat").read_text().rpartition(")")
             state, parent, *more = rest.split()
             if state not in "ZX":
@@ -51,7 +52,7 @@ def running() -> dict[Process, int]:
 
 
 def family_of(pid: int) -> set[Process]:
-    """A process's descendants, not itself."""
+    """Return a process's descendants."""
     parents = running()
     family, ids = set(), {pid}
     while more := {each for each in parents if parents[each] in ids} - family:
@@ -61,9 +62,9 @@ def family_of(pid: int) -> set[Process]:
 
 
 def descendant(pid: int, words: str) -> int | None:
-    """A process's descendant with these words on its command line; None if there is none."""
+    """Return a descendant with these words on its command line, or None."""
     for each in family_of(pid):
-        with suppress(OSError):  # gone
+        with suppress(OSError):  # ended
             line = Path(f"/proc/{each.pid}/cmdline").read_bytes().replace(b"\0", b" ")
             if words.encode() in line:
                 return each.pid

@@ -1,4 +1,4 @@
-"""Messages of a run with slow sites, on a network and by a clock of the tests' own."""
+"""Messages of a run with slow sites, with a simulated network and clock."""
 
 import math
 from collections import defaultdict
@@ -23,14 +23,15 @@ THREE = {**TWO, 4: ("c", 10)}
 
 
 class KilledError(Exception):
-    """The ServerApp's end."""
+    """The end of the ServerApp."""
 
 
 class Network(Delayed):
-    """Sites by node, each of which takes so many seconds; and a clock.
+    """Sites by node, with their times in seconds, and a clock.
 
-    As hospitals do, a site answers a question that it has answered with the same, and no other one
-    of that round. `faults` says what the n-th message to a node brings in place of the reply.
+    Like a hospital, a site gives the same answer to a repeated question, and refuses other
+    questions of that round. `faults` gives the result of the n-th message to a node in place of the
+    reply.
     """
 
     def __init__(self, sites: dict[int, tuple[str, float]], faults=None, online=None) -> None:
@@ -93,7 +94,7 @@ def play(monkeypatch):
 
 @pytest.fixture
 def killed(play, tmp_path):
-    """A run in `tmp_path` whose server is killed at a time: its network."""
+    """Start a run in `tmp_path` whose server is killed at a given time. Return its network."""
 
     def run(sites: dict[int, tuple[str, float]], until: float = 35.0) -> Network:
         network = Network(sites)
@@ -112,8 +113,8 @@ def failures(it: DPFact) -> list[tuple[str, str]]:
 def test_a_slow_site_holds_nobody_up_and_counts(play):
     network = Network({**THREE, 5: ("d", 100)})
     it = play(network)
-    # The first round takes 100 s, the other nine 10 and a poll each; the slow site's second reply
-    # is asked for with the others', and waited for.
+    # The first round takes 100 s, and the other nine 10 s and a poll each. The slow site's second
+    # reply is requested together with the others and awaited.
     assert 190 <= network.now <= 206
     assert [number for _, number in network.asked[2]] == list(range(1, 11))
     assert [number for _, number in network.asked[5]] == [1, 2]
@@ -124,7 +125,7 @@ def test_a_slow_site_holds_nobody_up_and_counts(play):
     assert all(record.bytes_up and record.bytes_down for record in it.coordinator.records)
     with_slow = play(Network(THREE))
     for got, without in zip(it.coordinator.factors, with_slow.coordinator.factors, strict=True):
-        assert (got > without).all()  # it wants the most of all
+        assert (got > without).all()  # it has the largest target
 
 
 def test_who_was_lost_is_asked_the_same_again_and_pays_once(play):
@@ -172,7 +173,7 @@ def test_a_site_that_comes_back_under_another_number_goes_on(play):
 def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(
     play, killed, tmp_path, numbers, until
 ):
-    """The last rounds are those in which a site that is asked anew refuses: it has answered."""
+    """In the last rounds, a site refuses a new request because it has already answered."""
     sites = [("a", 10), ("b", 10), ("c", 25)]
     first = killed(dict(zip((2, 3, 4), sites, strict=True)), until)
     second = Network(dict(zip(numbers, sites, strict=True)))
@@ -196,7 +197,7 @@ def test_who_is_not_there_after_a_resume_is_noted(play, killed, tmp_path):
 
 
 def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, killed, tmp_path):
-    """It would come to its end with nobody, and could never be gone on with again."""
+    """The run would end without any site, and could not be resumed."""
     first = killed(TWO)
     before = len(read_history(tmp_path))
     with pytest.raises(QuorumError, match=r"0 site\(s\) connected within 5 s"):
@@ -208,14 +209,14 @@ def test_a_run_is_not_gone_on_with_where_the_sites_are_not(play, killed, tmp_pat
 
 
 class Unready(Network):
-    """Site d would not answer."""
+    """A network in which site d is not ready."""
 
     def _answer(self, name, asked, query):
         return Error(2, "dpfact:data") if name == "d" else super()._answer(name, asked, query)
 
 
 def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
-    """They are waited for: the rounds that are left do not pass by in a moment."""
+    """The run waits for lost sites, so the remaining rounds do not end at once."""
     network = Unready({2: ("a", 10), 3: ("b", 10), 4: ("d", 10)}, online={2: 35, 3: 35})
     it = play(network, durable=True, preflight="leave-out", rounds=8, wait_timeout=50.0)
     assert network.asked[4] == []
@@ -224,14 +225,17 @@ def test_who_was_left_out_does_not_stand_for_those_who_are_gone(play):
     assert it.coordinator.finished_rounds == 8
 
 
-# --- In step, with grace
+# --- Synchronous, with grace
 
 
 def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tmp_path):
     network = Network({2: ("a", 10), 3: ("b", 12), 4: ("c", 8), 5: ("d", 100)})
     it = play(network, aggregation="sync", rounds=4, min_sites=2, grace=20.0, run_dir=tmp_path)
     assert network.lives[2] == [600.0, 30.0, 30.0, 30.0]
-    assert network.lives[5] == [600.0, *[30.0, 15.0] * 3]  # once more half-way: it is there, silent
+    assert network.lives[5] == [
+        600.0,
+        *[30.0, 15.0] * 3,
+    ]  # once more halfway: it is connected but silent
     assert 190 <= network.now <= 191
     assert failures(it) == [("d (node 5)", "no reply within 30 s")] * 3
     assert [record.quorum_seconds for record in read_history(tmp_path)] == [10.0] * 4
@@ -243,7 +247,7 @@ def test_if_the_quorum_is_missing_then_the_missing_are_asked_again_with_the_whol
     assert network.lives[4] == [600.0, 30.0, 15.0, 600.0, 60.0]
     assert network.lives[5] == [600.0, 30.0, 15.0, 600.0, 60.0, 30.0]
     assert network.lives[2] == [600.0, 30.0, 60.0]
-    # Nobody who was asked with the whole time is left alone: it may charge as long as that.
+    # Sites that were given the whole time are awaited, because they may still be charged.
     assert [record.sites for record in it.coordinator.records] == [
         ("a", "b", "c", "d"), ("a", "b", "c", "d"), ("a", "b", "c"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The ClientApp behind both generations of strategies."""
+"""The ClientApp with both generations of strategies."""
 
 import pickle
 import subprocess
@@ -68,7 +68,7 @@ print(sorted(heavy & set(sys.modules)))
 @pytest.mark.process
 @pytest.mark.parametrize("privacy", ["none", "patient"])
 def test_a_sites_path_to_an_answer_is_light(cohort, tmp_path, request_wire, privacy):
-    """A site's process starts anew for every message: none of these may be on its path."""
+    """A site starts a new process for every message, which must import none of these."""
     cohort.sites[0].save(tmp_path / "site.npz")
     node = {"data-path": str(tmp_path / "site.npz"), "state-dir": str(tmp_path / "state"),
             "allow-privacy": privacy}  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, reque
 def test_another_hospitals_file_is_refused_before_anything_is_charged(
     cohort_folder, tmp_path, request_wire, caplog, ask
 ):
-    """Its patients would be released again, out of this hospital's budget."""
+    """Its patients would be released again and charged to this hospital's budget."""
     node = {
         "site": "site-1", "data-path": str(cohort_folder / "site-2.npz"),
         "state-dir": str(tmp_path / "state"), "allow-privacy": "none",
@@ -160,7 +160,7 @@ def test_a_stock_fedavg_is_told_that_it_is_not_dpfact(grid, request_wire, caplog
 
 
 def extra_config_mod(message: Message, context, call_next) -> Message:
-    """A mod that puts things of its own into what passes, as Flower's and others' do."""
+    """A mod that adds its own entries to messages, as Flower's mods do."""
     if not message.has_error():
         for record in message.content.config_records.values():
             record["extra"], record["more"] = "x", 1.5
@@ -212,7 +212,7 @@ def settings_of(privacy):
 
 @pytest.fixture(scope="module")
 def plain_run(cohort, tmp_path_factory):
-    """Gives the factors of a run by messages, with the app as it is, in a mode."""
+    """Returns the factors of a run with the plain app in a given mode."""
     folder = tmp_path_factory.mktemp("plain")
     cohort.save(folder)
 

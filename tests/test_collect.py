@@ -1,4 +1,4 @@
-"""Who is asked again in a round, on a network and by a clock of the tests' own."""
+"""Repeated requests in a round, with a simulated network and clock."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ CHARGED, REQUIRED, FREE = RoundPolicy(charged=True), RoundPolicy(True, True), Ro
 
 
 class Delayed(Clock, InProcessGrid):
-    """Nodes whose answers come some seconds later, by the clock that this network is."""
+    """Nodes whose answers arrive after some seconds on this network's own clock."""
 
     def __init__(self) -> None:
         InProcessGrid.__init__(self, client_app, [{}])
@@ -30,7 +30,7 @@ class Delayed(Clock, InProcessGrid):
         self._due: dict[str, tuple[float, Message]] = {}
 
     def answer(self, node: int, message: Message) -> tuple[float, RecordDict | Error]:
-        """In how many seconds a node answers a message, and what."""
+        """Return the seconds until a node answers, and the answer."""
         raise NotImplementedError
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -49,7 +49,7 @@ class Delayed(Clock, InProcessGrid):
 
 
 class Network(Delayed):
-    """Nodes that answer the n-th time they are asked so many seconds later."""
+    """Nodes with a given delay for the answer to the n-th request."""
 
     def __init__(self, answers, online=None) -> None:
         super().__init__()
@@ -106,7 +106,9 @@ def test_a_site_whose_process_was_killed_is_asked_again_and_its_bytes_count(exch
     ((_, first), (at, again)) = network.asked[2]
     assert again.content is first.content
     assert again.metadata.group_id == "3"
-    assert again.metadata.ttl == pytest.approx(600 - at, rel=1e-12)  # the round's end stays
+    assert again.metadata.ttl == pytest.approx(
+        600 - at, rel=1e-12
+    )  # the end of the round is unchanged
 
 
 def test_a_supernode_that_comes_back_is_waited_for_where_something_was_paid(exchange):
@@ -159,7 +161,7 @@ def test_who_connects_late_is_asked_where_later_rounds_build_on_it(exchange, pol
 def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters(
     exchange, policy, came
 ):
-    """It was stopped for all of the round, say, or cut off after the charge."""
+    """For example, it was stopped for the whole round, or disconnected after the charge."""
     answers = {2: [(NEVER, "release")] * 2 + [(9, "release")], 3: [(5, "release")]}
     said, network = exchange(answers, policy)
     assert said.get(2) == came
@@ -177,7 +179,7 @@ def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters
 def test_who_says_late_before_the_end_is_asked_again_where_who_is_silent_would_be(
     exchange, policy, came
 ):
-    """It has paid nothing, and had less time than it gets now."""
+    """It was not charged, and had less time than it gets now."""
     answers = {2: [(590, LATE), (NEVER, LATE), (700, "release")], 3: [(5, "release")]}
     said, network = exchange(answers, policy)
     assert said == {2: came, 3: "release"}
@@ -194,8 +196,8 @@ def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
 @pytest.mark.parametrize(
     ("answers", "came"),
     [
-        ([(NEVER, "release"), (9, "release")], 309),  # the first message was lost without a word
-        ([(320, "release"), (NEVER, "release")], 320),  # it is slow, and answers the first
+        ([(NEVER, "release"), (9, "release")], 309),  # the first message was lost without notice
+        ([(320, "release"), (NEVER, "release")], 320),  # it is slow, and answers the first request
         ([(320, REFUSED), (30, "release")], 330),
         ([(320, "release"), (30, REFUSED)], 320),
     ],
@@ -219,7 +221,7 @@ def test_who_is_not_there_half_way_is_not_asked(exchange):
 
 
 class Busy(Network):
-    """A SuperLink whose database is locked for so many seconds, and what it says then."""
+    """A SuperLink whose database is locked for the given seconds, with its error."""
 
     def __init__(self, answers, seconds, status) -> None:
         super().__init__(answers)

@@ -1,6 +1,6 @@
-"""The rules of the house, docs/explanation/architecture.md: who may import whom.
+"""The rules for imports in docs/explanation/architecture.md.
 
-Imports are read from the code, those inside functions and for type checkers too.
+Imports are read from the code, including those inside functions and for type checkers.
 """
 
 import ast
@@ -29,10 +29,10 @@ FLOORS = (
     {"server_app", "cli", "notebook"},
     {"__main__"},
 )
-"""Rooms and doors from the ground up; one imports what is below it, and nothing beside it."""
+"""Rooms and interface modules, lowest first. Each may import only from lower floors."""
 DOORS = {"arriving", "client_app", "collect", "legacy", "secure_rounds", "server_app", "strategy"}
 FLOWER = {"wire/records.py", "machine/logs.py"}
-"""Where Flower may appear beside its doors and `runtime`."""
+"""Modules that may import Flower, in addition to the interface modules and `runtime`."""
 
 
 def modules() -> dict[str, Path]:
@@ -51,7 +51,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> set[str]:
-    """Dotted names of everything that a file imports."""
+    """Return the dotted names of everything that a file imports."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
@@ -63,7 +63,7 @@ def imported(path: Path) -> set[str]:
 
 
 def own_modules(path: Path) -> set[str]:
-    """Modules of this package that a file imports, below the package."""
+    """Return the modules of this package that a file imports."""
     found = set()
     for name in imported(path):
         own = name.removeprefix("dpfact_flower.")
@@ -83,7 +83,7 @@ def floor_of(module: str) -> int:
 
 
 def faults(path: Path, module: str) -> list[str]:
-    """Imports of a file that go up, or to a room beside its own."""
+    """Return a file's imports from higher floors, or from another room on the same floor."""
     room = module.split(".", maxsplit=1)[0]
     return [
         f"{module} imports {other}"
@@ -108,7 +108,7 @@ def test_flower_stays_at_the_doors():
 
 
 def test_no_two_modules_import_each_other():
-    """Circles inside a room; between rooms `test_imports_go_down` leaves none."""
+    """Check cycles within a room, because `test_imports_go_down` excludes cycles between rooms."""
     needs = {module: own_modules(path) - {module} for module, path in MODULES.items()}
     while free := {module for module, others in needs.items() if not others}:
         needs = {module: others - free for module, others in needs.items() if module not in free}
@@ -131,7 +131,7 @@ def test_an_import_that_is_turned_round_is_noticed(tmp_path, room, line):
 
 
 def test_a_release_is_made_in_privacy_alone():
-    """By one of its doors; nobody else calls the class."""
+    """Only functions in `privacy` call the class."""
     for module, path in MODULES.items():
         if not module.startswith("privacy."):
             called = [node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
@@ -143,14 +143,14 @@ def test_an_init_holds_names_and_no_code():
     for path in PACKAGE.rglob("__init__.py"):
         if path.parent != PACKAGE:
             assert all(
-                isinstance(node, (ast.ImportFrom, ast.Assign))  # names, and `__all__`
+                isinstance(node, (ast.ImportFrom, ast.Assign))  # names and `__all__`
                 or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
                 for node in parsed(path).body
             ), path
 
 
 def test_annotations_are_evaluated_late_only_where_one_refers_forward():
-    """To the class that it stands in, or to what type checkers alone import."""
+    """The reference is to the enclosing class, or to a name that only type checkers import."""
     for path in MODULES.values():
         if "from __future__ import annotations" in (text := path.read_text(encoding="utf-8")):
             classes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)]
@@ -162,7 +162,7 @@ def test_annotations_are_evaluated_late_only_where_one_refers_forward():
 
 
 def test_what_a_text_names_is_there():
-    """Dotted names and paths of code, in docs and docstrings."""
+    """Check dotted names and paths of code in docs and docstrings."""
     texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *PACKAGE.rglob("*.py")]
     for folder in ("simulation", "benchmarks", "laboratory", "tests"):
         texts += (ROOT / folder).rglob("*.py")
@@ -179,7 +179,7 @@ def test_what_a_text_names_is_there():
 
 @functools.cache
 def there(name: str) -> bool:
-    """Whether a dotted name leads to something; a file's ending or a logger's name may follow."""
+    """Return whether a dotted name exists, perhaps with a file extension or a logger's name."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         try:

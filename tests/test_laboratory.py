@@ -1,4 +1,4 @@
-"""The laboratory's instruments: that they measure what they say, each on little."""
+"""The laboratory's programs on small input."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def test_a_sample_of_mutants_is_of_different_places_and_its_seed_gives_it_again(
     monkeypatch.chdir(tmp_path)
     one, places = mutants.sample(tmp_path, [Path("room")], 10, 0)
     assert one == mutants.sample(tmp_path, [Path("room")], 10, 0)[0]
-    # The default, the comparison and its number; annotation, `*` and log line give none.
+    # The default, the comparison and its number give mutants; annotation, `*` and log line do not.
     assert [mutant.place.partition(":")[2] for mutant in one] == ["2", "5", "5"]
     assert (one[1].before, places) == ("return x > 1", 7)
 
@@ -53,14 +53,14 @@ def test_mutants_that_are_explained_are_of_lines_that_are_there():
 
 
 def test_a_growth_is_told_from_noise_that_is_larger_than_it():
-    """10 MiB an hour, in noise of a MiB that lasts for eight looks; and noise alone."""
+    """Growth of 10 MiB per hour with noise of 1 MiB over eight measurements, and noise alone."""
     minutes, rng = [n / 4 for n in range(240)], np.random.default_rng(1)
     noise = np.convolve(rng.normal(0, 1, len(minutes) + 7), np.full(8, 8**-0.5), "valid")
     found, width = slope(minutes, list(noise + 10 * np.array(minutes) / 60))
     assert abs(found - 10) < width < 5
     found, width = slope(minutes, list(noise))
     assert abs(found) < width
-    # What fills up at first is no growth.
+    # Caches that fill up at first are not growth.
     assert slope(minutes, [min(n, 40) for n in range(240)]) == (0.0, 0.0)
 
 
@@ -88,7 +88,7 @@ def test_a_run_with_one_kind_of_fault_ends_well(cohort, tmp_path, kind):
 
 @pytest.mark.slow
 def test_a_run_whose_server_dies_reaches_the_same_bits(cohort, tmp_path):
-    whole = Scenario(2, "none", 0.0, (), None)  # nothing goes wrong, and there is no noise
+    whole = Scenario(2, "none", 0.0, (), None)  # no faults and no noise
     one, other = (carry_out(whole._replace(server=step), cohort, tmp_path / str(step))
                   for step in (None, 9))  # fmt: skip
     assert one.problems == other.problems == []

@@ -1,4 +1,4 @@
-"""What a federated run learns: planted phenotypes, switched-off ones, the paper's mode, N modes."""
+"""The results of federated runs: planted and switched-off phenotypes, paper mode, N modes."""
 
 import json
 from dataclasses import replace
@@ -28,7 +28,7 @@ DEMO = SolverSettings(rank=12, relative_l21=0.3, mu_from_round=21)
 
 
 def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
-    """Federate without Flower: the pure functions alone. Global factors, and the sites' states."""
+    """Federate with pure functions, without Flower. Return global factors and the sites' states."""
     modes = [vocabulary.name for vocabulary in cohort.vocabularies]
     coordinator = Coordinator(
         [len(v) for v in cohort.vocabularies], solver=solver, privacy=NONE,
@@ -53,9 +53,9 @@ def demo() -> Cohort:
     return synthetic("demo")
 
 
-@pytest.mark.parametrize("data_seed", [0, 11])  # nothing was tuned on 11
+@pytest.mark.parametrize("data_seed", [0, 11])  # seed 11 was not used for tuning
 def test_planted_phenotypes_come_back(data_seed):
-    """Factor match at the planted rank; random factors of the same shape reach .05."""
+    """Check the factor match at the planted rank. Random factors of the same shape reach .05."""
     cohort = synthetic(preset("demo", seed=data_seed))
     truth = cohort.truth.factors
     learned = [learn(cohort, DEMO, rounds=40, seed=seed)[0] for seed in range(3)]
@@ -65,7 +65,7 @@ def test_planted_phenotypes_come_back(data_seed):
 
 
 def long_lists() -> Cohort:
-    """Few codes a patient of long lists: a model of the start explains a millionth of the data."""
+    """Patients with few codes from long lists, of which a random start explains a millionth."""
     names = {"procedures": 100, "diagnoses": 200, "drugs": 150}
     return synthetic(
         preset("demo", patients=240, phenotypes=3, shares="0.5,0.5", local=0.0,
@@ -75,7 +75,7 @@ def long_lists() -> Cohort:
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
 def test_long_lists_of_three_modes_do_not_collapse(solver):
-    """Shared factors explain as much as a fit of all patients in one place, from the same start."""
+    """Shared factors explain as much as a fit to pooled patients from the same start."""
     cohort = long_lists()
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
 
@@ -112,9 +112,9 @@ def test_a_phenotype_of_one_site_is_switched_off_at_the_others(demo):
 
 @pytest.mark.parametrize("data_seed", [pytest.param(0, marks=pytest.mark.nightly), 11])
 def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path):
-    """The whole run, its own noise at every site; a phenotype of one site is off at the others.
+    """In a whole run with own noise at every site, a phenotype of one site is off at the others.
 
-    Nothing was tuned on seed 11.
+    Seed 11 was not used for tuning.
     """
     cohort = synthetic(preset("demo", seed=data_seed))
     cohort.save(tmp_path)
@@ -152,7 +152,7 @@ def test_long_lists_start_from_their_frequent_codes_whatever_runs_it(
 
 @pytest.mark.parametrize("modes", [1, 3])
 def test_any_number_of_feature_modes(modes):
-    """A patients x codes matrix, and a tensor of four modes, through the whole round."""
+    """A patients x codes matrix, and a tensor of four modes, go through the whole round."""
     names = ["procedures", "diagnoses", "drugs"][:modes]
     settings = preset(
         "demo", patients=300, phenotypes=3, shares="0.6,0.4", local=0.0,

@@ -14,7 +14,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 SOLVER = SolverSettings(rank=4)
 NONE = PrivacySettings(privacy="none")
 A, B = SimpleNamespace(cid="a"), SimpleNamespace(cid="b")
-"""What the strategy needs of a ClientProxy."""
+"""The part of a ClientProxy that the strategy needs."""
 
 
 def result(site="a", value=0.5, shapes=((5, 4), (7, 4))) -> FitRes:

@@ -1,7 +1,7 @@
-"""A site and its server through anything: asked, asked again, killed, restarted, set back, altered.
+"""A site and its server in random sequences of requests, repeats, kills, restarts and changes.
 
-hypothesis draws the order. Whatever it is, the ledger verifies, no round is charged twice or for
-more than the plan, and what was sent once is sent again bit for bit.
+hypothesis draws the order. In every order, the ledger is intact, no round is charged twice or for
+more than the plan, and sent releases are resent bit for bit.
 """
 
 import shutil
@@ -38,7 +38,7 @@ DATA, OTHERS = COHORT.sites[0], replace(COHORT.sites[1], name=COHORT.sites[0].na
 
 
 class LifeOfASite(RuleBasedStateMachine):
-    """A model of it: what was sent, by job and round."""
+    """A model of the site: the sent releases, by job and round."""
 
     @initialize(mode=st.sampled_from(sorted(PRIVACY)))
     def begin(self, mode: str) -> None:
@@ -81,11 +81,11 @@ class LifeOfASite(RuleBasedStateMachine):
         assert self.sent.setdefault((request.job, request.round), sent) == sent
         return arrays, config
 
-    # --- What happens
+    # --- Actions
 
     @rule()
     def new_job(self) -> None:
-        """The server begins another run."""
+        """Let the server begin another run."""
         self.jobs += 1
         self.server = self.coordinator(resume=False)
 
@@ -96,7 +96,7 @@ class LifeOfASite(RuleBasedStateMachine):
     @precondition(lambda self: self.server.finished_rounds)
     @rule()
     def restart_server(self) -> None:
-        """Its checkpoint has everything."""
+        """Restart the server from its checkpoint."""
         before = self.server
         self.server = self.coordinator(resume=True)
         assert self.server.finished_rounds == before.finished_rounds
@@ -105,14 +105,14 @@ class LifeOfASite(RuleBasedStateMachine):
     @precondition(lambda self: self.server.finished_rounds < self.server.rounds)
     @rule()
     def ask(self) -> None:
-        """The next round is answered, and its answer used."""
+        """Answer the next round, and use the answer."""
         request = self.request()
         close(self.server, request.round, [self.sends(request)])
 
     @precondition(lambda self: self.server.finished_rounds < self.server.rounds)
     @rule(step=st.integers(0, 60), again=st.booleans())
     def die_while_answering(self, step: int, again: bool) -> None:
-        """At any call that touches the disk; then the site is there again."""
+        """Kill the site at any call that touches the disk, and restart it."""
         before, request = len(self.rows()), self.request()
         with suppress(Killed), failing_at(step, killed):
             self.sends(request)
@@ -124,7 +124,7 @@ class LifeOfASite(RuleBasedStateMachine):
     @precondition(lambda self: self.server.finished_rounds)
     @rule()
     def change_an_answered_round(self) -> None:
-        """Nothing of a round that was answered can be asked for otherwise."""
+        """Check that an answered round cannot be requested with changes."""
         before = self.rows()
         request = self.server.request(self.server.finished_rounds)
         changed = replace(request, seed=request.seed + 1)
@@ -135,10 +135,10 @@ class LifeOfASite(RuleBasedStateMachine):
     @precondition(lambda self: 0 < self.server.finished_rounds < self.server.rounds - 1)
     @rule()
     def exchange_the_data(self) -> None:
-        """A job that was begun with some patients goes on with no others, and is over then."""
+        """Check that a job does not continue with other patients, and is then closed."""
         before, request = self.rows(), self.request()
         if (request.job, request.round) in {(row.job, row.round) for row in before}:
-            return  # it was charged before a kill, and comes as it was kept, from nobody's data
+            return  # it was charged before a kill, and its stored bytes are sent
         with pytest.raises(RoundRefusedError):
             self.client(OTHERS).fit(*request.to_wire())
         assert self.rows() == before
@@ -153,7 +153,7 @@ class LifeOfASite(RuleBasedStateMachine):
     @precondition(lambda self: self.copy and len(self.rows()) > self.rows_copied)
     @rule()
     def set_the_ledger_back(self) -> None:
-        """A copy has forgotten charges: nobody is answered until the newest is back."""
+        """Check that a site with an old copy of its ledger answers no request."""
         newest = (self.site / LEDGER).read_bytes()
         shutil.copy(self.copy, self.site / LEDGER)
         if self.server.finished_rounds < self.server.rounds:
@@ -162,11 +162,11 @@ class LifeOfASite(RuleBasedStateMachine):
             assert code_in(str(refusal.value)) == "state"
         (self.site / LEDGER).write_bytes(newest)
         for note in self.site.rglob("*LACKS*"):
-            note.unlink()  # somebody has looked
+            note.unlink()  # as if a person had checked
         self.copy = None
         self.restart_site()
 
-    # --- What holds
+    # --- Invariants
 
     @invariant()
     def every_round_is_charged_once_and_as_planned(self) -> None:

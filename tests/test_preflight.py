@@ -1,4 +1,4 @@
-"""Before anybody pays, real sites are asked whether they would answer."""
+"""Before any charge, real sites are asked whether they would answer."""
 
 import logging
 import shutil
@@ -69,7 +69,7 @@ def test_a_faulty_site_stops_the_run_before_anybody_pays(cohort, own, tmp_path, 
     assert str(raised.value).count("node ") == 1
     assert 'preflight = "leave-out"' in str(raised.value)
     assert not list(tmp_path.rglob("ledger.sqlite"))
-    assert not (tmp_path / "run" / CHECKPOINT).exists()  # it may simply be started again
+    assert not (tmp_path / "run" / CHECKPOINT).exists()  # the run can simply be started again
     said = read_readiness(tmp_path / "run")
     assert [each.site for each in said] == ["site-1", "", "site-3"]
     assert [bool(each.fault) for each in said] == [False, True, False]
@@ -86,7 +86,9 @@ def test_a_run_may_begin_without_faulty_sites_and_needs_its_quorum_of_others(coh
     run.start(InProcessGrid(client_app, own))
     first, second, *_ = run.coordinator.records
     assert (first.sites, first.failures) == (("site-1", "site-3"), ())
-    assert "node 3" in second.failures[0].who  # it may have been mended, and refuses for nothing
+    assert (
+        "node 3" in second.failures[0].who
+    )  # it may have been repaired, and refusals cost nothing
 
 
 def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(cohort, own, tmp_path):
@@ -98,7 +100,7 @@ def test_without_a_preflight_good_sites_pay_before_the_fault_is_seen(cohort, own
 
 
 def start_with(cohort, out, grid, *, resume=False, rounds=None):
-    """Begin a run without noise, or go on with it."""
+    """Begin or resume a run without noise."""
     run = DPFact(
         cohort.sites[0].tensor.feature_shape, solver=SolverSettings(rank=4),
         privacy=PrivacySettings(privacy="none"), run_dir=out, resume=resume,
@@ -143,14 +145,14 @@ def test_sites_have_time_to_get_over_a_run_that_was_killed(
     caplog.clear()
     out = tmp_path / "run" if resume else tmp_path / "another"
     job = {} if resume else {"rounds": 1}
-    with suppress(QuorumError):  # the job's name is taken where it is not gone on with
+    with suppress(QuorumError):  # without resume, the job's name is already in use
         start_with(cohort, out, grid, resume=resume, **job)
     assert times == ({180.0} if resume else {5.0})
     assert ("may need three minutes" in caplog.text) == resume
 
 
 def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
-    """An app without our query goes on: it refuses at the first round, for nothing."""
+    """An app without our query may continue, because a refusal in the first round costs nothing."""
     grid = FakeGrid({0: reply("a"), 1: reply("b")})
     strategy = make_strategy(rounds=1)
     strategy.start(grid)
@@ -190,9 +192,9 @@ def test_what_may_stop_a_run_later_is_warned_of(caplog, monkeypatch):
 
 
 class Registered(InProcessGrid):
-    """A grid whose SuperLink has keys registered with names, and a hospital that lies.
+    """A grid whose SuperLink has keys registered with names, with one lying hospital.
 
-    The liar answers each question for another hospital, and nothing but what a reply must be.
+    The liar answers each question under another hospital's name, with valid replies.
     """
 
     def __init__(self, own: list[dict], liar: int, shapes, names=()) -> None:
@@ -234,7 +236,7 @@ def test_two_hospitals_of_one_name_are_both_named_before_anybody_pays(cohort, ow
 @pytest.mark.parametrize("how", ["leave-out", "off"])
 @pytest.mark.parametrize("liar", [0, 3])
 def test_a_name_belongs_to_the_key_that_is_registered_with_it(cohort, own, tmp_path, liar, how):
-    """Or one hospital could make another pay for replies that are not used."""
+    """Otherwise, one hospital could cause charges at another for replies that are not used."""
     names = list(SITES)
     names.insert(liar, "liar")
     run, grid = liars_run(cohort, own, tmp_path, liar, names=names, preflight=how)
@@ -253,7 +255,7 @@ def test_a_name_belongs_to_the_key_that_is_registered_with_it(cohort, own, tmp_p
 
 
 def test_what_a_hospital_says_is_one_short_printable_line(cohort, own, tmp_path, caplog):
-    """Its text stands in the centre's log, in the error, in the run's folder and in `status`."""
+    """Its text appears in the centre's log, in the error, in the run's folder and in `status`."""
     evil = (
         "x\x1b[2J\r\n2026-11-24 INFO preflight: 6 site(s) ready\n\x1b]0;owned\x07\u202e"
         + "A" * 2**21

@@ -1,4 +1,4 @@
-"""What a release says of itself, in the five files that say it: none says anything else."""
+"""The five files that describe a release of the package agree."""
 
 import json
 import re

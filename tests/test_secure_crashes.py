@@ -1,8 +1,8 @@
-"""Secure sums through kills and a bad network: right sums, and nothing paid or opened twice.
+"""Secure sums with kills and a bad network: correct sums, and nothing is charged or opened twice.
 
-A site dies at each call that touches its disk, in each stage; a server between any two of its
-steps. Then both are made anew from what their disks hold. And messages are dropped, delayed,
-doubled, repeated, and overtake each other, as a seed draws them.
+A site dies at each call that touches its disk, in each stage, and a server between any two of its
+steps. Then both restart from their disks. Messages are dropped, delayed, doubled, repeated and
+reordered, as drawn from a seed.
 """
 
 import heapq
@@ -48,7 +48,7 @@ ALL = [f"site-{number:02d}" for number in range(1, 13)]
 
 
 class Watched:
-    """Sites on a disk, and what must hold of all that they say."""
+    """Sites on a disk, and conditions on all their messages."""
 
     def __init__(self, folder, data) -> None:
         self.folder, self.data = folder, {each.name: each for each in data}
@@ -58,7 +58,7 @@ class Watched:
         self.why: Counter[str] = Counter()
 
     def answer(self, site: str, message: Message) -> Message:
-        """What a new process of a site answers; it must not say other than it said before."""
+        """Return the answer of a new process of a site, which must agree with earlier answers."""
         settings = SiteSettings(state_dir=str(self.folder), allow_privacy="patient")
         app = _sites_app([self.data[site]], settings, simulation=True)
         reply = app(message, grids.Context(1, 1, {"partition-id": 0}, grids.RecordDict(), {}))
@@ -72,7 +72,7 @@ class Watched:
                 self.why[reply.error.reason] += 1
             return
         sent = b"".join(array.tobytes() for array in records.read_reply(reply).arrays)
-        asked = stage.asked if stage.stage == "keys" else ()  # other terms, another key
+        asked = stage.asked if stage.stage == "keys" else ()  # other terms need another key
         key = site, number, f"{stage.stage} {stage.attempt} {asked}"
         self.said[key].add(sent)
         assert len(self.said[key]) == 1, key
@@ -96,7 +96,7 @@ class Watched:
                 assert [event.rho for event in row.events] == [event.rho for event in planned]
 
     def check_sum(self, server: Coordinator, number: int, names, sums) -> None:
-        """The slots' totals are those of what the members have on their disks."""
+        """Check the slots' totals against the vectors on the members' disks."""
         planned = server.planned_release(number)
         kept = [load_npz(self.folder / site / "job" / "secure-round.npz", ["noisy"])
                 for site in names]  # fmt: skip
@@ -116,7 +116,7 @@ class Watched:
         return made.coordinator
 
     def server(self, **options) -> DPFact:
-        """A strategy whose sums are compared with the sites' disks."""
+        """Return a strategy whose sums are compared with the sites' disks."""
         made = strategy(number=len(self.data), **options)
         close = made.coordinator.close_round
 
@@ -125,7 +125,7 @@ class Watched:
             if sums:
                 self.check_sum(made.coordinator, number, [each.site for each in usable], sums)
             elif planned is not None:
-                assert failures  # which say why
+                assert failures  # which give the reason
             return close(number, usable, failures, sums=sums, **more)
 
         made.coordinator.close_round = closing
@@ -139,7 +139,7 @@ def stage_of(message: Message) -> tuple[SecureStage | None, int]:
 
 
 class Steady(grids.InProcessGrid):
-    """Nodes that answer at once, each in a new process, but for those that a test has lost."""
+    """Nodes that answer at once, each in a new process, except for nodes that a test loses."""
 
     def __init__(self, watched: Watched, lost=()) -> None:
         super().__init__(client_app, [{}] * len(watched.data))
@@ -171,7 +171,7 @@ def watched(tmp_path, clock) -> Watched:
 
 @pytest.fixture
 def stages(tmp_path, watched, monkeypatch):
-    """Of a round of four sites: each stage's message to site-2, and its folders before it."""
+    """Each stage's message to site-2 in a round of four sites, with its earlier folders."""
     found, grid = {}, Steady(watched)
     deliver = grid._deliver
 
@@ -193,7 +193,7 @@ def stages(tmp_path, watched, monkeypatch):
 
 
 def died_and_asked_again(watched, message, before, kill) -> bool:
-    """Put a site's folder back, let it die at work, and ask again twice; whether it lived."""
+    """Restore a site's folder, kill the site, and ask again twice. Return whether it survived."""
     folder = watched.folder / "site-2"
     shutil.rmtree(folder, ignore_errors=True)
     if before.exists():
@@ -206,7 +206,7 @@ def died_and_asked_again(watched, message, before, kill) -> bool:
     assert charged in (0, 1)
     again = fresh.answer("site-2", message)
     assert not again.has_error(), again
-    assert not fresh.answer("site-2", message).has_error()  # watched: the same bytes
+    assert not fresh.answer("site-2", message).has_error()  # compared: the same bytes
     assert [row.round for row in fresh.rows("site-2")] == list(
         range(1, number + (stage.stage != "keys"))
     )
@@ -214,7 +214,7 @@ def died_and_asked_again(watched, message, before, kill) -> bool:
 
 
 def further_attempt(message: Message) -> Message:
-    """Another attempt at the sum that a message is about, as if site-4 was lost."""
+    """Return another attempt at a message's sum, as if site-4 were lost."""
     asked = records.read_request(message)
     stage = SecureStage.from_text(asked.config["secure"])
     fewer = replace(stage, stage="sum", attempt=2, asked=tuple(NAMES[:3]), sealed={})
@@ -225,7 +225,7 @@ def further_attempt(message: Message) -> Message:
 
 
 def raising_at(step):
-    """End a process at a call by an error that nothing catches."""
+    """End a process at a call with an error that nothing catches."""
 
     def kill(answer) -> bool:
         with suppress(Killed), failing_at(step, killed):
@@ -285,7 +285,7 @@ POINTS = {
 
 @contextmanager
 def dying(point: str, times: int):
-    """Let a server die at a point, when it comes there for the last of so many times."""
+    """Make a server die the n-th time that it reaches a point."""
     owner, name, after = POINTS[point]
     whole, calls = getattr(owner, name), itertools.count(1)
 
@@ -306,7 +306,7 @@ def dying(point: str, times: int):
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_server_that_dies_at_any_point_goes_on_to_the_same_sums(tmp_path, watched, point, times):
-    lost = {("site-4", "sum", 2)}  # so round 2 has a further attempt
+    lost = {("site-4", "sum", 2)}  # so round 2 has another attempt
     with dying(point, times), pytest.raises(Killed):
         watched.server(run_dir=tmp_path / "run").start(Steady(watched, lost))
     begun = (tmp_path / "run" / CHECKPOINT).exists()
@@ -360,7 +360,7 @@ def test_a_site_that_died_before_its_charge_takes_part_in_the_job_on_other_terms
 
 
 class Unsteady(Steady):
-    """Messages that are dropped, delayed, doubled, repeated and overtaken, as a seed draws them."""
+    """A grid that drops, delays, doubles, repeats and reorders messages, as drawn from a seed."""
 
     def __init__(self, watched: Watched, clock: Clock, rng: random.Random) -> None:
         super().__init__(watched)
@@ -416,7 +416,7 @@ class Unsteady(Steady):
 
 
 def on_a_bad_network(folder, clock: Clock, seed: int) -> tuple[Watched, str]:
-    """A run, gone on with up to three times, and what it said in the end."""
+    """Play a run with up to three resumes, and return its result."""
     rng = random.Random(seed)
     number, vocabularies = 3 + seed % 10, make_vocabularies()
     data = [

@@ -1,4 +1,4 @@
-"""Secure sums through Flower's messages: whole runs, sites that fail, servers that start again."""
+"""Secure sums with Flower's messages: whole runs, failing sites, restarted servers."""
 
 import json
 from dataclasses import replace
@@ -35,14 +35,14 @@ PRIVACY = PrivacySettings(
     epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0.1, secure_sums=True, noise_seed=7,
     patients=200, secure_slots=2,
 )  # fmt: skip
-ROUNDS = 3  # with a release: the start, and two modes refined
+ROUNDS = 3  # with a release: the start, and a refinement of two modes
 NAMES = [f"site-{number}" for number in range(1, 8)]
 
 
 class Lossy(InProcessGrid):
-    """A grid that loses what a test says: (site, stage, round) to the times that it is lost.
+    """A grid that loses messages: `lost` maps (site, stage, round) to the number of losses.
 
-    With "reply" in place of the times, the site answers and its reply is lost, once.
+    With "reply" in place of the number, the site's reply is lost once.
     """
 
     def __init__(self, app, names, lost=()) -> None:
@@ -104,14 +104,14 @@ def charged_rounds(tmp_path, site: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The factors of a run in which nothing is lost; losses may change nothing but noise."""
+    """The factors of a run without losses. Losses may change only the noise."""
     return run(tmp_path_factory.mktemp("whole")).coordinator.factors
 
 
 def test_a_run_learns_from_sums_and_charges_each_release_once(tmp_path, whole):
     made = run(tmp_path)
     assert made.coordinator.rule.plan.sharing == (7, 1, 1, 2)
-    assert_bits(made.coordinator.factors, whole)  # masks differ from run to run, sums don't
+    assert_bits(made.coordinator.factors, whole)  # masks differ between runs, but sums do not
     for site in NAMES:
         rows = rows_in(tmp_path / "state" / site)
         assert [row.round for row in rows] == [1, 2, 3]
@@ -167,7 +167,7 @@ def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     made = run(tmp_path, lost={(site, "sum", 2): 99 for site in ("site-2", "site-5")})
     assert [record.updated for record in made.coordinator.records] == [True, False, True, True]
     paid = [site for site in NAMES if site not in ("site-2", "site-5")]
-    assert made.coordinator.records[1].sites == tuple(paid)  # for nothing, as the status says
+    assert made.coordinator.records[1].sites == tuple(paid)  # wasted, as the status shows
 
 
 def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
@@ -186,7 +186,7 @@ def test_three_sites_have_one_attempt_and_nothing_to_open(tmp_path):
 
 
 def test_a_slot_s_total_is_the_sum_of_its_sites_statistics(tmp_path, monkeypatch):
-    near = replace(PRIVACY, epsilon=1e5, delta=1e-3)  # hardly any noise
+    near = replace(PRIVACY, epsilon=1e5, delta=1e-3)  # almost no noise
     totals = []
     for folder, privacy in ("a", near), ("b", replace(near, secure_sums=False, secure_slots=0)):
         made, learns = strategy(privacy), []
@@ -206,11 +206,11 @@ def test_flowers_older_strategies_refuse():
         LegacyDPFact((5, 7), solver=SOLVER, privacy=PRIVACY, run=RunSettings(sites=3, min_sites=3))
 
 
-# --- Real sites, with keys of their own -----------------------------------------------------------
+# --- Real sites with their own keys -----------------------------------------------------------
 
 
 def after_each(grid, look) -> None:
-    """Have a look after each message that the grid delivers; its reply is passed."""
+    """Call a function with the reply to each message that the grid delivers."""
     deliver = grid._deliver
 
     def looked_at(message):
@@ -320,7 +320,7 @@ def test_a_secret_that_others_may_change_is_not_read(tmp_path, hospitals, caplog
 
 
 def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
-    """Or a server makes two groups of a round, and opens a sum of each with this site in both."""
+    """Otherwise, a server could form two groups in a round, and open both sums with this site."""
     clients = {client.site.name: client for client in real_sites(tmp_path, 5)}
     privacy = replace(REAL, secure_dropouts=1, secure_slots=1)
     first = strategy(privacy, number=4).coordinator.request(1)
@@ -344,7 +344,7 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
 
 
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
-    """Not the site's own start, which the site cannot know apart from the sum."""
+    """It does not use the site's own start, because only the sum is known."""
     members = tuple(MemberKey(name, b"", b"") for name in NAMES)
     first = strategy().coordinator.request(1)
     asked = replace(

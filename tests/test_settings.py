@@ -1,4 +1,4 @@
-"""Settings at their door: every class, every range, and what a person may mistype."""
+"""Checks of settings: every class, every range, and typing errors."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ from dpfact_flower.settings import (
 CLASSES = (SolverSettings, PrivacySettings, RunSettings, AppSettings, SiteSettings)
 BASE = {
     "mu": {"relative_l21": 0.0},
-    # What a field needs of the others before it can take every value of its own.
+    # The values of other fields with which a field can take all its values.
     "clip": {"solver": "psgd"},
     "eta": {"gamma": 0.0},
     "rho": {"privacy": "paper"},
@@ -40,7 +40,7 @@ def key_of(field) -> str:
 
 
 def fields(*hints):
-    """Parameters for every field of every class, or for those of the given types."""
+    """Parametrise by every field of every class, or by fields of the given types."""
     return pytest.mark.parametrize(
         ("kind", "field", "hint"),
         [
@@ -56,7 +56,7 @@ every_field, every_number = fields(), fields(int, float)
 
 
 def another(field, hint):
-    """A valid value that is not the default."""
+    """Return a valid value other than the default."""
     if get_args(hint):
         return next(value for value in get_args(hint) if value != field.default)
     if hint is bool:
@@ -72,7 +72,7 @@ def another(field, hint):
 
 
 def bounds(field):
-    """Ends of a field's range; a whole number stays exact."""
+    """Return the ends of a field's range. Whole numbers stay exact."""
     return [float(end) if "inf" in end or "e" in end or "." in end else int(end)
             for end in field.metadata["allowed"][1:-1].split(", ")]  # fmt: skip
 
@@ -162,7 +162,7 @@ def test_a_wrong_type_is_refused_by_name(kind, field, hint):
 
 
 def test_zero_has_one_sign():
-    """Digests of settings are taken of what they look like."""
+    """Digests of settings depend on their text."""
     for zero in (-0.0, 0.0):
         config = SolverSettings.from_config({"solver": "exact", "mu": zero}).to_config()
         assert str(config["mu"]) == "0.0"
@@ -359,7 +359,7 @@ def test_numpy_scalars_are_numbers():
     assert type(settings.rank) is int
 
 
-# --- what errors quote: short, on one line, whatever it is
+# --- quotes in errors: short and on one line
 
 
 class Sulking:

@@ -1,4 +1,4 @@
-"""The strategy against hand-made replies."""
+"""The strategy with hand-made replies."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ def make_strategy(**run) -> DPFact:
 
 
 class FakeGrid(InProcessGrid):
-    """A grid whose nodes answer with what a test says."""
+    """A grid whose nodes give the answers set by a test."""
 
     def __init__(self, answers: dict[int, object]) -> None:
         super().__init__(client_app, [{}] * len(answers))
@@ -126,7 +126,7 @@ def test_a_lost_node_is_told_by_its_message_though_the_error_comes_from_the_supe
 
 
 def test_a_lost_site_that_answers_under_another_number_has_not_failed():
-    """Without a key a SuperNode that is started again is another node to Flower."""
+    """Without a key, Flower treats a restarted SuperNode as another node."""
     strategy, grid = make_strategy(), FakeGrid({0: reply("a"), 1: reply("b"), 2: reply("a")})
     ids = grid.get_node_ids()
     grid.get_node_ids = lambda: ids[:2]
@@ -155,7 +155,7 @@ def test_waiting_for_sites_ends_with_a_clear_error(clock):
     strategy, grid = make_strategy(min_sites=3, wait_timeout=60.0), FakeGrid({0: reply("a")})
     with pytest.raises(QuorumError, match=r"1 site\(s\) connected within 60 s .* is 3"):
         list(strategy.configure_train(1, strategy.arrays, ConfigRecord(), grid))
-    assert 60 <= clock.now < 70  # it looks again at least every ten seconds
+    assert 60 <= clock.now < 70  # it checks at least every ten seconds
 
 
 def test_a_site_that_connects_in_time_is_waited_for(clock, monkeypatch):

@@ -1,4 +1,4 @@
-"""What rooms hand each other: nobody changes it on the way, and arrays are not compared as one."""
+"""Values passed between rooms: they are not changed, and arrays are not compared as a whole."""
 
 import dataclasses
 import importlib
@@ -14,11 +14,11 @@ CLASSES = {
     if module.split(".")[0] in ("settings", "privacy", "site", "server", "wire", "data")
     for name, value in vars(importlib.import_module(f"dpfact_flower.{module}")).items()
     if dataclasses.is_dataclass(value) and value.__module__ == f"dpfact_flower.{module}"
-    if not name.startswith("_")  # a module's own, which it hands to nobody
+    if not name.startswith("_")  # private to a module
 }
 ARRAYS = re.compile(r"\b(Array|NDArray|ndarray|Factors|SparseTensor|Release|SiteState|SiteData)\b")
-"""Types of fields that are arrays or hold some. ``==`` of two arrays is no yes or no, so a
-comparison of the fields would raise: what has one is equal to itself alone."""
+"""Types of fields that are or contain arrays. ``==`` of two arrays gives no single truth value, so
+such objects are equal only to themselves."""
 
 
 @pytest.mark.parametrize("name", CLASSES)

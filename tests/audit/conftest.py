@@ -1,4 +1,4 @@
-"""What the audits of these tests are run on: small, but with everything."""
+"""Small but complete targets for the audits in these tests."""
 
 import numpy as np
 import pytest
@@ -19,25 +19,25 @@ QUICK = {
     "likelihood": (audit_likelihood, {"runs": 150}),
     "likelihood, 1000 runs": (audit_likelihood, {}),
 }
-"""The audits, with fewer trials than on a user's behalf."""
+"""The audits, with fewer trials than for a user."""
 
 
 @pytest.fixture(scope="session")
 def target(cohort) -> AuditTarget:
-    """A site of 9 x 12 codes, 4 phenotypes; start and one refinement of each mode."""
+    """A site with 9 x 12 codes and 4 phenotypes, with a start and one refinement of each mode."""
     return AuditTarget.of(cohort.sites[0], SOLVER, PRIVACY)
 
 
 @pytest.fixture(scope="session")
 def counting_target(cohort) -> AuditTarget:
-    """The same with a count of codes before the start, at another bound."""
+    """The same site with a count of codes before the start, and another bound."""
     privacy = PrivacySettings(start_share=0.6, refine_rounds=2, codes="6x8", bound=1.0, epsilon=1.0)
     return AuditTarget.of(cohort.sites[0], SOLVER, privacy)
 
 
 @pytest.fixture(scope="session")
 def run():
-    """Run one of the audits, as `audit` does: what breaks off is a finding."""
+    """Run one of the audits as `audit` does: an error becomes a finding."""
 
     def run(name, target, **more):
         audit, given = QUICK[name]

@@ -119,7 +119,7 @@ def test_every_canary_is_a_patient_that_the_door_lets_in(name, counting_target, 
 
 
 def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_target, rng):
-    """Every second one has a ridge, also where the settings have none."""
+    """Every second transcript has a ridge, even if the settings have none."""
     solver = replace(counting_target.solver, relative_l21=0.0)
     asked, seen = replace(counting_target, solver=solver), set()
     for trial in range(2 * len(FACTORS) * len(STARTS)):
@@ -172,7 +172,7 @@ AUDITS = ("sensitivity", "noise", "likelihood")
 
 
 def three_modes() -> AuditTarget:
-    """Three feature modes, a small epsilon and the smallest bound."""
+    """A target with three feature modes, a small epsilon and the smallest bound."""
     rng, sizes = np.random.default_rng(3), {"procedures": 4, "diagnoses": 5, "drugs": 3}
     cells = np.column_stack([rng.integers(0, n, 120) for n in (15, *sizes.values())])
     site = SiteData(
@@ -190,7 +190,7 @@ PASSING = [
     *(pytest.param(name, kind, marks=pytest.mark.nightly)
       for name in AUDITS[1:] for kind in OTHERS),
 ]  # fmt: skip
-"""Of other settings' targets, sensitivities are audited by day."""
+"""For targets with other settings, the normal tests audit only the sensitivity."""
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_sites_own_folder_is_open_to_nobody_else_and_its_ledger_whole(tmp_path
     content = bytearray((folder / LEDGER).read_bytes())
     content[100:200] = bytes(100)
     (folder / LEDGER).write_bytes(content)
-    with pytest.raises(StateError, match="malformed"):  # `audit` makes a finding of it
+    with pytest.raises(StateError, match="malformed"):  # `audit` turns this into a finding
         audit_state(folder)
 
 

@@ -1,8 +1,8 @@
-"""Each audit is worth something only if it fails where something is wrong: faults are injected.
+"""An audit is useful only if it fails when something is wrong, so these tests inject faults.
 
-Each fault is a small function on pytest's monkeypatch. Sums are made patient by patient by the real
-kernels, on sites of a single patient, and then put together wrongly: as a careless rewrite would.
-``python -m pytest tests/audit/test_mutations.py -s`` prints what was measured for each fault.
+Each fault is a small function on pytest's monkeypatch. The real kernels compute sums on sites with
+a single patient each. The sums are then combined wrongly, as a careless rewrite might do. ``python
+-m pytest tests/audit/test_mutations.py -s`` prints the measured value for each fault.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def each_patient(tensor):
 
 
 def with_refinement(wrong):
-    """Fault in place of `refinement`: `wrong` gives the total, in grid units."""
+    """Return a fault that replaces `refinement`: `wrong` gives the total, in grid units."""
 
     def inject(monkeypatch):
         def refinement(tensor, factors, mode, *, ridge, bound, sigma):
@@ -63,7 +63,7 @@ def clip_after_the_sum(tensor, real, *, bound, sigma, **_):
 
 
 def clip_each_part(tensor, real, *, bound, sigma, factors):
-    """M and Gram of a patient, each clipped on its own."""
+    """Clip M and the Gram matrix of a patient separately."""
     rank, limit = factors[0].shape[1], bound / sigma * SIGMA
     gram = rank * (rank + 1) // 2
     parts = [real(patient, bound=FAR) for patient in each_patient(tensor)]
@@ -72,13 +72,13 @@ def clip_each_part(tensor, real, *, bound, sigma, factors):
 
 
 def round_up(tensor, real, **_):
-    """Away from zero instead of toward it."""
+    """Round away from zero instead of toward zero."""
     parts = [real(patient) for patient in each_patient(tensor)]
     return sum(part + np.sign(part) for part in parts)
 
 
 def ridge_from_own_norms(tensor, real, *, factors, **_):
-    """l2,1 weights from the un-noised usage of the site's own patients."""
+    """Compute l2,1 weights from the usage of the site's own patients, without noise."""
     score = tensor.values.astype(float)[:, None] * np.ones(factors[0].shape[1])
     for mode, factor in enumerate(factors, start=1):
         score = score * factor[tensor.indices[:, mode]]
@@ -90,7 +90,7 @@ def ridge_from_own_norms(tensor, real, *, factors, **_):
 
 
 def start_of_other_norm(monkeypatch):
-    """Blocks scaled by the norm of one triangle, their values then by sqrt(2) for the two."""
+    """Scale blocks by the norm of one triangle, then multiply values by sqrt(2)."""
 
     def cooccurrence(tensor, *, sigma):
         bounded = statistics.cooccurrence(tensor, sigma=sigma)
@@ -100,7 +100,7 @@ def start_of_other_norm(monkeypatch):
 
 
 def codes_not_scaled(monkeypatch):
-    """Every code of a patient counts 1, however many they have."""
+    """Count each of a patient's codes as 1, however many the patient has."""
 
     def code_counts(tensor, *, sigma):
         total = np.zeros(sum(tensor.feature_shape))
@@ -113,7 +113,7 @@ def codes_not_scaled(monkeypatch):
 
 
 def state_carried_over(monkeypatch):
-    """Momentum: half of the un-noised sum of the round before is added."""
+    """Add momentum: half of the previous round's sum without noise."""
     real_bounded, real_run = PatientRound.bounded, PatientRound.run
 
     def bounded(self, planned, kept):
@@ -140,7 +140,7 @@ def state_carried_over(monkeypatch):
 
 
 def with_integers(wrong):
-    """Fault in the integers that `Noise` gives, which stay random."""
+    """Return a fault in the integers from `Noise`, which stay random."""
 
     def inject(monkeypatch):
         real = Noise.integers
@@ -155,17 +155,17 @@ def uniform(values):
 
 
 def none_on_the_last(values):
-    """The Gram matrix is forgotten, say."""
+    """Omit the noise on the last values, as if the Gram matrix were forgotten."""
     return np.where(np.arange(len(values)) < 0.8 * len(values), values, 0)
 
 
 def in_blocks(values):
-    """Every second value is the one before."""
+    """Repeat each value once."""
     return np.repeat(values[::2], 2)[: len(values)]
 
 
 def variance_for_deviation(monkeypatch):
-    """sigma squared in real units where sigma belongs."""
+    """Use sigma squared, in real units, in place of sigma."""
 
     def release(bounded, noise, *, name):
         sent = releases.release(bounded, noise, name=name)
@@ -176,10 +176,10 @@ def variance_for_deviation(monkeypatch):
 
 
 def with_seed(*parts):
-    """Noise from a seed that is made of public things and still says that it is not seeded.
+    """Make noise from a seed of public values, although the noise claims not to be seeded.
 
-    `parts` name what tells streams apart: of "job", "round", "site", "run" (the same settings).
-    "secret" is drawn once in each process and known to nobody: only reuse shows.
+    `parts` names what distinguishes streams: "job", "round", "site" or "run" (the same settings).
+    "secret" is drawn once in each process and unknown to everybody, so only reuse shows.
     """
 
     def inject(monkeypatch):
@@ -206,7 +206,7 @@ def with_seed(*parts):
 
 
 def half_the_sensitivity(monkeypatch):
-    """The event says less than what was done."""
+    """State half of the actual sensitivity in the event."""
 
     def release(bounded, noise, *, name):
         sent = releases.release(bounded, noise, name=name)
@@ -217,7 +217,7 @@ def half_the_sensitivity(monkeypatch):
 
 
 def second_not_charged(monkeypatch):
-    """Round 2 sends without a row."""
+    """Send round 2 without a row."""
     real = Ledger.charge
 
     def charge(self, key, *more):
@@ -227,7 +227,7 @@ def second_not_charged(monkeypatch):
 
 
 def events_left_out(monkeypatch):
-    """The ledger adds up everything but its last event."""
+    """Add up all events of the ledger except the last."""
     real = Ledger.events
     monkeypatch.setattr(Ledger, "events", lambda self, job=None: real(self, job)[:-1])
 
@@ -272,18 +272,19 @@ MUTANTS = {
     ("last event not added up", "likelihood, 1000 runs"): (
         events_left_out, "likelihood ratio: whole"),
 }  # fmt: skip
-"""Faults by name and by the audit that is run: how to inject one, and how the name of a finding
-begins that must fail."""
+"""Faults by name and audit: a function that injects the fault, and the beginning of the name of the
+finding that must fail."""
 NIGHTLY = {
     ("one release not charged", "likelihood, 1000 runs"), ("no clip", "likelihood"),
     ("last event not added up", "likelihood, 1000 runs"), ("half the noise", "likelihood"),
     ("variance for deviation", "likelihood"), ("noise 5 percent small", "noise, 40000 values"),
 }  # fmt: skip
-"""They take long, and by day a cheaper audit finds the same fault, or the same audit another."""
+"""Slow cases. In the normal tests, a cheaper audit finds the same fault, or the same audit finds
+another fault."""
 
 
 def shown(measured):
-    """Four digits, and where that hides by how much 1 was passed, that."""
+    """Format four digits or, if they hide the excess over 1, the excess."""
     excess = measured - 1
     return f"1 + {excess:.2g}" if 0 < excess < 1e-3 else f"{measured:.4g}"
 

@@ -1,4 +1,4 @@
-"""`make bench` runs from end to end: the smallest scale, in a process of its own."""
+"""`make bench` runs from end to end, at the smallest scale and in a separate process."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def test_a_difference_of_times_that_a_busy_machine_lost_is_said_to_have_no_value
     assert (told.value, told.note) == (pytest.approx(0.2), "")
     lost = Row.of("ten more", Timing.of_more((1.0, 2.0), (0.5, 2.0), 10), "s", note="noted")
     assert (lost.value, lost.note, lost.repetitions) == (None, f"{LOST}; noted", 2)
-    # What is no difference has a value, whatever it is: nothing but a difference is ever lost.
+    # Every figure has a value, except perhaps a difference.
     assert Row.of("a share", Timing((-0.5, -0.5)), "share").value == -0.5
 
 
@@ -63,7 +63,7 @@ def test_every_row_says_what_was_measured_and_whether_the_target_is_met(results)
     measured = {row["name"]: row["value"] for row in times if row["value"] is not None}
     assert all(math.isfinite(value) and value > 0 for value in measured.values())
     lost = [row for row in times if row["name"] not in measured]
-    # On a busy machine a difference of short times can be lost, and a row must say so.
+    # On a busy machine, a difference of short times can be lost, and its row must say so.
     assert all(row["note"].startswith(LOST) for row in lost), lost
     assert len(measured) > 50
 
@@ -81,7 +81,7 @@ def test_all_sections_are_there(results):
     ratio = rows["ratio S: naive numba / psgd joint pass"]["value"]
     assert ratio == pytest.approx(peer / ours)
     for name, row in rows.items():
-        if "bytes" in name:  # the payload is inside what is sent
+        if "bytes" in name:  # the message includes the payload
             assert row["value"] > 1
         if name.endswith("overhead of a round"):
             assert 0 < row["value"] < 1

@@ -1,4 +1,4 @@
-"""The C kernel that speed is held against computes what the solver's kernels compute."""
+"""The C kernel with which speed is compared computes the same values as the solver's kernels."""
 
 import numpy as np
 import pytest

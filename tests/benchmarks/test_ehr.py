@@ -1,4 +1,4 @@
-"""Made-up tables of the published schemas: small here, read by the readers, counted by SQL."""
+"""Small made-up tables of the published schemas, read by the readers and counted by SQL."""
 
 import duckdb
 import pytest

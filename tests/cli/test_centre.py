@@ -1,4 +1,4 @@
-"""`dpfact centre` and `dpfact site init`: what both sides are given, and what is refused."""
+"""`dpfact centre` and `dpfact site init`: the files for both sides, and refusals."""
 
 import re
 import ssl
@@ -33,7 +33,7 @@ def init(tmp_path, *more, name="north", ca="ca.crt", folder="site") -> str:
 
 @pytest.fixture
 def centre(cohort, tmp_path):
-    """A centre's folder, and beside it the data of a hospital, north."""
+    """A centre's folder, and next to it the data of the hospital north."""
     replace(cohort.sites[0], name="north").save(tmp_path / "north.npz")
     dpfact("centre", "init", "centre.example", "--folder", tmp_path / "centre")
     return tmp_path / "centre"
@@ -103,7 +103,7 @@ def test_the_certificate_is_for_the_centres_name_and_the_superlinks_helper_alone
 
 
 def handshake(folder, name):
-    """Shake hands in memory, as strictly as Python does from 3.13 on."""
+    """Make a TLS handshake in memory, with the strict checks of Python 3.13."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.pem", folder / "server.key")
     client = ssl.create_default_context(cafile=folder / "ca.crt")

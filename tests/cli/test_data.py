@@ -24,7 +24,7 @@ data_events = partial(dpfact, "data", "events")
 
 @pytest.fixture
 def tables(tmp_path):
-    """The tables of the command's help, and those of a simulation."""
+    """The tables from the command's help, and tables for a simulation."""
     (tmp_path / "p.csv").write_text("patient,time,code\n17,2024-03-01,3605\n18,2024-03-01,40\n")
     (tmp_path / "d.csv").write_text(
         "patient,time,code\n17,2024-03-05 09:30,41401\n18,2024-05-01,4019\n"
@@ -50,7 +50,7 @@ def test_sites_make_a_cohort_for_simulation(tables, tmp_path):
     cohort = Cohort.load(tmp_path / "out")
     assert cohort.name == "two"
     assert [len(v) for v in cohort.vocabularies] == [2, 1]
-    assert [site.name for site in cohort.sites] == ["b"]  # the one code kept is 4019
+    assert [site.name for site in cohort.sites] == ["b"]  # the only code kept is 4019
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_groups_are_checked(tmp_path):
 
 
 def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path):
-    """As docs/how-to/deploy.md has it: a file a hospital, and a server with code lists alone."""
+    """As in docs/how-to/deploy.md: one file per hospital, and a server with only code lists."""
     lists, nodes = [], []
     for mode in ("procedures", "diagnoses"):
         lists.append(tmp_path / f"{mode}.json")
@@ -179,7 +179,9 @@ def test_hospitals_with_event_tables_and_public_lists_run_patient_mode(tmp_path)
                 f"{patient},2024-01-0{day},{path.stem[0]}{(patient + day * shift) % 6}\n"
                 for patient in range(60) for day in (1, 2, 3)
             )  # fmt: skip
-            text = f"patient,time,code\n{rows}0,2024-01-01,secret\n"  # a code nobody listed
+            text = (
+                f"patient,time,code\n{rows}0,2024-01-01,secret\n"  # a code that is not in the list
+            )
             (home / f"{path.stem}.csv").write_text(text)
         data_events(
             "--name", site, "--out", home, "--window", 7,

@@ -1,4 +1,4 @@
-"""`dpfact submit` and `status`: exit codes are the run's. A script plays Flower's command."""
+"""`dpfact submit` and `status`, with a script in place of Flower's command."""
 
 import json
 import os
@@ -35,7 +35,7 @@ esac
 
 @pytest.fixture
 def flower(tmp_path, monkeypatch):
-    """Say what `flwr ls` answers, line by line; gives what was asked."""
+    """Set the answers of `flwr ls`, line by line, and return the requests."""
     monkeypatch.setattr(superlink, "tool", lambda name: str(tmp_path / name))
     monkeypatch.setattr(superlink, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(superlink, "_GONE_SECONDS", 0.0)
@@ -68,7 +68,7 @@ def flower(tmp_path, monkeypatch):
     [
         (["finished:completed"], 0),
         (["running", "running", "finished:completed"], 0),
-        (["running", "finished:failed"], 1),  # killed: Flower knows a minute later
+        (["running", "finished:failed"], 1),  # killed: Flower notices a minute later
         (["finished:stopped"], 1),
         (["running", "", ""], 4),
     ],
@@ -98,11 +98,13 @@ def test_the_exit_code_is_the_runs(flower, states, code):
 def test_a_log_that_never_ends_is_not_waited_for_without_end(
     flower, tmp_path, monkeypatch, states, code
 ):
-    """The SuperLink's machine has gone, say, or the run never begins, which only a warning says."""
+    """The SuperLink's machine may have failed, or the run may never begin, with only a warning."""
     pipe = tmp_path / "go"
     os.mkfifo(pipe)
     monkeypatch.setattr(superlink, "_LOOK_SECONDS", 0.01)
-    guard = Timer(60, pipe.write_text, args=("INFO: ended\n",))  # or this test would wait, too
+    guard = Timer(
+        60, pipe.write_text, args=("INFO: ended\n",)
+    )  # otherwise this test would wait too
     guard.start()
     done, _ = flower(*states)
     assert guard.is_alive()
@@ -125,7 +127,7 @@ AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UN
 def test_a_run_without_a_number_may_have_begun_and_is_not_submitted_twice(
     flower, tmp_path, answer, says
 ):
-    """The SuperLink may have taken the run before it went away: sites would pay for two."""
+    """The SuperLink may have accepted the run before it failed. Sites would be charged twice."""
     (tmp_path / "run").write_text(json.dumps(answer))
     done, asked = flower()
     assert isinstance(done.exception, RunFailedError)

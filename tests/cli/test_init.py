@@ -1,4 +1,4 @@
-"""`dpfact init`, and the Flower App that it copies: what Flower Hub would take, and what runs."""
+"""`dpfact init` and the Flower App that it copies: Flower Hub would accept them, and they run."""
 
 import io
 import os
@@ -33,10 +33,10 @@ UPLOADED = {
 
 
 def published(app: Path) -> dict[str, bytes]:
-    """Files that would go up, by their path in the app's folder.
+    """Return the files that would be published, by their path in the app's folder.
 
-    Flower's own checks of names, description, licence, number, size and encoding run; what they
-    refuse is raised.
+    Flower's own checks of names, description, licence, number, size and encoding run, and raise an
+    error for a refusal.
     """
     sent = {}
 
@@ -52,7 +52,7 @@ def published(app: Path) -> dict[str, bytes]:
 
 
 def downloaded(app: Path, folder: Path) -> Path:
-    """A folder such as `flwr new` unpacks: what was published of an app, and nothing else."""
+    """Make a folder such as `flwr new` unpacks, with only the published files of an app."""
     for path, content in published(app).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -61,7 +61,7 @@ def downloaded(app: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def project(tmp_path):
-    """A project such as anybody's."""
+    """A project written by `dpfact init`."""
     folder = tmp_path / "our-study"
     dpfact("init", folder, "-s", "epsilon=2", "-s", "rank=7", "--publisher", "north")
     return folder
@@ -79,7 +79,7 @@ def test_a_hospitals_project_is_ours_with_its_names_and_settings(project):
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_flower_hub_would_take_it(whose, project):
-    """By Flower's checks: `flwr app publish` here, and the bundle that the Hub builds there."""
+    """Use Flower's checks for `flwr app publish`, and for the bundle that the Hub builds."""
     app = APP_FOLDER if whose == "ours" else project
     files = published(app)
     assert set(files) == UPLOADED
@@ -133,7 +133,7 @@ def test_what_cannot_be_a_project_is_refused_and_nothing_written(
 @pytest.mark.nightly
 @pytest.mark.ray
 def test_a_download_of_a_project_runs_as_its_readme_says(tmp_path):
-    """Against a SuperLink of the test's own, in place of the one that `flwr run` leaves behind."""
+    """The test has its own SuperLink, in place of the one that `flwr run` leaves behind."""
     here = tmp_path / "here" / "study"
     dpfact("init", here, "-s", "rank=4", "-s", "privacy=none", "-s", "rounds=2")
     study = downloaded(here, tmp_path / "study")

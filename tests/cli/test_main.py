@@ -52,7 +52,7 @@ def test_data_run_and_report(tmp_path):
     assert "no privacy guarantee" in dpfact(*command)
     with pytest.raises(SettingsError, match=r"holds a finished run already; .* --force"):
         dpfact(*command)
-    with pytest.raises(SettingsError, match="did you mean 'rank'"):  # the folder is no obstacle
+    with pytest.raises(SettingsError, match="did you mean 'rank'"):  # the folder causes no error
         dpfact(*command, "--force", "-s", "rnak=3")
     (out / "report.html").unlink()
     assert "report.html" in dpfact("report", out)
@@ -110,7 +110,7 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_pa
 
 
 def test_the_wheel_has_the_flower_app():
-    """`dpfact demo` works where nobody has cloned the repository."""
+    """`dpfact demo` works without a clone of the repository."""
     root = APP.parents[1]
     build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     wheel = build["targets"]["wheel"]
@@ -120,7 +120,7 @@ def test_the_wheel_has_the_flower_app():
 
 
 def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
-    """Flower takes no other keys on its command line; and a run is the same wherever it starts."""
+    """Flower accepts no other keys on its command line. A run is the same wherever it starts."""
     assert app_config(APP) == RunConfig.read({}).write()
     text = dpfact("settings")
     for key in ("elastic-step", "mu-from-round", "allow-privacy", "state-dir", "epsilon"):
@@ -200,7 +200,7 @@ def test_importing_is_light(module, heavy):
 
 @pytest.mark.slow
 def test_another_preset_is_other_data_and_an_unknown_one_leaves_nothing_behind(tmp_path):
-    """Data that an earlier run left in the sites' folder is not taken for this run's."""
+    """Data from an earlier run in the sites' folder is not used for this run."""
     unknown, *places = [AppSettings(data=f"synthetic:{name}", out=str(tmp_path / "run"))
                         for name in ("nonsense", "demo", "paper-synthetic")]  # fmt: skip
     with pytest.raises(DPFactError, match="nonsense"):

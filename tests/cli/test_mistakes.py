@@ -1,4 +1,4 @@
-"""Forty mistakes with `dpfact data`, and the page that shows what is said to most."""
+"""Forty mistakes with `dpfact data`, and the page that shows most of the error messages."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ EVENTS = "events --name north --out out --mode procedures=p.csv --mode diagnoses
 
 @dataclass(frozen=True)
 class Mistake:
-    """What was done, in few words, and with which files and words of the command."""
+    """A short description of a mistake, with the files and the command's arguments."""
 
     what: str
     command: str = EVENTS
@@ -42,7 +42,7 @@ class Mistake:
 
 
 def d(text: str) -> dict[str, bytes]:
-    """Other diagnoses."""
+    """Return other diagnoses."""
     return {"d.csv": text.encode()}
 
 
@@ -67,7 +67,7 @@ MISTAKES = (
             {"d.csv.gz": gzip.compress((D * 20000).encode(), mtime=0)[:2000]}),
     Mistake("not a Parquet file", EVENTS.replace("d.csv", "d.parquet"),
             {"d.parquet": D.encode()}),
-    # what is in them
+    # the files' contents
     Mistake("missing code", files=d(D + "3,2024-01-09,\n")),
     Mistake("NaN as patient", files=d(D + "nan,2024-01-09,4019\n")),
     Mistake("other date format", files=d(D.replace("2024-01-05", "05.01.2024"))),
@@ -112,7 +112,7 @@ MISTAKES = (
 
 
 def said(mistake: Mistake) -> str:
-    """What the command says, in an empty folder with the files; "" if it succeeds."""
+    """Return the command's error in a folder with only the files, or "" if it succeeds."""
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         for name, content in (FILES | mistake.files).items():
             Path(name).parent.mkdir(exist_ok=True)

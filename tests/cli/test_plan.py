@@ -1,4 +1,4 @@
-"""`dpfact plan`: the plan that server and sites make, before anything is spent."""
+"""`dpfact plan`: the plan that server and sites make before any charge."""
 
 import json
 import math
@@ -59,7 +59,7 @@ def test_the_price_of_replacing_a_record_stands_beside_every_epsilon():
     text = plan(*FACTS, "--epsilon", "4")
     assert text.count("; replacing a patient's record: 9.085)") == 1
     assert text.count("replacing a patient's record:") == 4  # one for each accountant
-    assert "(9.085)" in text  # in the head of the table of prospects
+    assert "(9.085)" in text  # in the heading of the table of prospects
     found = json.loads(plan(*FACTS, "--json"))["guarantee"]
     assert found["replacing"] == pytest.approx(9.085, abs=1e-3)
 

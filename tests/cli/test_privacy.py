@@ -51,7 +51,7 @@ def charge(ledger: Ledger, job: str, round_number: int, *units: str, seeded: boo
 
 @pytest.fixture
 def state_dir(tmp_path) -> Path:
-    """Two sites: north has released in every way, south nothing."""
+    """Two sites: north has made every kind of release, and south none."""
     with Ledger(tmp_path / "north") as ledger:
         charge(ledger, "first", 1, "entry", "entry")
         charge(ledger, "first", 2, "entry", "entry", seeded=True)
@@ -64,7 +64,7 @@ def state_dir(tmp_path) -> Path:
 
 def test_show_has_every_release_with_its_cost(state_dir):
     text = ledger_text("show", state_dir, "--site", "north", width=80)
-    assert "no bound" in text  # the last column, whole, also in a small terminal
+    assert "no bound" in text  # the last column is complete, even in a small terminal
     text = ledger_text("show", state_dir, "--site", "north", "--delta", "1e-6")
     lines = [line for line in text.splitlines() if "first" in line]
     assert len(lines) == 4
@@ -98,7 +98,7 @@ def test_replacing_a_record_is_priced_where_it_is_not_what_is_counted_already(tm
         charge(ledger, "first", 1, "patient")
         charge(ledger, "second", 1, "patient")
         events = ledger.events()
-    text = ledger_text("show", tmp_path)  # the one site need not be named
+    text = ledger_text("show", tmp_path)  # the only site need not be named
     assert not [odd for odd in ("be added up", "without noise", "seeded") if odd in text]
     with pytest.raises(SettingsError, match="delta"):
         ledger_text("show", tmp_path, "--delta", "2")
@@ -219,12 +219,12 @@ def test_a_cohort_passes_and_nothing_is_left_behind(cohort_folder, tmp_path, mon
     assert "checks passed" in said
     assert "likelihood ratio: whole run" in said
     assert files_below(tmp_path) == before
-    assert "new ledger in" not in caplog.text  # an alarm to whoever reads the site's log
+    assert "new ledger in" not in caplog.text  # this would alarm readers of the site's log
     assert not logging.getLogger("dpfact_flower.client_app").filters
 
 
 def fake(monkeypatch, *findings):
-    """Audits that find something; the rest of the command is real."""
+    """Replace the audits by given findings; the rest of the command is real."""
     asked = {}
 
     def found(data, solver, privacy, **given):

@@ -1,4 +1,4 @@
-"""`dpfact site` and `dpfact keys`: what a hospital does at home, and what the others pin."""
+"""`dpfact site` and `dpfact keys`: a hospital's own commands, and the keys that others pin."""
 
 import pytest
 
@@ -16,7 +16,7 @@ RUN = {"privacy": "patient", "epsilon": 4.0, "rank": 3, "refine-rounds": 1, "noi
 
 @pytest.fixture
 def state(cohort_folder, tmp_path):
-    """State of three sites after a run, without their own models."""
+    """The state of three sites after a run, without their own models."""
     federate({**RUN, "data": str(cohort_folder), "out": str(tmp_path / "run")})
     for path in (tmp_path / "run.sites").rglob("state-*.npz"):
         path.unlink()
@@ -25,7 +25,7 @@ def state(cohort_folder, tmp_path):
 
 @pytest.fixture
 def config(cohort_folder, state, tmp_path):
-    """Settings of one of them."""
+    """The settings of one of these sites."""
     path = tmp_path / "north.toml"
     path.write_text(
         f'site = "site-1"\ndata-path = "{cohort_folder}/site-1.npz"\nstate-dir = "{state}"\n'

@@ -10,7 +10,7 @@ from dpfact_flower.data.tables import connect
 
 @pytest.fixture(scope="module")
 def connection():
-    """One DuckDB connection a module: tests replace its tables."""
+    """One DuckDB connection per module, whose tables the tests replace."""
     with connect() as opened:
         yield opened
 

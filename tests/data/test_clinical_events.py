@@ -15,7 +15,7 @@ def connection():
 
 
 def add(connection, rows, mode="dx"):
-    """Rows of patient, encounter, time and code."""
+    """Add rows of patient, encounter, time and code."""
     columns = "patient TEXT, encounter TEXT, time BIGINT, code TEXT"
     connection.execute(f"CREATE OR REPLACE TEMP TABLE given ({columns})")
     connection.executemany("INSERT INTO given VALUES (?, ?, ?, ?)", rows)

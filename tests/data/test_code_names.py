@@ -166,7 +166,7 @@ def test_a_path_names_its_system_itself():
         ("procedures", list(ICD9)),
         ("interventions", ["0DTJ4ZZ", "02100Z9", "B211YZZ", "5A1D70Z"]),  # ICD-10-PCS
         ("treatments", ["A10BA02", "C09AA05", "B01AC06", "N02BE01"]),  # ATC
-        ("diagnoses", ["D001", "D147", "D150"]),  # a list of somebody's own
+        ("diagnoses", ["D001", "D147", "D150"]),  # a local list
         ("diagnoses", []),
     ],
 )

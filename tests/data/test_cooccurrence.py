@@ -19,7 +19,7 @@ DAY = MINUTES_A_DAY
 
 
 def fill(connection, patients, events, descriptions=()):
-    """Replace what a reader leaves."""
+    """Replace a reader's tables."""
     for table in ("read_report", "people", "codes", "descriptions", *map(table_of, MODES)):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
     create_tables(connection)
@@ -52,7 +52,7 @@ def in_window(events, window):
 
 
 def reference(sites, events, modes, window):
-    """Cells by plain loops over all tuples of distinct events of one patient."""
+    """Count cells with plain loops over all tuples of distinct events of one patient."""
     cells = Counter()
     for patient, site in sites.items():
         mine = [{event[2:] for event in events if event[:2] == (mode, patient)} for mode in modes]

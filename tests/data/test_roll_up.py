@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def rolled(codes, how, texts=None, mode="dx"):
-    """Groups and descriptions of the codes of one mode; each code is an event of one encounter."""
+    """Return the groups and descriptions of one mode's codes, all events of one encounter."""
     with connect() as connection:
         create_tables(connection)
         connection.execute(

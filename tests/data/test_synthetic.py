@@ -1,4 +1,4 @@
-"""The artificial EHR against the model it says it draws from."""
+"""The artificial EHR, compared with the model from which it is drawn."""
 
 import itertools
 
@@ -48,7 +48,7 @@ def test_sites_have_their_shares_and_the_right_shapes():
     "modes", ["a:9:3", "a:9:2,b:8:3", "a:9:2,b:8:3,c:7:2", "a:5:1,b:4:2,c:3:1,d:6:2"]
 )
 def test_all_combinations_of_a_window_co_occur(modes):
-    """One window a patient: the cells are a full product of code sets, all of one count."""
+    """With one window per patient, the cells are all combinations of codes, with equal counts."""
     settings = preset(
         "demo", patients=300, modes=modes, active=1, windows=1, repeats=2, phenotypes=3, shares="1"
     )
@@ -84,7 +84,7 @@ def test_without_background_every_cell_belongs_to_an_active_phenotype():
 
 
 def test_codes_follow_the_planted_distribution():
-    """One phenotype, one code a window and mode: counts are multinomial, chi-square tells."""
+    """With one phenotype, and one code per window and mode, counts are multinomial."""
     settings = preset(
         "demo", patients=20_000, modes="a:30:1,b:40:1", phenotypes=1, background=0,
         windows=1, repeats=1, shares="1", local=0,
@@ -110,7 +110,7 @@ def test_background_codes_follow_a_power_law():
 
 def test_counts_are_overdispersed():
     counts = values(synthetic("demo"))
-    # A zero-truncated Poisson of the same mean m has rate x with m = x / (1 - exp(-x)), and
+    # A zero-truncated Poisson distribution with mean m has rate x, where m = x / (1 - exp(-x)), and
     # variance m (1 + x - m).
     rate = scipy.optimize.brentq(lambda x: x / -np.expm1(-x) - counts.mean(), 1e-6, 50)
     truncated = counts.mean() * (1 + rate - counts.mean())

@@ -26,7 +26,7 @@ def rows(connection):
         '"ID","CODE"\r\n1, 0040 \r\n2,""\r\n',
         '\ufeff"Id","Code"\n"1","0040"\n"2","  "',
         "other,CODE,ID\n9,0040,1\n9,,2\n",
-        # lines that end by LF and by CRLF
+        # lines that end with LF and with CRLF
         "id,code\r\n1,0040\n2,\n",
         "id,code\n1,0040\r\n2,\r\n",
         "id,code\n1,0040\n2,\r\n",

@@ -35,7 +35,7 @@ def test_digest_depends_on_name_codes_and_order_but_not_on_descriptions(vocabula
 
 
 def test_digest_is_the_same_in_every_version():
-    # Sites of different releases have to agree.
+    # Sites with different releases must agree.
     expected = hashlib.sha256(b'["p","0040","\\u00e9"]').hexdigest()
     assert Vocabulary("p", ("0040", "é")).digest == expected
 

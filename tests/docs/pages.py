@@ -1,4 +1,4 @@
-"""README and the pages of docs as tests take them: the commands and Python blocks in them."""
+"""The commands and Python blocks in README and docs, for the tests."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,26 +9,26 @@ from dpfact_flower.data.synthetic import PRESETS
 ROOT = Path(__file__).parents[2]
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SMALL = replace(PRESETS["demo"], patients=300, modes="procedures:20:2.8,diagnoses:30:6")
-"""In place of the demo's 6,000 patients."""
+"""Number of patients in place of the demo's 6,000."""
 _FENCE = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
 _COMMAND = re.compile(
     r"(?:[A-Z_]+=\S+ *)*(?:\. |(?:\S*/)?(?:cd|cp|curl|docker|dpfact|export|flower-\w+|flwr|git|make"
     r"|mkdir|openssl|pip|printf|python3?|rm|ssh-keygen|sudo|systemctl|uv)\b|$|#)"
 )
-"""How a line of a shell's block begins; other indented blocks are files, formulas and tables."""
+"""Beginning of a line in a shell block. Other indented blocks are files, formulas and tables."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a reader would run by itself: one command, or one block of Python.
+    """A unit that a reader would run: one command, or one block of Python.
 
     Attributes
     ----------
     page : str
         Path in the repository.
     line : int
-        Where the block begins.
+        First line of the block.
     python : bool
     text : str
         Continued lines of a command are joined.
@@ -41,7 +41,7 @@ class Unit:
 
 
 def units(path: Path) -> list[Unit]:
-    """All of a page, in order."""
+    """Return all units of a page, in order."""
     text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
     found = [
         (match.start(), match[1] == "python", match[2])
@@ -62,7 +62,7 @@ def units(path: Path) -> list[Unit]:
 
 
 def commands(block: str) -> list[str]:
-    """Commands of a shell's block: continued lines, loops and strings over several lines as one."""
+    """Return a shell block's commands. Continued lines, loops and long strings count as one."""
     found, rest = [], ""
     for line in re.sub(r"(?:^| {2,})#.*", "", block, flags=re.MULTILINE).splitlines():
         rest += line.lstrip() if rest.endswith(" ") else line

@@ -1,4 +1,4 @@
-"""docs/how-to/data.md: its commands as they stand there, on small files of every kind."""
+"""docs/how-to/data.md: its unchanged commands, on small files of every kind."""
 
 import re
 import shlex
@@ -30,12 +30,12 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Small tables under the names that the page gives them."""
+    """Small tables with the names that the page uses."""
     return write_sources(tmp_path_factory.mktemp("page"))
 
 
 def write_sources(home):
-    """Write them; docs/tutorial.md has some of them too (`tests/docs/test_pages.py`)."""
+    """Write the tables, some of which docs/tutorial.md uses too (`tests/docs/test_pages.py`)."""
     write_tables(home / "mimic-iv")
     (home / "mimic3").mkdir()
     for table, text in test_mimic3.TABLES.items():

@@ -1,4 +1,4 @@
-"""Each claim of the page for data protection officers names a test, which has to be there."""
+"""Each claim on the page for data protection officers names a test, which must exist."""
 
 import ast
 import re
@@ -15,7 +15,7 @@ ROWS = RISKS[1].splitlines() if RISKS else []
 
 
 def is_there(claim: str) -> bool:
-    """Whether a file has the test that a claim names."""
+    """Return whether a file has the test that a claim names."""
     path, _, name = claim.partition("::")
     file = ROOT / path
     tests = ast.parse(file.read_text(encoding="utf-8")).body if file.is_file() else []

@@ -1,4 +1,4 @@
-"""docs/how-to/extend.md, run as it stands: every Python block, in order, in one folder."""
+"""docs/how-to/extend.md: every Python block runs unchanged, in order, in one folder."""
 
 import json
 import re
@@ -40,7 +40,7 @@ south,5,P1,D2
 
 
 def blocks(title: str, language: str = "python") -> list[str]:
-    """Blocks of a section of the page."""
+    """Return the blocks of a section of the page."""
     (section,) = [
         text for text in PAGE.read_text(encoding="utf-8").split("\n## ") if text.startswith(title)
     ]
@@ -49,7 +49,7 @@ def blocks(title: str, language: str = "python") -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def first(tmp_path_factory):
-    """Names of the first section, with a small demo; what is registered is forgotten afterwards."""
+    """The first section's names, with a small demo. Registrations are undone afterwards."""
     before = [dict(registry._more) for registry in REGISTRIES]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(PRESETS, "demo", SMALL)
@@ -67,7 +67,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(title: str, names: dict) -> dict:
-    """Names after a section, which begins with others."""
+    """Return the names after a section that started with the given names."""
     names = dict(names)
     for number, block in enumerate(blocks(title), start=1):
         exec(compile(block, f"{PAGE.name}: {title}, block {number}", "exec"), names)
@@ -77,7 +77,7 @@ def run(title: str, names: dict) -> dict:
 def test_a_server_rule_is_taken_by_name(first):
     rounds = list(first["run"].records)
     assert [(len(r.sites), r.updated) for r in rounds] == [(6, True)] * 3
-    # Of six sites' factors the median is no site's pull toward the mean: the rule did act.
+    # The median of six sites' factors differs from a pull toward the mean, so the rule was used.
     mean = first["federate"]({"data": "synthetic:demo", "out": "runs/mean", "privacy": "none",
                               "rounds": 3})  # fmt: skip
     pairs = zip(first["run"].model.factors, mean.model.factors, strict=True)
@@ -159,7 +159,7 @@ def learn_frequencies(cohort: Cohort) -> Coordinator:
 def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(
     folder, first, cohort: Cohort, monkeypatch
 ):
-    # Of everybody fifty, so that the noise cannot hide what is largest.
+    # Each patient occurs fifty times, so that noise cannot hide the largest count.
     many = [
         SiteData(site.name, repeated(site.tensor, 50), site.vocabularies) for site in cohort.sites
     ]
@@ -176,7 +176,7 @@ def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(
     assert record.sites == ("site-1", "site-2", "site-3")
     for factor in coordinator.factors:
         assert factor.sum() == pytest.approx(1, rel=1e-6)
-    # Everybody has code 0 of both modes (see `cohort`): the largest of some 20, through the noise.
+    # Every patient has code 0 of both modes (see `cohort`), so it is the largest despite the noise.
     assert [int(factor.argmax()) for factor in coordinator.factors] == [0, 0]
 
 
@@ -195,7 +195,7 @@ def test_a_local_solver_is_taken_by_name_and_descends(first):
     for lines in Path("runs/multiplicative.sites").glob("*/*/history.jsonl"):
         for line in lines.read_text().splitlines():
             before, *_, after = json.loads(line)["objective"]
-            assert after <= before * (1 + 1e-6)  # the sums of an objective in float32's rounding
+            assert after <= before * (1 + 1e-6)  # objectives are sums with float32 rounding
 
 
 def test_a_reader_counts_what_the_table_holds(folder):
@@ -213,5 +213,5 @@ def test_a_reader_counts_what_the_table_holds(folder):
 @pytest.mark.nightly
 def test_an_accountant_stands_beside_ours(first):
     summary = run("An accountant", first)["audited"].summary.to_dict()
-    # Numerical composition rounds losses up to a grid of 1e-4, and can only be larger.
+    # Numerical composition rounds losses up to a grid of 1e-4, so it can only be larger.
     assert summary["epsilons"]["PLD, dp-accounting"] == pytest.approx(summary["epsilon"], rel=2e-3)

@@ -1,4 +1,4 @@
-"""docs/notebooks, run as they stand: every cell, in order, in an empty folder."""
+"""docs/notebooks: every cell runs unchanged, in order, in an empty folder."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def cells(notebook: Path) -> list[dict[str, object]]:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run a notebook, with a folder where it names one of the reader's; give its names."""
+    """Run a notebook, with a given folder in place of the reader's, and return its names."""
     monkeypatch.chdir(tmp_path)
 
     def go(name: str, **folders: Path) -> dict[str, object]:
@@ -44,7 +44,7 @@ def run(tmp_path, monkeypatch):
 def test_it_is_short_shows_what_came_out_and_is_in_the_docs(notebook):
     found = cells(notebook)
     assert len(found) <= 12
-    # Executed once from top to bottom: python -m laboratory.notebooks.
+    # Execute the notebooks once from top to bottom: python -m laboratory.notebooks.
     counts = [cell["execution_count"] for cell in found if cell["cell_type"] == "code"]
     assert counts == [*range(1, len(counts) + 1)]
     outputs = [out for cell in found for out in cell.get("outputs", ())]
@@ -61,9 +61,9 @@ def test_own_data(run):
     names = run("own-data")
     made_up, cohort, model = names["made_up"], names["cohort"], names["run"].model
     assert len(cohort.sites) == len(made_up.sites) == 3
-    # A cell is an encounter: patients without a cell are no rows of the events.
+    # A cell needs an encounter, so patients without a cell have no rows in the events.
     assert [s.tensor.nnz for s in cohort.sites] == [s.tensor.nnz for s in made_up.sites]
-    # Codes are found by their names: the reader lists them in an order of its own.
+    # Codes are matched by name, because the reader lists them in its own order.
     order = [vocabulary.name for vocabulary in made_up.vocabularies]
     assert order == [vocabulary.name for vocabulary in model.vocabularies]
     planted = [
@@ -72,9 +72,9 @@ def test_own_data(run):
             made_up.vocabularies, made_up.truth.factors, model.vocabularies, strict=True
         )
     ]
-    # Of six phenotypes at random the score was below 0.3 in each of 100 draws.
+    # For six random phenotypes, the score was below 0.3 in each of 100 draws.
     assert factor_match_score(model.factors, planted) > 0.5
-    # Chance is 0.5; over 1,000 test patients of whom a tenth died its deviation is below 0.03.
+    # Chance is 0.5. With 1,000 test patients, of whom a tenth died, its deviation is below 0.03.
     assert all(scores.mean() > 0.5 + 3 * 0.03 for scores in names["auc"].values())
     assert names["scores"].shape[1] == 6
     assert set(names["scores"].index) <= set(made_up.sites[1].patients)
@@ -87,7 +87,7 @@ def test_eicu_by_region(run, ehr_data):
     names = run("eicu-by-region", eicu=ehr_data / "eicu_demo")
     assert names["sizes"] == [150, 200]
     assert {site.name for site in names["cohort"].sites} > {"South", "West"}
-    # As the text says: without noise, since this many patients are too few for it.
+    # As the text says, there is no noise, because there are too few patients.
     assert names["run"].epsilon is None
     measured = names["run"].summary.measured
     assert not measured.is_uninformative
@@ -100,7 +100,7 @@ def test_choosing_epsilon(run):
     names = run("choosing-epsilon")
     outlooks = [names["planned"](epsilon).outlook for epsilon in names["EPSILONS"]]
     assert [each.chance for each in outlooks] == sorted(each.chance for each in outlooks)
-    # At epsilon 8 noise is a sixteenth of that at 0.5: as clear as the forecast's ends are apart.
+    # At epsilon 8, noise is a sixteenth of the noise at 0.5, so the two runs differ clearly.
     assert names["found"][8.0] > names["found"][0.5]
 
 

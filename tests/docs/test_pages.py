@@ -1,8 +1,8 @@
-"""README and docs, followed word by word: every command and Python block is run, or listed here.
+"""README and docs, followed literally: every command and Python block is run, or listed here.
 
 Pages of `FOLLOWED` are run from top to bottom in an empty folder, on a small cohort in place of the
-demo's. What they and other pages show besides is in `ELSEWHERE`, by the test that runs it, or in
-`NOT_RUN` with the reason; of these, too, options and settings are looked up.
+demo's. All other units are in `ELSEWHERE` with the test that runs them, or in `NOT_RUN` with the
+reason. Their options and settings are checked too.
 """
 
 import re
@@ -86,7 +86,8 @@ ELSEWHERE = {
     ("docs/how-to/deploy.md", "dpfact status "): "tests/cli/test_deployment.py::"
     "test_status_exits_with_1_until_the_run_is_finished",
 }  # fmt: skip
-"""Page and how its units begin, and the test (or what it calls) that runs them or their like."""
+"""Page and beginning of its units, with the test (or its helper) that runs these or similar
+units."""
 NOT_RUN = {
     ("README.md", "make "): INSTALLS,
     ("README.md", ". "): INSTALLS,
@@ -117,23 +118,23 @@ NOT_RUN = {
     ("docs/how-to/existing-flower.md", "flwr run "): "tests/runtime/test_runtimes.py runs Flower's "
     "simulation; here it would once more",
 }  # fmt: skip
-"""The same, and why nothing runs them."""
+"""Page and beginning of its units, with the reason why nothing runs them."""
 FOLLOWED = (
     "README.md", "docs/tutorial.md", "docs/how-to/existing-flower.md", "docs/how-to/ledger.md",
     "docs/how-to/deploy.md",
 )  # fmt: skip
-"""Pages that `test_a_page_is_followed` runs, apart from what is listed above."""
+"""Pages that `test_a_page_is_followed` runs, except for the units listed above."""
 
 
 def listed(unit: Unit) -> list[tuple[str, str]]:
-    """Entries of the lists that a unit belongs to: of two, one is the beginning of the other."""
+    """Return the list entries for a unit. If there are two, one is the beginning of the other."""
     entries = [*ELSEWHERE, *NOT_RUN]
     return [(page, begin) for page, begin in entries
             if unit.page == page and unit.text.startswith(begin)]  # fmt: skip
 
 
 def followed(page: str) -> list[Unit]:
-    """What the test of a page has to run."""
+    """Return the units that the test of a page must run."""
     return [unit for unit in UNITS if unit.page == page and not listed(unit)]
 
 
@@ -184,11 +185,11 @@ DPFACT = typer.main.get_command(cli.app)
 
 
 def unknown(words: list[str]) -> list[str]:
-    """Options and settings in a dpfact command that there are none of."""
+    """Return the options and settings in a dpfact command that do not exist."""
     command: click.Command = DPFACT
     rest = words[1:]
     while isinstance(command, click.Group) and rest:
-        # Readers are made then; a page's own lies nowhere, and has what all have.
+        # Readers are created now. A page's own reader has the options of all readers.
         name = "mimic4" if rest[0].endswith(".sql") else rest[0]
         found = command.get_command(click.Context(command), name)
         if found is None:
@@ -220,7 +221,7 @@ def test_every_command_has_the_options_and_settings_that_it_is_given(page):
 
 
 def source_of(module: str) -> str:
-    """Text of a program and of what it may take its options from."""
+    """Return the source of a program and of the modules from which it may take its options."""
     path = Path(util.find_spec(module).origin)
     main = path.with_name("__main__.py") if path.name == "__init__.py" else path
     return main.read_text(encoding="utf-8")
@@ -239,12 +240,12 @@ def test_a_command_that_is_not_there_is_noticed():
 FEW_ROUNDS = {
     f"-s privacy={mode}": f"-s privacy={mode} -s rounds=8" for mode in ("none", "paper")
 }  # fmt: skip
-"""In place of 40, where a page has no number of its own, which comes after it and counts."""
+"""Option that replaces 40 rounds. A page's own number comes later and takes precedence."""
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An empty folder, where the demo is small."""
+    """An empty folder in which the demo is small."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(synthetic.PRESETS, "demo", SMALL)
     yield tmp_path
@@ -275,20 +276,20 @@ def follow(unit: Unit, text: str) -> None:
     """Run a command of a page."""
     words = shlex.split(text)
     if words[0] in ("python", sys.executable):
-        # One that takes longer is to be listed above.
+        # A command that takes longer must be listed above.
         subprocess.run(["sh", "-ec", text], check=True, capture_output=True, timeout=PATIENCE)
         return
     assert words[0] == "dpfact", unit
     done = CliRunner().invoke(cli.app, words[1:])
-    # 3: so few patients may have nothing to learn from, which is said.
+    # 3: with so few patients, a run may learn nothing and say so.
     assert done.exit_code in (0, 3), (unit, done.output, done.exception)
 
 
-# --- What a page takes for granted, and what it ends with -----------------------------------------
+# --- A page's prerequisites and results -----------------------------------------
 
 
 def readme(home: Path, names: dict[str, object]) -> dict[str, str]:
-    """A DataFrame of events, and tables of eICU."""
+    """Make a DataFrame of events, and tables of eICU."""
     write_events(home / "events.csv")
     names["events"] = pd.read_csv(home / "events.csv", parse_dates=["time"])
     write_eicu(home / "eicu")
@@ -296,7 +297,7 @@ def readme(home: Path, names: dict[str, object]) -> dict[str, str]:
 
 
 def write_events(path: Path) -> None:
-    """Events of the small demo's patients, as they would come from a warehouse."""
+    """Write events of the small demo's patients, as from a data warehouse."""
     rows = [
         (f"{site.name}-{patient}", vocabulary.name, vocabulary.codes[code], cell, site.name)
         for site in synthetic.synthetic(SMALL).sites
@@ -309,7 +310,7 @@ def write_events(path: Path) -> None:
 
 
 def write_eicu(folder: Path) -> None:
-    """Tables of eICU with sixty patients in two regions, of whom every third dies."""
+    """Write tables of eICU with sixty patients in two regions. Every third patient dies."""
     folder.mkdir()
     tables: dict[str, list[str]] = {
         "patient": [
@@ -332,7 +333,7 @@ def write_eicu(folder: Path) -> None:
 
 
 def tutorial(home: Path, names: dict[str, object]) -> dict[str, str]:
-    """Tables of events and of eICU; the demo runs in one process."""
+    """Make tables of events and of eICU; the demo runs in one process."""
     write_sources(home)
     write_eicu(home / "eicu")
     (home / "sites.csv").write_text(SITES)
@@ -342,7 +343,7 @@ def tutorial(home: Path, names: dict[str, object]) -> dict[str, str]:
 
 
 def after_tutorial(home: Path, names: dict[str, object]) -> None:
-    """The config repeats the run, and the file of the last block is read again."""
+    """Check that the config repeats the run, and that the last block's file can be read."""
     assert (home / "runs" / "again" / "summary.json").is_file()
     assert (home / "runs" / "compare.html").is_file()
     assert SiteData.load(home / "north.npz").tensor.shape == (2, 2, 2)
@@ -351,13 +352,13 @@ def after_tutorial(home: Path, names: dict[str, object]) -> None:
 
 
 def after_existing(home: Path, names: dict[str, object]) -> None:
-    """The ServerApp of a legacy deployment asks for the rounds of the plan."""
+    """Check that the ServerApp of a legacy deployment requests the planned rounds."""
     components = names["server_fn"](None)  # type: ignore[operator]
     assert components.config.num_rounds == components.strategy.coordinator.rounds > 3
 
 
 def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
-    """A hospital that has been in a run."""
+    """Make a hospital that has taken part in a run."""
     follow(UNITS[0], "dpfact run --out runs/demo")
     state = home / "runs" / "demo.sites"
     with Ledger(state / "site-1", create=False) as ledger:
@@ -371,13 +372,13 @@ def spent(home: Path, names: dict[str, object]) -> dict[str, str]:
 
 
 def lists(home: Path, names: dict[str, object]) -> dict[str, str]:
-    """A public table of codes."""
+    """Make a public table of codes."""
     (home / "icd9.csv").write_text("code,description\n4019,hypertension\n41401,\n")
     return {"python ": f"{sys.executable} "}
 
 
 def after_lists(home: Path, names: dict[str, object]) -> None:
-    """The vocabulary file that the table became."""
+    """Check the vocabulary file made from the table."""
     assert Vocabulary.load(home / "diagnoses.json").codes == ("4019", "41401")
 
 

@@ -1,4 +1,4 @@
-"""Documented commands of Flower's: none is to be typed or started before telemetry is off."""
+"""Flower's commands in the docs: telemetry must be switched off before each of them."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ STARTED = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")
 
 
 def faults(text: str) -> list[str]:
-    """Commands of Flower's before which telemetry is not switched off."""
+    """Return Flower's commands before which telemetry is not switched off."""
     found = []
     for command in COMMAND.finditer(text):
         before = text[: command.start()]

@@ -1,4 +1,4 @@
-"""docs/how-to/results.md: its commands and its code, as they stand there, in an empty folder."""
+"""docs/how-to/results.md: its unchanged commands and code, in an empty folder."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ def test_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     synthetic("demo").sites[0].save(tmp_path / "SITE.npz")
     for line in re.findall(r"^    dpfact (.*)$", PAGE, re.MULTILINE):
-        # Which phenotypes a small run finds depends on its noise, and the page reviews the third.
+        # A small run's phenotypes depend on its noise, and the page reviews the third phenotype.
         seeded = " -s noise-seed=1" if line == "run --out runs/demo" else ""
         dpfact(*shlex.split(line + seeded))
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The documentation site as a browser shows it, every page of it."""
+"""Every page of the documentation site, as a browser shows it."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The pages, built."""
+    """The built pages."""
     sphinx = pytest.importorskip("sphinx.cmd.build", reason="sphinx is not installed")
     out = tmp_path_factory.mktemp("site")
     assert sphinx.main(["-W", "-q", "-b", "html", str(DOCS), str(out)]) == 0
@@ -23,9 +23,10 @@ def site(tmp_path_factory) -> Path:
 
 
 MADE = ("objects", "commands")
-"""Folders of pages that a template makes: axe-core, which takes seconds, sees one page of each."""
+"""Folders of generated pages. axe-core takes seconds, so it checks one page of each folder."""
 COLOURS = "privacy.html"
-"""One page, of all that the theme has, tells in `make test` whom the colours shut out."""
+"""The page on which `make test` checks colour contrast, because it has all elements of the
+theme."""
 
 
 @pytest.mark.process
@@ -56,7 +57,7 @@ def test_every_page_fits_its_screen_and_shuts_nobody_out(site, width, scheme, ru
 
 
 def commands(command: click.Command, *words: str) -> list[tuple[str, ...]]:
-    """All commands and groups below one, itself among them, by their words."""
+    """Return a command and all commands and groups below it, as lists of words."""
     if not isinstance(command, click.Group):
         return [words]
     context = click.Context(command)

@@ -1,4 +1,4 @@
-"""Halves of a release's noise are independent, and figures say what returns in them."""
+"""Halves of a release have independent noise, and estimates reflect what returns in both."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_halves_have_independent_noise_of_the_deviation_that_they_say():
         noise.append([half.total[UPPER] / half.noise for half in found[:2]])
     first, second = np.concatenate(noise, axis=1)
     assert [np.std(first), np.std(second)] == pytest.approx([1, 1], abs=0.02)
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # of P + z / 2 and P - z / 2 it is 0.6
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # for P + z / 2 and P - z / 2, it is 0.6
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -1,4 +1,4 @@
-"""Which codes are kept, against a plain search, and how much each counts, by hand."""
+"""The kept codes, compared with a plain search, and their weights, computed by hand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from dpfact_flower.estimation.codes import code_weights, kept_codes, paired_code
 
 
 def by_hand(releases, sizes, kept) -> list[list[int]]:
-    """Sum, then take the largest one by one; the earlier code where two are equal."""
+    """Sum the counts, then take the largest one by one; of equal codes, take the earlier."""
     chosen, begin = [], 0
     for size, most in zip(sizes, kept, strict=True):
         total = [sum(float(release[begin + code]) for release in releases) for code in range(size)]
@@ -24,7 +24,7 @@ def counts(draw):
     sizes = draw(st.lists(st.integers(1, 8), min_size=1, max_size=4))
     kept = [draw(st.integers(1, size)) for size in sizes]
     sites = draw(st.integers(1, 4))
-    # Few different values, so that there are ties; noise makes counts negative.
+    # Few different values give ties, and noise makes counts negative.
     values = st.lists(st.integers(-3, 3), min_size=sum(sizes), max_size=sum(sizes))
     releases = [np.array(draw(values), np.float32) for _ in range(sites)]
     return releases, sizes, kept
@@ -60,7 +60,7 @@ def test_a_cell_counts_by_the_inverse_of_its_codes_frequency():
 
 
 def test_a_count_below_the_noise_counts_as_the_noise():
-    """Two sites with noise of 1: below 3 sqrt(2) nothing is known of a count."""
+    """For two sites with noise of 1, a count below 3 sqrt(2) is unknown."""
     release = np.array([100, 0.01, -5], np.float32)
     (weights,) = code_weights([release, 0 * release], [3], (np.arange(3, dtype=np.int32),), 1.0)
     np.testing.assert_allclose(weights, [np.sqrt(3 * np.sqrt(2) / 100), 1, 1], rtol=1e-6)

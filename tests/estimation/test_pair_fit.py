@@ -1,4 +1,4 @@
-"""Least squares of co-occurrences, against sums over entries and a slow plain iteration."""
+"""Least squares of co-occurrences, compared with sums over entries and a slow plain iteration."""
 
 import math
 
@@ -10,7 +10,7 @@ from dpfact_flower.estimation.pair_fit import Model, explained, fit
 
 
 def tiny(seed=0, codes=7, sites=2, rank=3, signal=0.0):
-    """Symmetric matrices: noise, and `signal` times the model; any factors and usages."""
+    """Make symmetric matrices: noise plus `signal` times a model with random factors and usages."""
     rng = np.random.default_rng(seed)
     model = Model(rng.random((codes, rank)), rng.random((sites, rank)))
     lower = np.tril(rng.normal(size=(sites, codes, codes)) + signal * (model.F @ model.F.T), -1)
@@ -18,12 +18,12 @@ def tiny(seed=0, codes=7, sites=2, rank=3, signal=0.0):
 
 
 def laid_out(matrices, dtype=np.float64):
-    """As `Sites`."""
+    """Return the matrices as `Sites`."""
     return np.ascontiguousarray(matrices.transpose(1, 0, 2), dtype)
 
 
 def squared_error(matrices, model):
-    """Beside the diagonals, entry by entry."""
+    """Return the error off the diagonals, entry by entry."""
     codes, rank = model.F.shape
     return sum(
         (matrix[j, k] - sum(use[r] * model.F[j, r] * model.F[k, r] for r in range(rank))) ** 2
@@ -44,7 +44,7 @@ def descend(x, target, system, sweeps):
 
 
 def plain_iteration(matrices, model, threshold):
-    """One row after the other from all matrices, then the usages: nothing kept, nothing blocked."""
+    """Update one row after another, and then the usages, without caches or blocks."""
     norms = np.linalg.norm(model.F, axis=0)
     norms[norms == 0] = 1
     F, d = model.F / norms, model.d * norms**2

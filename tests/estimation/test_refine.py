@@ -19,7 +19,7 @@ def unit(factor):
 
 
 def planted(rng, sizes, rank):
-    """Sparse non-negative columns of norm 1, every row used."""
+    """Draw sparse non-negative columns of norm 1 in which every row is used."""
     return tuple(unit(rng.random((n, rank)) * (rng.random((n, rank)) < 0.4) + 1e-3) for n in sizes)
 
 
@@ -28,9 +28,9 @@ def near(factors, rng, size=0.2):
 
 
 def site_statistics(factors, patients, mode):
-    """M and G of patients whose tensors are exactly the model's; cell by cell, nothing clever.
+    """Compute M and G, cell by cell, of patients whose tensors equal the model.
 
-    Their data follow `factors` of all modes; the statistics are made with these very factors.
+    The patients' data follow `factors` of all modes, and the statistics use the same factors.
     """
     sizes, rank = [len(f) for f in factors], factors[0].shape[1]
     m, g = np.zeros((sizes[mode], rank)), np.zeros((rank, rank))
@@ -46,7 +46,7 @@ def site_statistics(factors, patients, mode):
 
 
 def slow_refine(releases, factors, mode, sigma, shrink, tau, pull):
-    """The documented formulas, one scalar at a time where that is bearable."""
+    """Apply the documented formulas, one scalar at a time where that is fast enough."""
     size, rank = factors[mode].shape
     sites = len(releases)
     ms, gs = [], []
@@ -186,7 +186,7 @@ def test_without_noise_the_planted_factor_comes_back(sizes):
 
 
 def value(problem, factor) -> float:
-    """What `Quadratic` says is minimised."""
+    """Return the value of the function that `Quadratic` describes."""
     elastic = problem.pull * np.square(factor - problem.previous).sum(axis=0) / 2
     shrunk = problem.shrink * np.abs(factor).sum(axis=0)
     quadratic = np.sum((factor @ problem.curvature) * factor) / 2 - np.sum(problem.target * factor)
@@ -205,7 +205,7 @@ def test_passes_never_raise_the_objective(seed, sigma, pull):
     p, x = problem, problem.previous.copy()
     values = [value(p, x)]
     for _ in range(6):
-        # `refine_factor` scales its columns to norm 1, so the passes themselves are followed.
+        # `refine_factor` scales its columns to norm 1, so this test runs the passes directly.
         refine._passes(x, p.target, p.curvature, p.previous, p.pull, p.shrink, 1)
         values.append(value(p, x))
     slack = 1e-9 * (1 + max(map(abs, values)))
@@ -246,7 +246,7 @@ def test_usage_under_much_noise_is_share_times_total():
     d = np.outer([4.0, 2.0, 1.0], rng.random(50) + 1)
     noisy = d + 2.0 * rng.normal(size=d.shape)
     found = refine.plausible_usage(noisy, 2.0)
-    # What the noise explains goes: close to the truth, and nearly of rank one.
+    # The part that noise explains is removed, so the result is close to the truth and to rank one.
     assert np.abs(found - d).mean() < 0.6 * np.abs(noisy - d).mean()
     assert np.linalg.svd(found, compute_uv=False)[1] < 0.1 * np.linalg.svd(noisy)[1][1]
 
@@ -282,7 +282,7 @@ def test_the_second_is_averaged_and_its_noise_is_that_of_the_average():
     memory = RunningAverage(0.25)
     memory.averaged(0, "ab", FIRST, 3.0)
     average = memory.averaged(0, "ab", SECOND, 4.0)
-    # float32: each product and the sum are rounded once, 2^-24 of at most |FIRST| + |SECOND| each.
+    # float32: each product and the sum are rounded once, by 2^-24 of at most |FIRST| + |SECOND|.
     most = 3 * 2.0**-24 * (np.abs(FIRST) + np.abs(SECOND)).max()
     np.testing.assert_allclose(average.values, 0.25 * FIRST + 0.75 * SECOND, rtol=0, atol=most)
     assert average.sigma == pytest.approx(math.sqrt(0.75**2 + 3.0**2), rel=1e-15)

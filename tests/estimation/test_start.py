@@ -1,4 +1,4 @@
-"""The server's start: what it finds without noise and with it, and how it chooses."""
+"""The server's start: its results without noise and with noise, and its choice."""
 
 import math
 import os
@@ -18,13 +18,13 @@ SIZES, RANK = (14, 18), 4
 
 
 def planted(sites=3, sizes=SIZES, seed=0):
-    """Sparse factors, and each site's packed co-occurrences made of them."""
+    """Return sparse factors, and the packed co-occurrences that they imply at each site."""
     rng = np.random.default_rng(seed)
     parts = [rng.gamma(1.0, 1.0, (n, RANK)) * (rng.random((n, RANK)) < 0.35) + 1e-3 for n in sizes]
     parts = [part / np.linalg.norm(part, axis=0) for part in parts]
     F = np.concatenate(parts) / math.sqrt(len(parts))
     usage = 100 * rng.gamma(2.0, 0.5, (sites, RANK))
-    usage[1:, 0] = 0  # a phenotype of the first site alone
+    usage[1:, 0] = 0  # a phenotype of only the first site
     upper = np.triu_indices(len(F), 1)
     packed = [(math.sqrt(2) * ((F * d) @ F.T)[upper]).astype(np.float32) for d in usage]
     return parts, usage, packed
@@ -60,7 +60,7 @@ def test_the_number_of_threads_has_no_say(monkeypatch):
 
 
 def test_candidates_have_random_numbers_of_their_own(monkeypatch):
-    """The first one draws last where there are threads; each draws the same all the same."""
+    """With threads, the first candidate draws last, but each candidate draws the same numbers."""
     _, _, packed = planted()
     codes, drawn, second = sum(SIZES), {}, threading.Event()
 
@@ -85,7 +85,7 @@ def test_candidates_have_random_numbers_of_their_own(monkeypatch):
 
 
 def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
-    """One candidate knows the noise by heart, another the phenotypes: the latter is taken."""
+    """One candidate fits the noise, another fits the phenotypes, and the latter is chosen."""
     parts, usage, packed = planted()
     F = np.concatenate(parts) / math.sqrt(2)
     rng, sigma = np.random.default_rng(4), 4.0
@@ -101,7 +101,7 @@ def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
 
 
 def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monkeypatch):
-    """Of noise alone: what candidates see and what they are tested on are uncorrelated."""
+    """For pure noise, the data for fitting and for testing are uncorrelated."""
     sigma, codes = 3.0, 300
     rng = np.random.default_rng(0)
     noise = rng.normal(0, sigma, (2, codes * (codes - 1) // 2)).astype(np.float32)
@@ -114,7 +114,7 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
     upper = np.triu_indices(codes, 1)
     tested, fitted = (
         np.concatenate(s, axis=1).transpose(1, 0, 2)[:, *upper].ravel() * math.sqrt(2) / sigma
-        for s in (unseen[:2], seen)  # of the first candidate
+        for s in (unseen[:2], seen)  # for the first candidate
     )
     assert np.corrcoef(tested, fitted)[0, 1] == pytest.approx(0, abs=0.015)
     assert fitted.std() == pytest.approx(math.hypot(1, 0.5), rel=0.01)
@@ -125,10 +125,10 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
 def test_candidates_agree_unless_growth_has_found_more_than_they(monkeypatch, best):
     parts, usage, packed = planted()
     asked = noted(monkeypatch, "_consensus")
-    monkeypatch.setattr(module, "_POOLED", 1)  # too few to find it from a random start
+    monkeypatch.setattr(module, "_POOLED", 1)  # too few iterations for a random start
     monkeypatch.setattr(module, "_JOINT", 1)
     truth = Model(np.concatenate(parts), usage / len(parts))
-    # None: it ended without enough factors, as where phenotypes are below the noise.
+    # None: growth ended with too few factors, as if phenotypes were below the noise.
     monkeypatch.setattr(module, "grown", lambda *given: truth if best else None)
     rng = np.random.default_rng(1)
     noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
@@ -148,7 +148,7 @@ def test_sites_of_unequal_size_and_a_phenotype_of_the_smallest():
 
 
 def test_more_sites_than_are_told_apart_are_pooled_with_one_deviation_of_noise(monkeypatch):
-    """Seven sites in three groups: what is fitted has one noise, what is said of usage is sums."""
+    """Seven sites form three groups. The fitted matrices have equal noise, and usages are sums."""
     parts, usage, packed = planted(sites=7)
     monkeypatch.setattr(module, "_APART", 3)
     asked = noted(monkeypatch, "_best_candidate")
@@ -198,7 +198,7 @@ def test_a_factor_that_drowns_in_the_noise_stays_as_it_began(monkeypatch):
 
 
 def sites_of(F, d):
-    """Matrices that the model fits exactly, as `Sites`."""
+    """Return matrices that the model fits exactly, as `Sites`."""
     matrices = np.einsum("jr,tr,kr->jtk", F, d, F)
     matrices[np.arange(len(F)), :, np.arange(len(F))] = 0
     return matrices
@@ -210,7 +210,7 @@ def nothing(F, d):
 
 @pytest.fixture
 def two():
-    """Phenotypes without a common code: the one at one site alone is the stronger."""
+    """Return phenotypes without a common code. The stronger one is at one site only."""
     F = np.zeros((9, 2))
     F[:4, 0], F[4:, 1] = 1 / 2, 1 / math.sqrt(5)
     return Model(F, np.array([[3.0, 0.0], [3.0, 9.0]]))
@@ -242,7 +242,7 @@ def test_all_planted_factors_are_found():
     rng = np.random.default_rng(0)
     F = rng.gamma(1.0, 1.0, (32, 4)) * (rng.random((32, 4)) < 0.35) + 1e-3
     d = 100 * rng.gamma(2.0, 0.5, (3, 4))
-    d[1:, 0] = 0  # a phenotype of the first site alone
+    d[1:, 0] = 0  # a phenotype of only the first site
     sites = sites_of(F, d)
     found = fit(sites, grown(sites, 4, 0.0, rng), threshold=0.0, iterations=40)
     assert factor_match_score([found.F], [F]) > 0.95
@@ -257,7 +257,7 @@ def test_no_more_than_there_are_above_the_noise(two):
 
 @pytest.mark.parametrize(("noise", "found"), [(0.5, True), (1.0, False)])
 def test_the_threshold_comes_down_for_a_faint_factor_above_the_noise(noise, found):
-    """Five strong factors and one whose entries are .75, without a common code."""
+    """There are five strong factors and one with entries of .75, without a common code."""
     F = np.kron(np.eye(6), np.full((4, 1), 0.5))
     d = np.array([[30.0] * 5 + [3.0]])
     model = grown(sites_of(F, d), 6, noise, np.random.default_rng(0))

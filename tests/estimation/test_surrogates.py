@@ -1,4 +1,4 @@
-"""Surrogate patients: how many codes they have, and that codes go together as told."""
+"""Surrogate patients: their numbers of codes, and their co-occurrences."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ SIZES = (7, 9)
 
 
 def patients(codes, sizes, number=200, seed=0):
-    """Patients with so many codes of each mode, in all combinations."""
+    """Draw patients with the given numbers of codes in each mode, in all combinations."""
     rng = np.random.default_rng(seed)
     cells = []
     for patient in range(number):
@@ -42,7 +42,7 @@ def released(tensor):
 def test_counts_are_those_of_patients_who_are_all_alike(codes):
     sizes = (7, 9, 8)[: len(codes)]
     total = unpack([released(patients(codes, sizes))], sum(sizes))[:, 0]
-    # Truncation takes less than a grid's unit off each pair of a patient.
+    # Truncation reduces each pair of a patient by less than a grid unit.
     np.testing.assert_allclose(code_counts(total, sizes, CROSS), codes, rtol=1e-2)
 
 
@@ -67,12 +67,12 @@ def symmetric(sizes, rng):
 
 
 def reference(pairs, first, chance):
-    """Chance of each (code of mode 0, code of mode 1, another of mode 1), by the book."""
+    """Return the probability of each (code of mode 0, code of mode 1, another code of mode 1)."""
     begin = {0: range(first), 1: range(first, len(pairs))}
     other = {c: begin[0] if c >= first else begin[1] for c in range(len(pairs))}
     frequency = {c: sum(pairs[k, c] for k in other[c]) for c in other}
 
-    def given(k, c):  # P(k | c) among the codes of k's mode; none twice
+    def given(k, c):  # P(k | c) among the codes of k's mode, none of which occurs twice
         if k == c:
             return 0.0
         mode = begin[int(k >= first)]
@@ -109,7 +109,7 @@ def test_codes_are_drawn_as_the_slow_reference_says():
     among, expected = sum(found.values()), Counter()
     for (p, s, t), chance in chances.items():
         expected[p, frozenset((s, t))] += chance
-    whole = sum(expected.values())  # less than 1 where no second code goes with the first two
+    whole = sum(expected.values())  # less than 1 if no second code occurs with the first two
     assert among > 5_000
     assert set(found) <= {key for key, chance in expected.items() if chance > 0}
     for key, share in expected.items():
@@ -154,7 +154,7 @@ def test_surrogates_are_drawn_where_patients_have_few_codes_alone():
 
 def test_nothing_is_drawn_where_noise_may_hide_many_codes():
     assert made((1, 2), sigma=2.0) is not None
-    assert made((1, 2), sigma=6.0) is None  # at 30 nothing would stand out at all
+    assert made((1, 2), sigma=6.0) is None  # at 30, nothing would exceed the noise
 
 
 def test_nothing_is_drawn_where_masses_are_beyond_any_number():
@@ -174,8 +174,8 @@ def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_ha
 @pytest.mark.slow
 @pytest.mark.parametrize("sites", [1, 6, 50])
 def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites, monkeypatch):
-    monkeypatch.setattr(outlook, "_SURROGATE_BYTES", 0)  # which codes do not change
-    monkeypatch.setattr(surrogates, "_CHUNK", 50)  # grows with codes alone, not with their pairs
+    monkeypatch.setattr(outlook, "_SURROGATE_BYTES", 0)  # the codes do not change this
+    monkeypatch.setattr(surrogates, "_CHUNK", 50)  # grows with the codes, not with their pairs
     sizes = (400, 400)
     plan = plan_patient(PrivacySettings(patients=10_000), sizes=sizes, rank=3, sites=sites)
     release = cooccurrence(patients((1, 2), sizes, 1_000), sigma=SIGMA).total.astype(np.float32)
@@ -184,7 +184,7 @@ def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites,
     start = start_factors(releases, sizes, 3, SIGMA, rng, restarts=1)
     for_start = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
-    few = 500  # what they take themselves does not grow with codes
+    few = 500  # their own memory does not grow with the codes
     assert surrogates_of(releases, start, SIGMA, CROSS, rng, number=few) is not None
     for_surrogates = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -1,4 +1,4 @@
-"""Patients made by hand, and folders of finished runs, of any size: what a page is written from."""
+"""Hand-made patients, and folders of finished runs of any size, from which pages are written."""
 
 import csv
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from tests.evaluation.summaries import SIMULATED
 
 
 def refusal(*arguments: object) -> str:
-    """With what error a command refuses."""
+    """Return the error with which a command refuses."""
     with pytest.raises(DPFactError) as raised:
         dpfact(*arguments)
     return str(raised.value)
 
 
 def lines_of(path: Path) -> list[dict[str, str]]:
-    """Lines of a CSV file by their columns."""
+    """Return the lines of a CSV file by column."""
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
@@ -50,7 +50,7 @@ def site_of(
     labels: dict[str, ArrayLike] | None = None,
     name: str = "north",
 ) -> SiteData:
-    """Patients by the codes they have: (patients, codes) of each mode, where nobody has none."""
+    """Make patients from (patients, codes) masks of each mode. Every patient has a code."""
     cells = []
     for row in range(len(present[0])):
         own = [np.flatnonzero(mode[row]) for mode in present]
@@ -71,7 +71,7 @@ def run_folder(
     seed: int = 0,
     noise: float = 0.0,
 ) -> Path:
-    """A run, simulated or deployed; equal seeds have equal phenotypes, but for the noise."""
+    """Make a simulated or deployed run. Equal seeds give equal phenotypes, apart from the noise."""
     rng, extra = np.random.default_rng(seed), np.random.default_rng(seed + 1)
     names = ("procedures", "diagnoses")
     procedures = tuple(f"{n:04d}" for n in range(codes))

@@ -1,4 +1,4 @@
-"""Summaries that tests change with `dataclasses.replace`: a deployment's, and a simulation's."""
+"""A deployment's and a simulation's summary, which tests change with `dataclasses.replace`."""
 
 from dataclasses import replace
 

@@ -37,7 +37,7 @@ def chromium() -> Iterator[object]:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory) -> dict[str, Path]:
-    """A report with another run beside it, one that says that nothing was learned, a comparison."""
+    """A report with another run, a report in which nothing was learned, and a comparison."""
     top = tmp_path_factory.mktemp("pages")
     run, nothing = run_folder(top / "run"), run_folder(top / "nothing")
     other = run_folder(top / "other", noise=0.1)
@@ -61,7 +61,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture
 def page(chromium, pages):
-    """The report at a desk."""
+    """The report on a desktop screen."""
     context = chromium.new_context(viewport={"width": 1280, "height": 900})
     found = context.new_page()
     found.goto(pages["report"].as_uri())
@@ -160,4 +160,4 @@ def test_on_paper_there_is_nothing_to_click(page):
     assert visible(page, "nav, .tools, .table-tools button") == []
     of_codes = "all => all.map(e => !!e.closest('.codes'))"
     folded = page.eval_on_selector_all("details:not([open])", of_codes)
-    assert {*folded} == {True}  # the long lists of codes alone
+    assert {*folded} == {True}  # only the long lists of codes

@@ -1,4 +1,4 @@
-"""Disease groups, known pairs and coherence against slow references."""
+"""Disease groups, known pairs and coherence, compared with slow references."""
 
 import sys
 from itertools import combinations
@@ -30,7 +30,7 @@ def vocabulary(*codes, mode="diagnoses"):
 
 
 def three_diseases():
-    """A model with a phenotype for each of three groups, and a fourth of what is left."""
+    """A model with a phenotype for each of three groups, and a fourth for the remaining codes."""
     codes = (*HEART, *LUNG, *BRAIN, *OTHERS)
     factor = np.full((len(codes), 4), 0.01)
     for phenotype in range(4):
@@ -54,7 +54,7 @@ def some_model():
 
 
 def slow_p_values(factors, classification):
-    """Of each phenotype: its smallest hypergeometric tail, times the number of groups."""
+    """Return each phenotype's smallest hypergeometric tail, times the number of groups."""
     tests = [
         (mode, group)
         for mode, groups in enumerate(classification.groups)
@@ -145,7 +145,7 @@ def test_a_code_without_weight_leads_nothing():
 
 
 def test_a_code_that_is_cut_off_has_a_group_only_where_all_its_codes_agree():
-    """401 is benign hypertension and malignant, 250 diabetes with and without complications."""
+    """401 covers benign and malignant hypertension, 250 diabetes with and without complications."""
     codes = ("428", "491", "401", "250", "786.50", "789.00")
     (systems, ccs) = clinical.classifications([vocabulary(*codes, "786.59", "428.0", "491.0")])
     groups = dict(zip(codes, ccs.groups[0], strict=False))
@@ -204,7 +204,7 @@ def patients(seed, many):
 
 
 def slow_coherence(features, sites):
-    """By the definition: codes by patients, pair by pair."""
+    """Apply the definition: codes by patients, pair by pair."""
     present = np.concatenate(
         [np.concatenate([dense.any(axis=2), dense.any(axis=1)], axis=1) for dense in sites]
     )
@@ -250,7 +250,7 @@ def test_phenotypes_that_patients_have_are_coherent_and_dealt_ones_are_not():
 
 
 def test_pairs_at_the_ends_of_the_scale():
-    """Codes 0 and 1 are in all ten patients, 2 in half of them, 3 in the others, 4 in nobody."""
+    """All ten patients have codes 0 and 1, half have code 2, the others code 3, none code 4."""
     present = np.array([[1, 1, n < 5, n >= 5, 0] for n in range(10)], float)
     found = clinical.npmi(present.T @ present, 10)
     assert found[0, 1] == 1.0

@@ -1,4 +1,4 @@
-"""Several runs side by side: what was promised stands beside each epsilon."""
+"""Several runs side by side, with the claim next to each epsilon."""
 
 import json
 import re
@@ -31,7 +31,7 @@ EPSILON = "epsilon (replacing a record)"
 
 
 def rows_of(folder, **summaries):
-    """Rows of the table of runs with these summaries, by their columns."""
+    """Return the table's rows for runs with these summaries, by column."""
     for name, summary in summaries.items():
         run_folder(folder / name)
         write_summary(folder / name, summary)
@@ -99,7 +99,7 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
 
 
 def turned(folder, order, keep=slice(None)):
-    """The run's phenotypes and codes in another order, and codes left out."""
+    """Write the run's phenotypes and codes in another order, without some codes."""
     factors, lists = read_model(folder)
     rows = [np.arange(len(v))[::-1][keep] for v in lists]
     write_model(
@@ -127,13 +127,13 @@ def test_phenotypes_are_found_under_other_numbers_and_in_other_lists(tmp_path):
 def test_phenotypes_that_have_nothing_in_common_are_not_found_again(tmp_path):
     run, other = run_folder(tmp_path / "run"), run_folder(tmp_path / "other", seed=7)
     (found,) = replications(run, [other])
-    # These pairs are drawn as those of chance are: all five above its 95th percentile has a
-    # probability of about 0.05^5; the seeds are fixed.
+    # These pairs are drawn like the chance pairs. The probability that all five exceed the 95th
+    # percentile is about 0.05^5, and the seeds are fixed.
     assert found.count < 5
 
 
 def test_a_phenotype_of_codes_that_belong_to_everything_is_not_found_again(tmp_path):
-    """All have one first list: whatever that is tied to, each has an equal partner."""
+    """All have the same first list, so each has an equally good partner."""
     run = run_folder(tmp_path / "run")
     factors, lists = read_model(run)
     factors[0][:] = factors[0][:, [0]]

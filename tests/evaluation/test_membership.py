@@ -1,4 +1,4 @@
-"""Who has a phenotype, against slow references."""
+"""The patients who have a phenotype, compared with slow references."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def patients() -> SparseTensor:
 
 @pytest.fixture(scope="module")
 def features():
-    """Sparse columns of many lengths, so that phenotypes overlap little and norms matter."""
+    """Sparse columns with different norms, so that phenotypes overlap little and norms matter."""
     rng = np.random.default_rng(4)
     return tuple(
         (rng.gamma(0.4, 1.0, (size, 4)) * [0.01, 1, 3, 50]).astype("f4") for size in (9, 12)
@@ -27,7 +27,7 @@ def features():
 
 
 def slow_scores(tensor, features):
-    """Non-negative least squares of every dense patient of norm 1 on columns of norm 1."""
+    """Fit every dense patient of norm 1 to columns of norm 1 by non-negative least squares."""
     first, second = (f / np.linalg.norm(f, axis=0) for f in features)
     columns = np.einsum("ir,jr->ijr", first, second).reshape(-1, first.shape[1])
     rows = tensor.to_dense().reshape(len(tensor), -1)

@@ -1,4 +1,4 @@
-"""Tables for other programs: what stands in them, and that a site's own is right and its own."""
+"""Tables for other programs: their content, and a site's own correct and private table."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def model(run):
 
 @pytest.fixture
 def unnamed(run):
-    """The run, whose names are gone afterwards."""
+    """The run, whose names are removed afterwards."""
     yield run
     (run / "names.toml").unlink(missing_ok=True)
 
@@ -94,7 +94,7 @@ def test_codes_are_found_by_name_in_longer_lists_in_another_order(model, cohort)
     sizes = np.array(site.tensor.feature_shape)
     index[:, 1:] = sizes - index[:, 1:]
     shape = (site.tensor.n_patients, *(sizes + 2))
-    # Cells with a code that the model does not know, and a patient who has nothing else.
+    # Cells with a code that the model does not know, and a patient who has no other cells.
     index = np.vstack([index, [[0, 0, 0], [shape[0], 0, 1]]])
     values = np.append(site.tensor.values, [5.0, 1.0])
     tensor = SparseTensor.from_coo(index, values, (shape[0] + 1, *shape[1:]))
@@ -141,7 +141,7 @@ def test_names_stand_in_both_tables_and_the_report(unnamed, cohort, tmp_path):
 
 
 def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_path):
-    """Among them a patient without a cell, who has nothing."""
+    """The patients include one without a cell, who has no phenotype."""
     site, own, data = cohort.sites[0], tmp_path / "m.csv", tmp_path / "s.npz"
     wide = (site.tensor.n_patients + 1, *site.tensor.feature_shape)
     tensor = SparseTensor.from_coo(site.tensor.indices, site.tensor.values, wide)
@@ -223,7 +223,7 @@ def test_what_is_missing_is_said(run, tmp_path):
 
 @pytest.mark.parametrize("begin", list("=+-@\t"))
 def test_no_text_is_a_formula_to_a_spreadsheet(tmp_path, begin):
-    """A code's description comes from somebody's tables; `=HYPERLINK(...)` would be run."""
+    """A code's description comes from a user's tables, and `=HYPERLINK(...)` would be executed."""
     text, target = f"{begin}1+1", tmp_path / "x.csv"
     row = CodeRow(**{
         field.name: text if field.type == "str" else -0.5 if field.type == "float" else 1
@@ -257,5 +257,5 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
         assert float(line["false_discovery"]) == known[int(line["phenotype"]) - 1]
     dpfact("export", run, "--phenotypes", tmp_path / "codes.csv")
     assert {line["false_discovery"] for line in lines_of(tmp_path / "codes.csv")} == {""}
-    (folder / SUMMARY).unlink()  # a site has the model alone
+    (folder / SUMMARY).unlink()  # a site has only the model
     assert GlobalModel.read(folder).false_discovery == ()

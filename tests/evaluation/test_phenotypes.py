@@ -1,4 +1,4 @@
-"""Phenotype tables against loops, 2 x 2 tables, scikit-learn and planted risks."""
+"""Phenotype tables, compared with loops, 2 x 2 tables, scikit-learn and planted risks."""
 
 import json
 from dataclasses import asdict
@@ -25,13 +25,13 @@ def features(rank, seed=0):
 
 
 def patients(rank, count=400, seed=0):
-    """Sparse memberships, each phenotype in about a third of the patients."""
+    """Draw sparse memberships, with each phenotype in about a third of the patients."""
     rng = np.random.default_rng(seed)
     return rng.gamma(2.0, 1.0, (count, rank)) * (rng.random((count, rank)) < 0.35)
 
 
 def described(scores, died=None, *, sizes=None, factors=None, present=None):
-    """The table of patients with these scores; all have the same codes unless told otherwise."""
+    """Return the table of patients with these scores, who by default all have the same codes."""
     factors = factors or features(scores.shape[1])
     present = present or [np.ones((len(scores), 1)) * (np.arange(len(f)) == 0) for f in factors]
     starts = np.cumsum(sizes or [len(scores)])[:-1]
@@ -88,7 +88,7 @@ def test_prevalences_of_few_patients_are_hidden(count, shown):
 
 
 def of_forty(scores, with_both, others):
-    """40 of 200 may have the phenotype; `with_both` and `others` have its one leading code, P1."""
+    """40 of 200 may have the phenotype. `with_both` and `others` have its only leading code, P1."""
     P, D = np.zeros((200, 6)), np.zeros((200, 8))
     P[:, 0] = D[:, 0] = 1
     P[:with_both, 1] = P[40 : 40 + others, 1] = 1
@@ -159,7 +159,7 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
     assert association.coefficient == pytest.approx(log_odds * has.std(), rel=1e-6)
     assert association.p_value == pytest.approx(2 * scipy.stats.norm.sf(log_odds / error), rel=1e-4)
     assert association.reason is None
-    half = 1.959964 * error * has.std()  # Wald's, as the p-value
+    half = 1.959964 * error * has.std()  # Wald's interval, like the p-value
     low, high = association.interval
     assert (high + low) / 2 == pytest.approx(association.coefficient, rel=1e-6)
     assert (high - low) / 2 == pytest.approx(half, rel=1e-4)
@@ -178,9 +178,9 @@ def test_a_single_binary_membership_is_the_log_odds_ratio_of_a_2_by_2_table():
         ((9, 11, 90), ("<10", "hidden", 0.9)),
         ((1, 11, 90), ("<10", "hidden", "hidden")),  # or 2 at most
         ((0, 10, 90), ("<10", "hidden", "hidden")),  # 0: a hidden number is 10 or more
-        ((9, 20, 20), ("<10", "hidden", "hidden")),  # 9: it is not above those that are shown
+        ((9, 20, 20), ("<10", "hidden", "hidden")),  # 9: the number does not exceed those shown
         ((9, 100, 100), ("hidden", "hidden", "hidden")),  # 9: a site has 100 patients
-        ((3, 2, 1), ("<10", "<10", "<10")),  # of all fewer than ten, which is not told
+        ((3, 2, 1), ("<10", "<10", "<10")),  # fewer than ten in all, which is not shown
     ],
 )
 def test_no_small_number_at_a_site_follows_from_the_others(counts, shown):
@@ -235,7 +235,7 @@ def test_designs_without_an_answer_say_why():
 
 @pytest.mark.parametrize(
     ("counts", "rate"),
-    # with the outcome and without: of those who have the phenotype, and of the others
+    # with and without the outcome, for patients with the phenotype and for the others
     [
         ((30, 70, 40, 260), 0.3),
         ((10, 90, 40, 260), 0.1),

@@ -33,7 +33,7 @@ def marks(axes, label):
 
 
 def measured_in(*rounds):
-    """A summary with errors after these rounds; those over non-zeros are unknown of round 2."""
+    """Return a summary with errors after these rounds. Round 2 has no error over non-zeros."""
     errors = (RoundErrors(n, 1 / n, None if n == 2 else 2 / n, 9.0, 1 - 1 / n) for n in rounds)
     measured = replace(MEASURED, errors=replace(ERRORS, error_by_round=tuple(errors)))
     return replace(SIMULATED, measured=measured)
@@ -51,7 +51,7 @@ def test_usage_crosses_what_is_off_and_leaves_it_blank(axes):
     axes.figure.draw_without_rendering()
     names = axes.get_yticklabels()
     assert [name.get_text() for name in names] == ["large", "sma$ll$", "x" * 23 + "…"]
-    assert not any(name.get_parse_math() for name in names)  # "$" is a character here
+    assert not any(name.get_parse_math() for name in names)  # "$" is a plain character here
 
 
 def test_usage_without_crosses_explains_none(axes):

@@ -1,4 +1,4 @@
-"""Mortality AUCs against scikit-learn by hand, planted truth, and null labels."""
+"""Mortality AUCs, compared with scikit-learn, planted truth, and null labels."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Titles of phenotypes, and what a page says of them in sentences."""
+"""Titles of phenotypes, and a page's sentences about them."""
 
 from dataclasses import replace
 
@@ -11,12 +11,12 @@ from tests.evaluation.summaries import DEPLOYED, MEASURED, SIMULATED
 
 
 def found(*pairs):
-    """A phenotype's likeness to its partner in each other run, and that of chance partners."""
+    """Make a phenotype's similarity to its partner in each other run, and to chance partners."""
     return [tables.Pair(1, 1, match, 0.85**2, chance) for match, chance in pairs]
 
 
 AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
-"""Above what is needed; as alike as by chance alone; below 0.85 a mode."""
+"""Pairs: above the threshold; only as similar as by chance; below 0.85 per mode."""
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_people_search_by_their_own_words(text, word):
 
 
 def made(*phenotypes):
-    """Titles of phenotypes: of each mode its codes' names, with their weights where not 1."""
+    """Return titles of phenotypes, given by mode as names of codes with their weights."""
     rows = {}
     for number, modes in enumerate(phenotypes, start=1):
         rows[number] = {}
@@ -157,14 +157,14 @@ def test_titles_put_diagnoses_before_treatments():
     assert made(own) == ["Heart attack or heart failure with insertion of stent"]
     own = {"drugs": ("Insulin",), "principal": {"A": 9, "B": 8, "C": 4, "D": 1}}
     assert made(own) == ["A, B or others with insulin"]
-    assert made({"dx": {"A": 9, "B": 2}}) == ["A"]  # less than a third of the largest
+    assert made({"dx": {"A": 9, "B": 2}}) == ["A"]  # less than a third of the largest weight
 
 
 def test_titles_leave_out_what_leads_many_phenotypes_unless_nothing_else_does():
     several = [{"dx": {name: 1.0, "Hypertension": 1.0}} for name in "ABCD"]
     assert made(*several, {"dx": ("Hypertension",)}) == ["A", "B", "C", "D", "Hypertension"]
     weak = [{"dx": {"Hypertension": 1.0, name: 0.4}, "px": (f"P{name}",)} for name in "ABCD"]
-    assert made(*weak) == [f"P{name}" for name in "ABCD"]  # 0.4 is too little to be a title
+    assert made(*weak) == [f"P{name}" for name in "ABCD"]  # 0.4 is too small for a title
 
 
 def test_no_two_phenotypes_have_one_title():
@@ -183,7 +183,7 @@ def test_no_two_phenotypes_have_one_title():
         ("Other and unspecified hyperlipidemia", "hyperlipidemia"),
         ("Atrial fibrillation, unspecified site", "atrial fibrillation"),
         ("infectious|sepsis|sepsis|severe", "sepsis – severe"),
-        ("AMI of wall", "AMI of wall"),  # a capital that is no beginning of a sentence stays
+        ("AMI of wall", "AMI of wall"),  # a capital that does not begin a sentence stays
         ("NOS", "C1"),
         ("", "C1"),
     ],

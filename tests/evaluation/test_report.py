@@ -1,4 +1,4 @@
-"""A run's page: what stands where, and that nothing is promised or loaded that may not be."""
+"""A run's page: its content, without unproven promises and without loading anything."""
 
 import base64
 import dataclasses
@@ -58,7 +58,7 @@ BLOCKS = {"p", "li", "tr", "caption", "figcaption", "h1", "h2", "h3", "h4", "dt"
 
 
 class Page(HTMLParser):
-    """What a test asks of a report; refuses tags that are not closed in order."""
+    """A parsed report for tests, which refuses tags that are not closed in order."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class Page(HTMLParser):
                 parts.append(data)
 
     def cards(self):
-        """Text of each phenotype's card, by its number."""
+        """Return the text of each phenotype's card, by number."""
         return {int(t.split()[0]): t for _, tag, t in self.blocks if tag == "article"}
 
     def rows_of(self, caption):
-        """Rows of one table, its header first."""
+        """Return the rows of a table, header first."""
         (place,) = [n for n, block in enumerate(self.blocks) if block[1:] == ("caption", caption)]
         below = takewhile(lambda block: block[1] == "tr", self.blocks[place + 1 :])
         return [text for _, _, text in below]
@@ -118,26 +118,26 @@ class Page(HTMLParser):
 
 @cache
 def page_of(folder: Path) -> Page:
-    """The page of a folder that no test changes."""
+    """Return the page of a folder that no test changes."""
     return Page(folder)
 
 
 def shares_by_site(page: Page) -> list[str]:
-    """Rows of the table of prevalences by site, its header first."""
+    """Return the rows of the table of prevalences by site, header first."""
     (caption,) = [t for _, tag, t in page.blocks if tag == "caption" and "darker is more" in t]
     return page.rows_of(caption)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> dict[str, Path]:
-    """Folders of each of `KINDS`, which no test changes."""
+    """A folder of each of `KINDS`, which no test changes."""
     top = tmp_path_factory.mktemp("runs")
     return {name: run_folder(top / name, own, rank=RANK) for name, own in KINDS.items()}
 
 
 @pytest.fixture
 def run(runs, tmp_path) -> Path:
-    """A simulation's folder to change."""
+    """A simulation's folder that tests may change."""
     return Path(shutil.copytree(runs["simulated"], tmp_path / "copy"))
 
 
@@ -150,7 +150,7 @@ def change(path: Path, edit) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_report_is_whole_well_formed_and_loads_nothing(runs, kind):
     page = page_of(runs[kind])
-    learned = kind != "nothing"  # the page says so, and no more
+    learned = kind != "nothing"  # the page says only this
     assert [s for s in page.texts if s in SECTIONS] == SECTIONS[0 if learned else 4 :]
     assert ("Nothing was learned" in page.texts["header"]) == (not learned)
     assert "http:" not in page.source
@@ -190,7 +190,7 @@ def test_what_is_printed_of_a_paper_run_has_unit_relation_and_limits(runs):
     for shown in (PAPER_CLAIM, "unit “entry”", "neighbours “replace”", *SPENT.epsilons,
                   "Patient factors", "mortality coefficients", "Other runs"):  # fmt: skip
         assert shown in text
-    assert "replacing a" not in text  # it is what is counted
+    assert "replacing a" not in text  # it is the counted unit
 
 
 @pytest.mark.parametrize("kind", ["simulated", "deployed"])
@@ -361,7 +361,7 @@ def test_auc_stands_beside_its_baselines_with_the_warning(runs):
     overall, south, *others = page.rows("prediction")[1:]
     assert overall == "overall 50 0.788 ± 0.012 0.812 ± 0.010 0.600 ± 0.020"
     assert south == "south 5 – – – fewer than 5 patients with it, or without it"
-    assert "overall 50 – – – few" in others  # of the second outcome
+    assert "overall 50 – – – few" in others  # for the second outcome
     assert "AUC alone is no evidence of phenotype quality" in page.texts["prediction"]
 
 

@@ -1,4 +1,4 @@
-"""Chart reviews: whose charts, what the sheet tells and hides, and what comes back of it."""
+"""Chart reviews: the chosen patients, the sheet's content, and reading completed sheets."""
 
 import csv
 import json
@@ -30,7 +30,7 @@ def run(tmp_path):
 
 
 def patients_of(run, most):
-    """Patients with ever more of one phenotype, up to 1, beside codes that are not of it."""
+    """Make patients with increasing scores of one phenotype, up to `most`, and unrelated codes."""
     factors, vocabularies = read_model(run)
     unit = [factor / np.linalg.norm(factor, axis=0) for factor in factors]
     rng = np.random.default_rng(5)
@@ -60,7 +60,7 @@ def key_of(sheet):
 
 
 def fill(sheet, verdict, decision="", comment="", **dialect):
-    """Fill in a sheet: `verdict` says what each chart of the key gets, by its number from 0."""
+    """Fill in a sheet. `verdict` gives the verdict on each chart in the key, by number from 0."""
     rows = lines_of(sheet)
     for row, chart in zip(rows[1:], key_of(sheet)["charts"], strict=False):
         row["verdict"] = verdict(chart)
@@ -109,8 +109,8 @@ def test_the_sheet_and_the_page_show_neither_score_nor_group(run, site, sheet, t
 
 
 def test_equal_scores_are_taken_by_chance(run, tmp_path):
-    """Not by their place in the file, which may be the order of admission."""
-    site = patients_of(run, 1.5)  # a third of them are all alike
+    """The choice does not depend on the order of the file, which may be the order of admission."""
+    site = patients_of(run, 1.5)  # a third of them have equal scores
     sheets = [write_sheet(run, site, NUMBER, tmp_path / str(n), seed=n) for n in range(2)]
     taken = [{c["patient"] for c in key_of(sheet)["charts"] if not c["near"]} for sheet in sheets]
     assert taken[0] != taken[1]
@@ -200,7 +200,7 @@ def test_names_and_reviews_leave_each_other_alone(run, sheet):
 
 
 def test_what_a_spreadsheet_makes_of_the_file_is_read(run, sheet):
-    """Semicolons, another encoding, identifiers without their zeros, lines without anything."""
+    """The file has semicolons, another encoding, identifiers without zeros, and empty lines."""
     fill(sheet, confirm_highest, "name", "süßlich", delimiter=";", encoding="cp1252")
     text = sheet.read_bytes().replace(b";00", b";") + b";;;\r\n"
     sheet.write_bytes(text)

@@ -1,4 +1,4 @@
-"""A run's folder: what was written is read again, and what is damaged is said."""
+"""A run's folder: files can be read again, and damage is reported."""
 
 import math
 import os
@@ -116,7 +116,7 @@ def test_a_config_repeats_the_run(tmp_path):
     assert found == {"run-config": config, "versions": {"python": "3.11.0"}}
     for part in parts:
         assert type(part).from_config(found["run-config"]) == part
-    # Every line can be given to the command line as it stands.
+    # Every line can be given to the command line unchanged.
     lines = text.partition("[run-config]\n")[2].partition("\n\n")[0].splitlines()
     assert parse_assignments(lines) == config
 

@@ -1,4 +1,4 @@
-"""What a simulation measures: of some patients where there are many, and one site at a time."""
+"""A simulation's measures: on a sample of many patients, and one site at a time."""
 
 import weakref
 
@@ -26,7 +26,7 @@ def planted():
 
 
 def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, monkeypatch):
-    """As many of each site as its share, and what belongs to them stays beside them."""
+    """Each site contributes its share of patients, who keep their own labels and scores."""
     marks = [np.bincount(s.tensor.indices[:, 0], minlength=len(s))[:, None] for s in cohort.sites]
     assert module._some(marks, cohort.sites) == (marks, list(cohort.sites))
     monkeypatch.setattr(module, "MOST_PREDICTED", len(cohort) // 2)
@@ -39,7 +39,7 @@ def test_outcomes_are_predicted_of_some_patients_where_there_are_many(cohort, mo
 
 @pytest.mark.slow
 def test_sites_are_measured_one_at_a_time(monkeypatch):
-    """Tensors that a run scales are as large as a good part of the data."""
+    """The scaled tensors of a run are a large part of its memory."""
     made, alive, usual = [], [], module.scaled
 
     def scaled(*given):
@@ -52,7 +52,7 @@ def test_sites_are_measured_one_at_a_time(monkeypatch):
     eight = synthetic(preset("demo", patients=200, shares=",".join("1" * 8)))
     federate(sites=eight, privacy="none", rank=3, rounds=1, start="random")
     assert len(alive) > 8
-    assert max(alive) <= 3  # the latest, and two that a loop's variables still hold
+    assert max(alive) <= 3  # the latest tensor, and two still held by a loop's variables
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_the_shared_fit_is_that_of_patients_refitted_to_the_shared_factors(plant
     tensors = [site.tensor.scaled_to_unit_patients() for site in planted.sites]
     truth = tuple(factor.astype(np.float32) for factor in planted.truth.factors)
     error = shared_error(tensors, truth)
-    for tensor in tensors:  # no other patients do better: here, none and those of a random draw
+    for tensor in tensors:  # no other patients give a smaller error: here zeros and a random draw
         zero = np.zeros((tensor.n_patients, 3), np.float32)
         assert CPModel((zero, *truth)).squared_error(tensor).fit == pytest.approx(0)
     random = shared_error(tensors, initial_factors(tensors[0].feature_shape, 3, 0))

@@ -1,4 +1,4 @@
-"""The typed summary: what was written is read again, and what does not fit is named."""
+"""The typed summary: it can be read again, and errors name values that do not fit."""
 
 import json
 from dataclasses import asdict, replace

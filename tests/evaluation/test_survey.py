@@ -1,4 +1,4 @@
-"""The survey: what is on its page, what the key says, and what becomes of answers."""
+"""The survey: its page, its key, and the scoring of answers."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ def key_of(sheet):
 
 
 def leading(run):
-    """The five codes with the largest weights, by phenotype and mode."""
+    """Return the five codes with the largest weights, by phenotype and mode."""
     return {
         number: {mode: [row.code for row in rows[:5]] for mode, rows in by_mode.items()}
         for number, by_mode in GlobalModel.read(run).codes_by_mode().items()
@@ -49,7 +49,7 @@ def truth(item):
 
 
 def answered(sheet, name, answer):
-    """A reader's copy of the sheet; `answer` says what each item of the key gets."""
+    """Write a reader's copy of the sheet. `answer` gives the answer to each item in the key."""
     path = sheet.with_name(name)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -122,7 +122,7 @@ def test_the_order_is_random_and_a_seed_repeats_it(run, sheet, tmp_path):
 
 
 def test_answers_are_scored(run, sheet):
-    """Kappa by hand: observed agreement .9, expected .5 (half are real, half answered so)."""
+    """Kappa by hand: observed agreement .9, expected .5 (half of items and answers are real)."""
     real = [n for n, item in enumerate(key_of(sheet), start=1) if item["kind"] == "real"]
     made = [n for n, item in enumerate(key_of(sheet), start=1) if item["kind"] == "other code"]
     wrong = {real[0], made[0]}

@@ -1,4 +1,4 @@
-"""Ways to damage a file: anyhow, or as somebody would who knows its format."""
+"""Ways to damage a file: arbitrarily, or with knowledge of its format."""
 
 import io
 import json
@@ -18,12 +18,12 @@ ODD = st.sampled_from((
     "\u202e", "\ud800", "../../up", "ledger.sqlite", ".lock", "CON", "1x1", "99999999x1",
     "y" * 5000, [], {}, [1] * 5000, [[[]]], [["x"]], [{}], {"a": 1},
 ))  # fmt: skip
-"""What JSON or a config may hold and nobody expects."""
+"""Unexpected values that JSON or a config may hold."""
 
 
 @st.composite
 def damaged(draw, content: bytes) -> bytes:
-    """A part cut out, overwritten, doubled, or something put in between."""
+    """Cut out, overwrite or double a part, or insert something."""
     a = draw(st.integers(0, len(content)))
     b = draw(st.integers(a, len(content)))
     part = content[a:b]
@@ -33,7 +33,7 @@ def damaged(draw, content: bytes) -> bytes:
 
 @st.composite
 def odd_array(draw, array: np.ndarray) -> Any:
-    """Another array in the place of one: of another kind, shape, or with other values."""
+    """Replace an array with one of another type or shape, or with other values."""
     kind = draw(st.sampled_from(("f2", "f8", ">f4", "i1", "u8", "c16", "S3", "U3", "?", "O")))
     values = st.sampled_from((0, -1, 1.1e6, 1e30, 1e-45, 2**31 - 1, np.nan, np.inf, "OTHER-1"))
     makes = (
@@ -53,7 +53,7 @@ def odd_array(draw, array: np.ndarray) -> Any:
 
 @st.composite
 def members(draw, content: bytes) -> bytes:
-    """A whole `.npz` with another array in it, one too few, or a member that is none."""
+    """Make an `.npz` file with a changed array, a missing array, or a member that is no array."""
     with np.load(io.BytesIO(content), allow_pickle=True) as archive:
         arrays: dict[str, Any] = dict(archive)
     name = draw(st.sampled_from(sorted(arrays)))
@@ -68,7 +68,7 @@ def members(draw, content: bytes) -> bytes:
 
 @st.composite
 def in_json(draw, content: bytes) -> bytes:
-    """JSON with something else at some place, or nested without end."""
+    """Change a value in JSON, or nest it too deeply."""
     place: Any = (whole := [json.loads(content)])
     while True:
         keys = sorted(place) if isinstance(place, dict) else range(len(place))
@@ -86,7 +86,7 @@ def in_json(draw, content: bytes) -> bytes:
 
 @st.composite
 def in_lines(draw, content: bytes) -> bytes:
-    """JSON lines with something else in one of them, or in another order."""
+    """Change a JSON line, or the order of the lines."""
     lines = content.splitlines()
     number = draw(st.integers(0, len(lines) - 1))
     lines[number] = draw(in_json(lines[number]))
@@ -95,7 +95,7 @@ def in_lines(draw, content: bytes) -> bytes:
 
 @st.composite
 def in_text(draw, content: bytes) -> bytes:
-    """Text with something else in a word's place."""
+    """Replace a word in a text."""
     words = content.split(b" ")
     odd = (b"", b"\x00", b"\xff", b"nan", b"1e999", b"-1", b"9" * 6000, b"\n", b'"', b"#",
            DEEP.encode(), b"OTHER-1", b"2147483647")  # fmt: skip
@@ -105,7 +105,7 @@ def in_text(draw, content: bytes) -> bytes:
 
 @st.composite
 def in_rows(draw, content: bytes) -> bytes:
-    """A ledger whose rows or tables were changed."""
+    """Change rows or tables of a ledger."""
     statements = ("DROP TABLE releases", "PRAGMA user_version = 7", "CREATE VIEW v AS SELECT 1",
                   "DELETE FROM releases WHERE number = 2", "PRAGMA application_id = 3",
                   "ALTER TABLE releases ADD COLUMN more TEXT")  # fmt: skip

@@ -1,6 +1,6 @@
-"""Damaged files of every kind that this package reads: errors of our own, and nothing of a patient.
+"""Damaged files of every kind that this package reads give our own errors, without patient data.
 
-``python -m pytest tests/hostile --hypothesis-profile long`` tries many times as many.
+``python -m pytest tests/hostile --hypothesis-profile long`` tries many more.
 """
 
 import gzip
@@ -37,13 +37,14 @@ SOLVER = SolverSettings(rank=3)
 
 
 class Kind(NamedTuple):
-    """A file, how those damage it who know its format, and all that reads it."""
+    """A file, the format-specific ways to damage it, and all its readers."""
 
     path: Path
     how: Callable[[bytes], st.SearchStrategy[bytes]]
     readers: tuple[Callable[[], object], ...]
     names: Path
-    """What an error has to name: the folder alone, of files that do not belong together."""
+    """The text that an error must contain. For files that do not belong together, it is the
+    folder."""
 
 
 def coordinator(folder: Path, *, resume: bool = True) -> Coordinator:
@@ -54,7 +55,7 @@ def coordinator(folder: Path, *, resume: bool = True) -> Coordinator:
 
 
 def write_run(folder: Path) -> None:
-    """The folder of a server, which knows public codes and no patient."""
+    """Write the folder of a server, which knows only public codes."""
     public = [Vocabulary(mode, tuple(f"{mode}-{n}" for n in range(k))) for mode, k in CODES.items()]
     server = coordinator(folder, resume=False)
     reply = SiteReply("north", server.factors)
@@ -111,7 +112,7 @@ LEDGER_USES = (
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory) -> dict[str, Kind]:
-    """One good file of every kind, with what reads it."""
+    """One valid file of every kind, with its readers."""
     folder, site = tmp_path_factory.mktemp("files"), canary_site()
     store = write_state(folder / "state", site)
     (run := folder / "run").mkdir()
@@ -177,7 +178,7 @@ def test_a_damaged_file_is_read_or_an_error_of_ours_that_names_it(kinds, name, d
     kind = kinds[name]
     good = kind.path.read_bytes()
     beside = {path: path.read_bytes() for path in kind.path.parent.glob(f"{kind.path.name}-*")}
-    kind.readers[0]()  # whole, it is read
+    kind.readers[0]()  # the undamaged file can be read
     content = data.draw(damaged(good) | kind.how(good))
     try:
         with Watch():

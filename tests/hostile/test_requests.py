@@ -1,4 +1,4 @@
-"""Requests that no honest server sends, through the site's door and through the ClientApp."""
+"""Requests that no honest server sends, to the site and through the ClientApp."""
 
 import re
 from collections import Counter
@@ -36,7 +36,7 @@ CODES_KNOWN = {
     if isinstance(kind, type) and issubclass(kind, errors.DPFactError)
 } - {"internal"}  # fmt: skip
 RUNS = 12
-"""Honest runs that the site's cap leaves room for; a ledger that only grows would slow all down."""
+"""Number of honest runs within the site's cap. A ledger that only grows would slow the test."""
 ODDITIES = ODD | st.sampled_from((
     (1,), set(), b"\xff" * 5000, np.float32(1), np.int64(3), np.array([1, 2]), object(), int,
     1 + 2j, 0, 1, 2, 7, 50, 51, 200, 201, 1e6, 2**31, 1e15, 10**5000,
@@ -45,14 +45,14 @@ KEYS = st.sampled_from(("privacy", "rule", "noise-seed", "codes", "x" * 5000, "_
 
 
 class Asked(NamedTuple):
-    """What a request is made of."""
+    """The parts of a request."""
 
     arrays: list[Any]
     config: dict[str, Any]
 
 
 class Site(NamedTuple):
-    """Node configs by mode, requests that were honest, and what came of all so far."""
+    """Node configs by mode, honest requests, and the results of all requests so far."""
 
     configs: dict[str, dict[str, Any]]
     honest: list[Asked]
@@ -61,10 +61,10 @@ class Site(NamedTuple):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A site of patients who would be known again, that honest servers have asked."""
+    """A site with recognisable patients, which has answered honest servers."""
     folder, data = tmp_path_factory.mktemp("hostile"), canary_site()
     data.save(folder / "north.npz")
-    InProcessGrid(client_app, [{}], {})  # Flower's messages need to know whose task they are
+    InProcessGrid(client_app, [{}], {})  # Flower's messages need a task
     configs = {
         mode: {"data-path": str(folder / "north.npz"), "state-dir": str(folder / f"state-{mode}"),
                "allow-privacy": mode, **cap}
@@ -89,10 +89,10 @@ def site(tmp_path_factory):
 
 @st.composite
 def asked(draw, site: Site) -> Asked:
-    """An honest request, most often with something changed."""
+    """Draw an honest request, usually with a change."""
     honest = draw(st.sampled_from(site.honest))
     arrays, config = list(honest.arrays), dict(honest.config)
-    config.pop("answered", None)  # another site has, with the settings of this one
+    config.pop("answered", None)  # from another site, with this site's settings
     config["job"] = f"run-{draw(st.integers(0, 3 * RUNS))}"
     for _ in range(draw(st.integers(0, 3))):
         change = draw(st.sampled_from(("value", "key", "array", "other", "order", "none")))
@@ -133,12 +133,12 @@ def test_a_hostile_request_is_answered_or_refused_by_a_code(site, data):
 @given(data=st.data())
 @settings(suppress_health_check=[*HealthCheck])
 def test_a_hostile_message_is_answered_or_refused_by_a_code(site, data):
-    """Through the ClientApp, its bytes damaged now and then."""
+    """Messages go through the ClientApp, some with damaged bytes."""
     arrays, config = data.draw(asked(site))
     try:
         content = records.ask([np.asarray(array) for array in arrays], config)
     except (TypeError, ValueError, KeyError, OverflowError):
-        return  # Flower makes no message of it
+        return  # Flower cannot make a message from it
     record = content["fitins.parameters"]
     for name in list(record):
         if data.draw(st.booleans()):
@@ -158,7 +158,7 @@ def test_a_hostile_message_is_answered_or_refused_by_a_code(site, data):
 
 @st.composite
 def odd_record(draw, array: Array) -> Array:
-    """An array of a message that says other than it holds."""
+    """Change an array of a message so that its header and content differ."""
     shapes = (array.shape, array.shape, (10**12, 10**6), (-1,), (2**40,), (True, 3))
     dtypes = (array.dtype, array.dtype, "float32", "object", "x" * 3000)
     parts = dtypes, shapes, ("numpy.ndarray", "numpy.ndarray", "pickle")
@@ -167,7 +167,7 @@ def odd_record(draw, array: Array) -> Array:
 
 
 def refused(text: str, site: Site) -> None:
-    """Hold a refusal to one of our codes and nothing else."""
+    """Check that a refusal contains only one of our codes."""
     found = LEAVES.fullmatch(text)
     assert found, text
     assert found[1] in CODES_KNOWN
@@ -176,7 +176,7 @@ def refused(text: str, site: Site) -> None:
 
 
 def test_requests_of_all_kinds_were_met(site):
-    """After the two above: some were answered, and of the others not all for one reason."""
+    """After the two tests above, some requests were answered, and refusals had several reasons."""
     if site.seen:
         assert site.seen["answered"] > 5
         assert site.seen["message"] > 30

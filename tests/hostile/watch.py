@@ -1,4 +1,4 @@
-"""What must hold whatever is read or asked, and the data that must not be seen."""
+"""Conditions that hold for any input, and the data that must not be seen."""
 
 import logging
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from dpfact_flower.tensor import SparseTensor
 
 COUNT = 7730917
 CANARIES = ("CANARY", str(COUNT))
-"""Begins every identifier and code of the site's patients; and a count that one of them has."""
+"""Prefix of all identifiers and codes of the site's patients, and a count of one patient."""
 LONGEST = 1024
-"""Bytes of an error or a line of the log, at most."""
+"""Largest number of bytes in an error or a log line."""
 CODES = {"procedures": 4, "diagnoses": 5}
 SIZES = tuple(CODES.values())
 
 
 def canary_site() -> SiteData:
-    """A few patients whose identifiers, codes and counts would be known again anywhere."""
+    """Return a site with a few patients whose identifiers, codes and counts are recognisable."""
     rng = np.random.default_rng(5)
     cells = np.unique(rng.integers(0, (12, *SIZES), (50, 3)), axis=0)
     counts = rng.integers(1, 5, len(cells))
@@ -36,7 +36,7 @@ def canary_site() -> SiteData:
 
 
 class Watch(logging.Handler):
-    """Looks at everything that is said while it is a context, and fails at what must not be."""
+    """A context that reads all log lines and fails at forbidden ones."""
 
     def __enter__(self) -> "Watch":
         self._logger = logging.getLogger("dpfact_flower")
@@ -53,7 +53,7 @@ class Watch(logging.Handler):
             assert self._problems == []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note what is wrong with a line: who logs may catch what is raised here."""
+        """Record the faults of a line, because the logging code may catch an exception."""
         line = record.getMessage()
         if ": unexpected " in line or "\n" in line or "\r" in line:
             self._problems.append(line)
@@ -64,19 +64,19 @@ class Watch(logging.Handler):
 
 
 def check_text(text: str) -> None:
-    """Hold what was said to its length, and to nothing of a patient."""
+    """Check that a text is short and contains no patient data."""
     assert len(text.encode(errors="replace")) <= LONGEST, f"{len(text)} characters: {text[:200]}"
     assert not any(canary in text for canary in CANARIES), f"a canary in {text[:300]!r}"
 
 
 def check_sent(*parts: Any) -> None:
-    """Hold what is sent to nothing of a patient."""
+    """Check that sent data contain no patient data."""
     whole = b"".join(p.tobytes() if isinstance(p, np.ndarray) else repr(p).encode() for p in parts)
     assert not any(canary.encode() in whole for canary in CANARIES)
 
 
 def read(action: Callable[[], object], *, names: str) -> str:
-    """Read something damaged: the code of an error of ours that names it, or "read"."""
+    """Read something damaged. Return the code of our error, which must name it, or "read"."""
     try:
         action()
     except DPFactError as error:

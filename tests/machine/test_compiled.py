@@ -1,4 +1,4 @@
-"""Where machine code is kept and what tells it apart; for which registers it is made."""
+"""The place, the names and the register width of machine code."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and who can read or change them."""
+"""Files that are complete or absent, and the users who can read or change them."""
 
 import errno
 import os
@@ -74,12 +74,12 @@ def test_every_new_folder_is_the_owners_alone(tmp_path):
     files.private_folder(tmp_path / "a" / "b" / "c")
     for folder in ("a", "a/b", "a/b/c"):
         assert mode_of(tmp_path / folder) == 0o700
-    (tmp_path / "a").chmod(0o750)  # one that is there keeps its mode
+    (tmp_path / "a").chmod(0o750)  # an existing folder keeps its mode
     files.private_folder(tmp_path / "a" / "d")
     assert mode_of(tmp_path / "a") == 0o750
 
 
-# --- room on the disk
+# --- disk space
 
 
 @pytest.mark.parametrize("size", [1, 5000, 300_000])
@@ -87,7 +87,7 @@ def test_room_is_held_until_it_is_given_back(tmp_path, size):
     path = tmp_path / ".room"
     with files.reserved(path, size) as free:
         assert path.stat().st_size == size
-        assert path.stat().st_blocks * 512 >= size  # not a file with a hole
+        assert path.stat().st_blocks * 512 >= size  # not a sparse file
         assert mode_of(path) == 0o600
         free()
         assert not path.exists()
@@ -121,7 +121,7 @@ def test_errors_of_the_disk_are_our_own_and_our_own_stay_what_they_are(tmp_path)
         raise PermissionError(errno.EACCES, "Permission denied")
     with pytest.raises(StateError, match="OSError"), files.disk_errors(tmp_path):
         raise OSError
-    with pytest.raises(PrivacyRefusedError), files.disk_errors(tmp_path):  # a PermissionError too
+    with pytest.raises(PrivacyRefusedError), files.disk_errors(tmp_path):  # also a PermissionError
         raise PrivacyRefusedError("no")
 
 
@@ -161,7 +161,7 @@ def test_scratch_files_are_private_in_the_users_own_folder_and_gone_in_the_end(
         files.private_scratch().__enter__()
 
 
-# --- who can read or change a file
+# --- users who can read or change a file
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def file(tmp_path):
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o601])
 def test_any_right_of_others_is_a_fault(file, mode):
     assert files.not_private(file, ME) == files.not_private(file.parent, ME) == []
-    file.chmod(0o644)  # everybody may read what only its owner may change
+    file.chmod(0o644)  # everybody may read a file that only its owner may change
     assert files.changeable(file, {ME}) == []
     file.chmod(mode)
     assert files.not_private(file, ME) == [f"others have rights to {file}: chmod 600 {file}"]
@@ -194,7 +194,7 @@ def test_a_folder_above_that_others_may_write_to_is_a_fault(file, tmp_path):
     tmp_path.chmod(0o777)
     for found in (files.not_private(file, ME), files.changeable(file, {ME})):
         assert found == [f"others can write to {tmp_path}: chmod go-w {tmp_path}"]
-    tmp_path.chmod(0o1777)  # there nobody can move what is not theirs
+    tmp_path.chmod(0o1777)  # there, users can only move their own files
     assert files.not_private(file, ME) == []
 
 
@@ -214,11 +214,11 @@ def test_another_owner_can_change_a_file(file):
     assert files.changeable(file, {61_777}) == []
 
 
-# --- what a process refuses with every request
+# --- refusals of every request
 
 
 def made_foreign(path: Path, how: str, monkeypatch) -> None:
-    """Have others share, or be able to change, what lies there."""
+    """Let other users share or change a path."""
     if how == "link":
         path.rename(path.with_name("elsewhere"))
         path.symlink_to(path.with_name("elsewhere"))
@@ -252,7 +252,7 @@ def test_what_others_could_change_is_refused_with_its_path_and_the_way_out(
         files.check_own(path)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
-    if how not in ("link", "owner"):  # the command that it names does what it says
+    if how not in ("link", "owner"):  # the proposed command works
         command = str(error.value).partition("content: ")[2]
         subprocess.run(command, shell=True, check=True)
         files.check_own(path)

@@ -1,6 +1,6 @@
-"""Flower's inside, as far as this package uses it: each name and each text, one by one.
+"""The private parts of Flower that this package uses: each name and each text.
 
-A failure here names what is gone from the Flower that is installed, and the module that uses it.
+A failure names the part that the installed Flower lacks, and the module that uses it.
 """
 
 import ast
@@ -33,7 +33,7 @@ INSIDE = sorted(
     for name in each.names
     if each.module not in PUBLIC
 )
-"""Every name of Flower's inside: the module that uses it, where it comes from, what it is."""
+"""Every private name of Flower: the module that uses it, its origin, and its kind."""
 ATTRIBUTES = {
     "start_client_internal": ("_pull_and_store_message", "push_object_contents_from_iterable"),
     "TaskIdentity": ("task_id", "run_id", "node_id"),
@@ -52,7 +52,7 @@ ATTRIBUTES = {
         "PushTaskOutputRequest", "SendTaskHeartbeatRequest",
     ),
 }  # fmt: skip
-"""What is used of these that mypy does not see, or that is changed."""
+"""Attributes of these that mypy does not see, or that this package changes."""
 TEXTS = {
     supernode._ACQUIRE: ("supercore/runtime/runtime_http_client.py", "runtime/supernode: _ACQUIRE"),
     "flower-superexec": ("superlink/cli/flower_superlink.py", "runtime/services: _HELPER"),
@@ -107,7 +107,7 @@ def test_the_range_is_that_of_the_known_releases_everywhere():
     allowed = SpecifierSet(flower.RANGE)
     first, last = ((int(part) for part in each.split(".")) for each in flower.KNOWN)
     (major, low), (_, high) = first, last
-    assert high == low + 1  # the newest and the one before
+    assert high == low + 1  # the newest and the previous release
     for minor in range(low - 1, high + 2):
         assert (f"{major}.{minor}.3" in allowed) == (low <= minor <= high)
     assert version("flwr") in allowed

@@ -1,4 +1,4 @@
-"""Lines of a log: with time and level, without colours where nobody sees them, or as JSON."""
+"""Log lines: with time and level, with colours only in a terminal, or as JSON."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from dpfact_flower.machine import logs
 
 @pytest.fixture
 def line(monkeypatch):
-    """What a line looks like, once the handler was set up for a terminal or a file."""
+    """The format of a line after the handler was set up for a terminal or a file."""
 
     def made(*, terminal: bool, form: str = "") -> str:
         handler = ConsoleHandler()
@@ -53,7 +53,7 @@ def test_json_is_one_object_a_line(line, terminal):
 @pytest.mark.nightly
 @pytest.mark.process
 def test_no_public_name_brings_a_handler_with_it():
-    """A library leaves the log of the program that imports it as it is, also of a site or a run."""
+    """A library does not change the log of the program that imports it."""
     code = """if True:
         import logging
         from dpfact_flower import *
@@ -73,7 +73,7 @@ def test_a_level_that_was_set_stays(line, caplog):
 
 
 def test_our_error_is_one_line_where_flower_logs_it_and_others_are_whole(caplog, monkeypatch):
-    """Its ServerApp ends with twenty lines before the one that says what to do."""
+    """Otherwise, the ServerApp ends with twenty lines before the one that says what to do."""
     logs.use_flower_handler()
     theirs = logging.getLogger(LOGGER_NAME)
     monkeypatch.setattr(theirs, "propagate", True)

@@ -1,4 +1,4 @@
-"""How much memory a process may have."""
+"""The memory that a process may use."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from dpfact_flower.machine.memory import hold_beside, memory_limit, memory_used,
 
 @pytest.fixture
 def groups(tmp_path, monkeypatch):
-    """A machine on which the process is in the group a/b, and none is limited."""
+    """A machine on which the process is in the group a/b, without limits."""
     top, own = tmp_path / "cgroup", tmp_path / "own"
     (top / "a" / "b").mkdir(parents=True)
     own.write_text("1:name=systemd:/elsewhere\n0::/a/b\n")
@@ -75,7 +75,7 @@ def test_what_a_process_has_had_and_another_holds_for_it_counts(monkeypatch):
 @pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another library keeps nothing")
 def test_memory_that_nothing_lies_in_is_given_back():
-    """Half of the blocks are freed, each between two that stay."""
+    """Half of the blocks are freed, each between two that stay in use."""
     script = """
 import sys
 from pathlib import Path

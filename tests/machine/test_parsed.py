@@ -1,4 +1,4 @@
-"""Untrusted JSON and arrays: what is right is read, whatever else is an error of ours."""
+"""Untrusted JSON and arrays: valid content is read, and anything else gives our own error."""
 
 import io
 import resource
@@ -33,7 +33,7 @@ def test_every_bit_comes_back_in_an_array_of_its_own(array, turned):
     found = read_npy(io.BytesIO(saved(array)))
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     assert found.tobytes() == array.tobytes()
-    assert found.flags.writeable  # to compiled kernels, read-only arrays are another type
+    assert found.flags.writeable  # read-only arrays have another type in compiled kernels
 
 
 def with_header(text: str, numbers: bytes = bytes(64), version: bytes = b"\1\0") -> bytes:
@@ -59,14 +59,14 @@ ODD_HEADERS = {
 
 
 def refused_in_little_memory(content: bytes | None, path: Path) -> None:
-    """The array alone, if it is given, and the file in which it is."""
+    """Check that the array, if given, and its file are refused in little memory."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if content is not None:
         with pytest.raises(DataError, match=r"not an array in \.npy format"):
             read_npy(io.BytesIO(content))
     with pytest.raises(DataError, match=r"not a readable \.npz file"):
         load_npz(path, ["a"])
-    # Memory that is asked for and never touched is none.
+    # Memory that is allocated but not touched does not count.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 
@@ -77,12 +77,12 @@ def test_any_other_header_is_our_own_error_and_takes_no_memory(text, version, tm
     content = with_header(text, version=version)
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("a.npy", content)
-    read_npy(io.BytesIO(with_header(described())))  # the rest of it is right
+    read_npy(io.BytesIO(with_header(described())))  # the rest is valid
     refused_in_little_memory(content, tmp_path / "x.npz")
 
 
 def test_a_member_that_says_it_unpacks_to_more_than_it_can_is_refused(tmp_path):
-    """Its directory and its header agree on a size that so few bytes cannot have."""
+    """Its directory and its header agree on a size that its few bytes cannot have."""
     path = tmp_path / "x.npz"
     head = with_header(described(shape="(900000000,)"), b"")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -21,7 +21,7 @@ def test_a_process_is_seen_with_its_words_environment_and_folder(tmp_path):
     command = [sys.executable, "-c", says_that_it_runs, "--config=a b", "--key", "../k"]
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **ends, env={"MARK": "x=y"}, cwd=tmp_path) as process:
-        # Popen returns within exec, before Linux has the new words to show.
+        # Popen returns during exec, before Linux shows the new command line.
         assert process.stdout.readline() == b"here\n"
         (found,) = [each for each in processes() if each.pid == process.pid]
         process.communicate(b"\n")
@@ -58,7 +58,7 @@ def test_a_socket_is_found_with_its_user(address):
     with socket.create_server((address, 0), family=family, dualstack_ipv6=six) as made:
         port, inode = made.getsockname()[1], os.fstat(made.fileno()).st_ino
         assert listeners("127.0.0.1", port) == [Listener(os.geteuid(), inode)]
-        client = socket.create_connection(("127.0.0.1", port))  # a connection is no listener
+        client = socket.create_connection(("127.0.0.1", port))  # a connection is not a listener
         assert len(listeners("127.0.0.1", port)) == 1
         client.close()
     assert listeners("127.0.0.1", port) == []
@@ -75,7 +75,7 @@ LISTENS, CONNECTED = "0A", "01"
 @pytest.mark.parametrize(
     ("hosts", "rows", "uids"),
     [
-        # The closest listener has it.
+        # The most specific listener gets the connection.
         (["127.0.0.1"], [(HERE, LISTENS, 5), (ANY, LISTENS, 6)], [5]),
         (["127.0.0.1"], [(MAPPED, LISTENS, 5), (ANY, LISTENS, 6)], [5]),
         (["127.0.0.1"], [(HERE, CONNECTED, 5), (ANY, LISTENS, 6)], [6]),
@@ -83,7 +83,7 @@ LISTENS, CONNECTED = "0A", "01"
         (["127.0.0.1"], [("0500A8C0", LISTENS, 5)], []),  # 192.168.0.5
         (["127.0.0.1"], [(LOOPBACK_6, LISTENS, 5)], []),
         (["::1"], [(ANY, LISTENS, 5), (ANY_6, LISTENS, 6)], [6]),  # 0.0.0.0 takes no IPv6
-        # Of two addresses each counts: who takes the free one is reached first.
+        # Each of two addresses counts: a process that takes the free one is reached first.
         (["127.0.0.1", "::1"], [(HERE, LISTENS, 5)], []),
         (["127.0.0.1", "::1"], [(HERE, LISTENS, 5), (LOOPBACK_6, LISTENS, 6)], [5, 6]),
     ],

@@ -1,4 +1,4 @@
-"""Figures as node_exporter's textfile collector reads them."""
+"""Metrics in the format of node_exporter's textfile collector."""
 
 from dpfact_flower.machine.prometheus import Gauge, exposition, gauge, write_exposition
 

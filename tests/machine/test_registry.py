@@ -1,4 +1,4 @@
-"""What a name stands for: ours, registered ones, those of installed packages."""
+"""The objects that names stand for: our own, registered, and from installed packages."""
 
 import sys
 
@@ -18,7 +18,7 @@ def registry() -> Registry[object]:
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed package that names two things, one of which cannot be imported."""
+    """An installed package with two entry points, one of which cannot be imported."""
     (tmp_path / "their_package.py").write_text("theirs = 3")
     info = tmp_path / "their_package-1.0.dist-info"
     info.mkdir()
@@ -45,11 +45,11 @@ def test_ours_and_registered_ones_are_found(registry):
 def test_things_of_installed_packages_are_imported_when_asked_for(registry, package, monkeypatch):
     assert registry.names() == ["ours", "broken", "theirs"]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "entry_points", None)  # they are looked for once
+        patch.setattr(module, "entry_points", None)  # entry points are searched once
         assert registry.names() == ["ours", "broken", "theirs"]
     assert "their_package" not in sys.modules
     assert registry.find("theirs") == 3
-    assert registry.find("ours") == 1  # nobody takes our names
+    assert registry.find("ours") == 1  # our names cannot be replaced
 
 
 def test_an_unknown_name_is_refused_with_those_there_are(registry):

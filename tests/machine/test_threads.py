@@ -16,7 +16,7 @@ def test_results_come_in_the_order_of_the_parts(threads):
     done = [threading.Event() for _ in range(20)]
 
     def overtaken(part: int) -> int:
-        """Where others work at the same time, each second part ends after the one behind it."""
+        """With several threads, each second part ends after the part that follows it."""
         if threads > 1 and part % 2 == 0:
             assert done[part + 1].wait(PATIENCE)
         done[part].set()
@@ -29,7 +29,7 @@ def test_parts_run_at_the_same_time_and_few_results_wait():
     both, taken = threading.Barrier(2, timeout=PATIENCE), []
 
     def meet(part: int) -> int:
-        both.wait()  # alone, a part would wait for ever
+        both.wait()  # a single part would wait for ever
         return part
 
     def parts():
@@ -39,7 +39,7 @@ def test_parts_run_at_the_same_time_and_few_results_wait():
 
     results = in_order(meet, parts(), threads=2)
     next(results)
-    # Two at work and as many ahead of them, and one in place of that whose result was taken.
+    # Two parts in progress, two ahead of them, and one for the part whose result was taken.
     assert len(taken) <= 5
     assert len(list(results)) == 11
 

@@ -1,4 +1,4 @@
-"""What a site may be given as."""
+"""The accepted forms of a site."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""The estimator, as scikit-learn checks and uses one; and that private fits are charged."""
+"""The estimator under scikit-learn's checks and tools, and the charges for private fits."""
 
 import pickle
 
@@ -20,7 +20,7 @@ from dpfact_flower.tensor.cp import factor_match_score
 pytestmark = pytest.mark.slow
 
 PLAIN = {"privacy": "none", "rounds": 2}
-# scikit-learn runs it where SCIPY_ARRAY_API is set; sites compute with NumPy alone.
+# scikit-learn runs this check if SCIPY_ARRAY_API is set, but sites compute only with NumPy.
 EXEMPT = {"check_array_api_input": "arrays of other libraries become NumPy's"}
 
 
@@ -28,7 +28,7 @@ EXEMPT = {"check_array_api_input": "arrays of other libraries become NumPy's"}
     [DPFactPhenotyper(rank=2, **PLAIN)], expected_failed_checks=lambda _: EXEMPT
 )
 def test_it_keeps_scikit_learns_rules(estimator, check):
-    """Of the transformers that take a matrix without negative values. Sites are its own matter."""
+    """These are the rules for transformers of non-negative matrices."""
     check(estimator)
 
 
@@ -73,7 +73,7 @@ def test_a_matrix_is_the_same_dense_and_sparse_and_with_names(cohort):
 
 @pytest.mark.nightly
 def test_sites_are_cross_validated_by_patients(cohort):
-    """Rows are patients: of one site, and of all sites of a cohort, each patient at their site."""
+    """Rows are the patients of one site, or of all sites of a cohort."""
     died = np.arange(len(cohort)) % 3 == 0
     pipeline = make_pipeline(DPFactPhenotyper(rank=2, **PLAIN), LogisticRegression())
     assert len(cross_val_score(pipeline, cohort, died, cv=2, scoring="roc_auc")) == 2
@@ -105,7 +105,7 @@ def test_without_a_state_dir_a_private_fit_leaves_nothing(cohort, tmp_path, monk
 
 
 def test_seeded_noise_is_for_simulation(cohort):
-    """The same phenotypes twice, and nothing called private."""
+    """Two runs give the same phenotypes, and neither is called private."""
     seeded = {"noise_seed": 3}
     one, two = (DPFactPhenotyper(rank=2, settings=seeded).fit(cohort) for _ in range(2))
     assert factor_match_score(one.model_.factors, two.model_.factors) == pytest.approx(1)

@@ -34,7 +34,7 @@ from dpfact_flower.settings import PrivacySettings
 ADD_OR_REMOVE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 CLOSE = 1e-9  # relative; the functions reach about 1e-11
 
-# Uniform in the exponent: every magnitude is tried as often.
+# Uniform in the exponent, so every magnitude is tried equally often.
 deltas = st.floats(math.log(1e-12), math.log(0.5)).map(math.exp)
 epsilons = st.floats(math.log(1e-3), math.log(100)).map(math.exp)
 rhos = st.floats(math.log(1e-8), math.log(100)).map(math.exp)
@@ -97,7 +97,7 @@ def test_composition_against_privacy_loss_distributions(multipliers, delta):
     for multiplier in multipliers:
         theirs.compose(dp_accounting.GaussianDpEvent(multiplier))
     ours = figure(account([made(multiplier) for multiplier in multipliers], delta), GAUSSIAN_DP)
-    # PLD rounds each loss up to its grid, so it errs on one side, by a cell per event at most.
+    # PLD rounds each loss up to its grid, so it errs on one side, by at most a cell per event.
     upper = theirs.get_epsilon(delta)
     assert ours <= upper * (1 + 1e-6)
     assert upper <= ours + interval * len(multipliers)
@@ -154,7 +154,7 @@ def test_a_plan_claims_the_epsilon_it_was_made_for(epsilon, delta, rounds, facto
     ("epsilon", "as_stated", "by_proposition"), [(1.2, 20, 18), (1.9, 49, 44), (1.7, 39, 35)]
 )
 def test_rounds_behind_the_papers_epsilons(epsilon, as_stated, by_proposition):
-    """At rho = 1e-3 per factor and round, delta = 1e-4: how long the paper's runs lasted."""
+    """The paper's numbers of rounds, at rho = 1e-3 per factor and round and delta = 1e-4."""
     rho, delta, rounds = 1e-3, 1e-4, range(1, 100)
     log_inverse = 4 * math.log(10)
     assert as_stated == round(epsilon**2 / (8 * rho * log_inverse))
@@ -207,7 +207,7 @@ def test_printed_epsilon_is_never_below_the_computed_one(sigma, delta):
         assert one.epsilon * (1 - CLOSE) <= printed <= one.epsilon * 1.00101
 
 
-# --- Discrete noise: which figure stands for patient mode -----------------------------------------
+# --- Discrete noise: patient mode's figure -----------------------------------------
 
 MOST = 2_000_000_000
 START = ReleaseEvent("round 1, start", 1.0, 2.0, 1000, "patient", "add-remove", PATIENT_CLAIM)
@@ -230,7 +230,7 @@ def test_the_headline_is_gaussian_dp_with_the_slack_of_discrete_noise():
 def test_the_slack_is_on_the_safe_side(epsilon, delta):
     mu = conversions.mu_for_epsilon(epsilon, delta)
     found = conversions.epsilon_gaussian_discrete(mu, delta, 1)
-    # (epsilon + s, exp(s) delta) with s the slack: what the noise page proves.
+    # (epsilon + s, exp(s) delta) with the slack s, as proven on the page about noise.
     slack = (3 * MOST + 3200) / (24 * SIGMA**2) * (1 + 1e-12)
     assert slack <= DISCRETE_SLACK
     assert found >= conversions.epsilon_gaussian(mu, delta * math.exp(-slack)) + slack
@@ -267,13 +267,13 @@ patients = {"unit": "patient", "neighbours": "add-remove"}
 @settings(max_examples=30)
 @given(st.lists(st.floats(0.3, 50), min_size=1, max_size=5), deltas)
 def test_replacing_a_record_costs_what_noise_of_half_the_size_would(multipliers, delta):
-    """A sum moves by at most twice as much, so mu doubles; checked without our conversions."""
+    """A sum moves by at most twice as much, so mu doubles. Our conversions are not used here."""
     guarantee = account([made(multiplier, **patients) for multiplier in multipliers], delta)
     mu = 2 * math.sqrt(sum(multiplier**-2 for multiplier in multipliers))
     epsilon = guarantee.headline.replacing
     assume(guarantee.headline.accountant == GAUSSIAN_DP_DISCRETE)
     assume(1e-3 < epsilon < 400)  # where the proof for discrete noise holds
-    # The slack of discrete noise is on both, and nothing else is.
+    # Both include only the slack of discrete noise.
     exact = delta_to_50_digits(mu, epsilon - DISCRETE_SLACK)
     assert float(exact / (delta * (1 - DISCRETE_SLACK))) == pytest.approx(1, rel=1e-8)
 
@@ -298,7 +298,7 @@ def test_the_price_stands_wherever_the_epsilon_does_and_only_where_it_is_one():
     assert f"; replacing a patient's record: {price})" in str(guarantee.headline)
     assert str(guarantee).count("replacing a patient's record") == len(guarantee.figures)
     assert guarantee.to_dict()["replacing"] == guarantee.headline.replacing
-    entries = account([made(2.0)], 1e-5)  # whose neighbours are that already
+    entries = account([made(2.0)], 1e-5)  # its neighbours already replace a record
     assert "replacing" not in str(entries)
     assert entries.to_dict()["replacing"] is None
 

@@ -19,7 +19,7 @@ AT_ONCE = 4096
 
 
 class Tape:
-    """A repeatable stream of bytes (SHA-256 in counter mode) that remembers what it gave."""
+    """A repeatable stream of bytes (SHA-256 in counter mode) that remembers its output."""
 
     def __init__(self, seed=0, start=b""):
         self.seed, self.data, self.given = seed, bytearray(start), 0
@@ -38,7 +38,7 @@ class Tape:
 
 
 class OneBitAtATime:
-    """Algorithms 1 to 3 of Canonne, Kamath & Steinke 2020 for sigma = t = 2**bits, plainly."""
+    """Plain Algorithms 1 to 3 of Canonne, Kamath & Steinke 2020 for sigma = t = 2**bits."""
 
     def __init__(self, tape):
         self.tape, self.used = tape, 0
@@ -56,7 +56,7 @@ class OneBitAtATime:
         return value
 
     def bernoulli_exp(self, numerator, bits):
-        """exp(-numerator / 2**bits): von Neumann's trick with coins of probability gamma / k."""
+        """Draw with exp(-numerator / 2**bits), by von Neumann's trick with coins of gamma / k."""
         k = 1
         while self.uniform(k) == 0 and 2**bits - 1 - self.number(bits) < numerator:
             k += 1
@@ -80,7 +80,7 @@ class OneBitAtATime:
         while True:
             value = self.laplace(bits)
             whole, rest = divmod(abs(abs(value) - scale), scale)
-            if value == 0:  # the one distance that is below no next multiple of the scale
+            if value == 0:  # the only distance not below the next multiple of the scale
                 whole, rest = 0, scale
             coins = [(1, 1)] * whole**2 + [(rest, bits)] * whole + [(rest**2, 2 * bits + 1)]
             assert sum(Fraction(top, 2**below) for top, below in coins) == Fraction(
@@ -91,14 +91,14 @@ class OneBitAtATime:
 
 
 def pmf(values, sigma):
-    """Exact probabilities; the support beyond 12 sigma holds less than 1e-31."""
+    """Return exact probabilities. The support beyond 12 sigma has less than 1e-31."""
     everything = np.arange(-12 * sigma, 12 * sigma + 1)
     weight = np.exp(-(everything.astype(float) ** 2) / (2 * sigma**2))
     return np.exp(-(values.astype(float) ** 2) / (2 * sigma**2)) / weight.sum()
 
 
 def rounded_gaussian(values, sigma):
-    """Probabilities of a Gaussian rounded to integers, for successive `values`."""
+    """Return the probabilities of a Gaussian rounded to integers, for successive `values`."""
     edges = np.append(values - 0.5, values[-1] + 0.5)
     return np.diff(stats.norm.cdf(edges / sigma))
 
@@ -112,7 +112,7 @@ def test_values_are_those_of_a_sampler_that_reads_one_bit_at_a_time(bits, count)
     plain = OneBitAtATime(Tape(bits))
     expected = [plain.gaussian(bits) for _ in range(count)]
     assert noise._sample(count, bits, Tape(bits), AT_ONCE).tolist() == expected
-    assert max(map(abs, expected)) >= 3 * 2**bits  # also coins that seldom fall were seen
+    assert max(map(abs, expected)) >= 3 * 2**bits  # rare coins were seen too
 
 
 def test_public_function_draws_at_24_bits():
@@ -130,7 +130,7 @@ def test_bits_are_used_in_order_and_none_is_skipped_or_used_twice(bits, count, a
     expected = [plain.gaussian(bits) for _ in range(count)]
     tape = Tape(seed)
     assert noise._sample(count, bits, tape, at_once).tolist() == expected
-    # Another buffer was asked for only when the bits of all before had been used up.
+    # Another buffer was requested only after all earlier bits were used.
     assert tape.given == 8 * at_once * math.ceil(plain.used / (64 * at_once))
 
 
@@ -138,7 +138,7 @@ def test_bits_are_used_in_order_and_none_is_skipped_or_used_twice(bits, count, a
 
 
 def far_value(low, high):
-    """Bits that propose and take -(low + high * SIGMA): one list for each thing they decide."""
+    """Return the bits that propose and accept -(low + high * SIGMA), one list per decision."""
 
     def number(value, bits):
         return [value >> place & 1 for place in range(bits)]
@@ -288,7 +288,7 @@ def test_noise_leaves_the_good_set_with_negligible_probability(count):
 
 @pytest.mark.parametrize("sigma", [1, 2, 8, 64])
 def test_rounding_adds_next_to_nothing_to_the_moment_of_the_tail_bound(sigma):
-    n = np.arange(-7 * sigma, 7 * sigma + 1)  # beyond, less than 1e-5 of the moment
+    n = np.arange(-7 * sigma, 7 * sigma + 1)  # beyond lies less than 1e-5 of the moment
     moment = (rounded_gaussian(n, sigma) * np.exp(n**2 / (4 * sigma**2))).sum()
     assert math.sqrt(2) < moment + 1e-5
     assert moment <= math.sqrt(2 / (1 - 1 / (6 * sigma**2))) < math.exp(0.5)

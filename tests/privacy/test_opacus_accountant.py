@@ -39,7 +39,7 @@ def test_full_batch_epsilon_is_the_tight_zcdp_conversion_and_our_rdp_that_of_opa
     accountant = after(history, RDPAccountant)
     ours, theirs = after(history).get_epsilon(delta), accountant.get_epsilon(delta)
     assert ours == pytest.approx(epsilon_zcdp_tight(rho_of(history), delta), rel=1e-12)
-    # The same bound, at the best order instead of the best on a list.
+    # The same bound, at the best order instead of the best order on a list.
     assert theirs * 0.99 <= ours <= theirs * (1 + 1e-9)
     theirs, _ = accountant.get_privacy_spent(delta=delta, alphas=list(RDP_ORDERS))
     assert epsilon_rdp(rho_of(history), delta) == pytest.approx(theirs, rel=1e-12)
@@ -47,12 +47,13 @@ def test_full_batch_epsilon_is_the_tight_zcdp_conversion_and_our_rdp_that_of_opa
 
 @pytest.mark.parametrize("order", np.geomspace(64, 700, 25))
 def test_whatever_order_is_best_one_beside_it_is_tried(order):
-    """Orders 3/2 apart, the best is sqrt(3/2) off at most, where epsilon is some 2 % above its own.
+    """With orders 3/2 apart, the best is off by at most sqrt(3/2), which costs about 2 %.
 
-    At (1.225 + 1 / 1.225) / 2 = 1.021, but for terms that hardly change; twice apart, at 1.061.
+    The factor is (1.225 + 1 / 1.225) / 2 = 1.021, except for small terms. For orders a factor of 2
+    apart, it would be 1.061.
     """
     delta = 1e-5
-    rho = -math.log(delta) / (order - 1) ** 2  # whose best order that is, nearly
+    rho = -math.log(delta) / (order - 1) ** 2  # for which this order is nearly the best
     best = epsilon_zcdp_tight(rho, delta)
     assert best * (1 - 1e-9) <= epsilon_rdp(rho, delta) <= best * 1.025
 
@@ -62,7 +63,7 @@ def test_whatever_order_is_best_one_beside_it_is_tried(order):
 
 @pytest.mark.parametrize("rate", [0.01, 0.3])
 def test_no_order_is_beyond_what_the_analysis_can_add_up(rate):
-    """Above 1029 a binomial coefficient is no float: what was sampled would cost no number."""
+    """Above 1029, a binomial coefficient exceeds float64, and the cost would not be a number."""
     costs = analysis.compute_rdp(q=rate, noise_multiplier=2.0, steps=1, orders=RDP_ORDERS)
     assert np.isfinite(costs).all()
 

@@ -21,7 +21,7 @@ def solver(**changes):
 
 
 def bounded(rows=(200, 200), **changes):
-    """Factors of 20,000 values each."""
+    """Return factors of 20,000 values each."""
     rng = np.random.default_rng(5)
     return tuple(rng.random((n, RANK), dtype=np.float32) for n in rows), solver(**changes)
 
@@ -36,12 +36,12 @@ def noise_in(release, factors):
 
 
 def has_variance(values, variance):
-    """Chi-square test of mean-zero Gaussian values."""
+    """Test the variance of mean-zero Gaussian values by chi-square."""
     tail = stats.chi2.cdf((values**2).sum() / variance, len(values))
     return ALPHA / 2 < tail < 1 - ALPHA / 2
 
 
-# sensitivity 0.2 and 10; at rho = 1/2, sigma equals sensitivity, so 1/8 tells them apart too.
+# sensitivity 0.2 and 10. At rho = 1/2, sigma equals sensitivity, so 1/8 is tested too.
 @pytest.mark.parametrize(("clip", "rho"), [(5.0, 0.5), (250.0, 0.5), (5.0, 0.125), (250.0, 0.125)])
 def test_noise_has_variance_sensitivity_squared_over_two_rho(clip, rho):
     factors = bounded(clip=clip)
@@ -66,7 +66,7 @@ def test_noise_is_gaussian_and_independent():
     for sample in samples:
         assert stats.kstest(sample, "norm").pvalue > ALPHA
         assert abs(sample.mean()) < -stats.norm.ppf(ALPHA / 2) / math.sqrt(len(sample))
-    # Two releases; the two factors of one; neighbouring values of one.
+    # Two releases, the two factors of one, and neighbouring values of one.
     first, second = samples
     pairs = [(first, second), (first[:20_000], first[20_000:]), (first[:-1], first[1:])]
     for a, b in pairs:
@@ -80,7 +80,7 @@ def test_normal_values_invert_the_tail_to_the_last_bit():
     assert np.isfinite(values).all()
     tails = ((words >> np.uint64(1)).astype(float) + 0.5) / 2.0**64
     assert stats.norm.sf(np.abs(values)) == pytest.approx(tails, rel=1e-9)
-    # The lowest bit is the sign: words come in pairs of opposite values.
+    # The lowest bit is the sign, so words form pairs of opposite values.
     assert np.array_equal(values[::2], -values[1::2])
     assert 9.1 < abs(values[0]) < 9.3
 

@@ -7,7 +7,7 @@ from dpfact_flower.runtime.installation import new_authority, new_node_key, new_
 
 
 class Certificates(NamedTuple):
-    """PEM files of a SuperLink that speaks TLS, and of its certificate's authority."""
+    """PEM files of a SuperLink with TLS, and of its certificate authority."""
 
     authority: Path
     certificate: Path
@@ -15,7 +15,7 @@ class Certificates(NamedTuple):
 
 
 def make_certificates(folder: Path, name: str) -> Certificates:
-    """In a new folder of that name, an authority and a server's certificate for 127.0.0.1."""
+    """Make an authority and a server certificate for 127.0.0.1 in a new folder of that name."""
     own = folder / name
     own.mkdir()
     files = Certificates(own / "ca.crt", own / "server.pem", own / "server.key")
@@ -27,7 +27,7 @@ def make_certificates(folder: Path, name: str) -> Certificates:
 
 
 def make_key(folder: Path, site: str) -> Path:
-    """A SuperNode's key: `site` is private, `site.pub` for the centre."""
+    """Make a SuperNode's key: `site` is private, and `site.pub` is for the centre."""
     private, public = new_node_key(site)
     (folder / site).write_bytes(private)
     (folder / f"{site}.pub").write_bytes(public)

@@ -1,4 +1,4 @@
-"""A real deployment on loopback for the tests: SuperNodes and configs."""
+"""SuperNodes and configs of a real deployment on loopback, for tests."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def site_config(cohort_folder: Path, tmp_path: Path, site: str, **changes) -> di
 
 
 def server_config(cohort, tmp_path: Path) -> dict[str, object]:
-    """A deployed server has the public code lists and nothing else."""
+    """Return the config of a deployed server, which has only the public code lists."""
     paths = []
     for vocabulary in cohort.vocabularies:
         path = tmp_path / f"{vocabulary.name}.json"
@@ -38,7 +38,7 @@ def assert_same(out: Path, expected) -> None:
 
 
 def assert_arrived(out: Path, *, rounds: int, sites: int = 3) -> None:
-    """Hold a run on arrival to its rounds, whoever was fast: no site twice, most in the last."""
+    """Check an asynchronous run's rounds: no site occurs twice, and most are in the last."""
     records = read_history(out)
     assert [record.round for record in records] == list(range(1, rounds + 1))
     assert [record.failures for record in records] == [()] * rounds
@@ -50,5 +50,5 @@ def assert_arrived(out: Path, *, rounds: int, sites: int = 3) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Lines of a file; none where there is no file yet."""
+    """Return the lines of a file, or none if there is no file yet."""
     return path.read_text().splitlines() if path.exists() else []

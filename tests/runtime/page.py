@@ -1,4 +1,4 @@
-"""A deployment as docs/how-to/deploy.md has it: by the package's commands, for tests."""
+"""A deployment as in docs/how-to/deploy.md, made by the package's commands, for tests."""
 
 import os
 import re
@@ -24,11 +24,11 @@ from tests.patience import await_that
 CONNECTION = "dpfact"
 TEMPLATES = Path(installation.__file__).with_name("templates")
 UIDS = (61501, 61502)
-"""Stand for a hospital's two users; files and processes need no more than a number."""
+"""Ids in place of a hospital's two users. Files and processes only need a number."""
 
 
 def written(name: str) -> str:
-    """A file of a deployment, as the commands write it into the page's folder."""
+    """Return a deployment's file as the commands write it into the page's folder."""
     text = Template((TEMPLATES / name).read_text())
     return text.substitute(
         folder="/srv/dpfact", bin="/opt/dpfact/bin", name="north", port=9200,
@@ -38,7 +38,7 @@ def written(name: str) -> str:
 
 @dataclass(frozen=True)
 class Users:
-    """Who plays the page's two users: two of them for root, and else one for both."""
+    """The page's two users: two users if the tests run as root, and otherwise one for both."""
 
     node: int
     site: int
@@ -49,7 +49,7 @@ class Users:
 
 
 def page_users() -> Users:
-    """Two users where this one may be others, and those can read the code that is tested."""
+    """Return two users if this user may become others who can read the tested code."""
     if os.geteuid() != 0:
         return Users(os.geteuid(), os.geteuid())
     command = [sys.executable, "-c", "import os, dpfact_flower; open(os.devnull, 'w')"]
@@ -65,7 +65,7 @@ def page_users() -> Users:
 
 @dataclass(frozen=True)
 class Hospital:
-    """A hospital, in a folder of its own in place of /srv/dpfact."""
+    """A hospital with its own folder in place of /srv/dpfact."""
 
     name: str
     folder: Path
@@ -91,9 +91,9 @@ class Hospital:
         return [tool("dpfact"), *words]
 
     def prepare(self, authority: Path, data: Path) -> None:
-        """Set it up by its command, and give each part to its user as install.sh does.
+        """Set up the hospital by its command, and give each part to its user as install.sh does.
 
-        Nothing waits for `reply-after`: a loaded machine would be late again and again.
+        `reply-after` is off, because a busy machine would often be late.
         """
         dpfact(
             "site", "init", self.name, "--centre", self.address, "--ca", authority, "--data", data,
@@ -107,7 +107,7 @@ class Hospital:
         subprocess.run(["sh", "-ec", own], check=True, capture_output=True)
 
     def service(self, name: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, Any]]:
-        """Command of one of its systemd units, and how systemd would start it."""
+        """Return the command of a systemd unit, and the options with which systemd starts it."""
         uid = {"dpfact-node": self.users.node, "dpfact-site": self.users.site}[name]
         other = {"user": uid, "group": uid, "extra_groups": []} if self.users.two else {}
         text = (self.folder / f"{name}.service").read_text()
@@ -117,7 +117,7 @@ class Hospital:
 
     @contextmanager
     def unit(self, name: str, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-        """A systemd unit of the page, started as systemd would; its log is NAME.log."""
+        """Start a systemd unit of the page as systemd would. Its log is NAME.log."""
         command, options = self.service(name, more)
         with (
             (self.folder / f"{name}.log").open("wb") as log,
@@ -130,31 +130,31 @@ class Hospital:
 
 
 def unit_of(text: str, more: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Command and environment of a systemd unit."""
+    """Return the command and environment of a systemd unit."""
     entries = dict(re.findall(r"^(\w+)=(.*)$", text.replace("\\\n", " "), re.MULTILINE))
     own = dict(word.split("=", 1) for word in entries["Environment"].split())
     return shlex.split(entries["ExecStart"]), {"PATH": "/usr/bin:/bin", **more, **own}
 
 
 def hospital(folder: Path, name: str, users: Users, address: str) -> Hospital:
-    """A hospital whose SuperNode has a free port of this machine."""
+    """Return a hospital whose SuperNode has a free port of this machine."""
     return Hospital(name, folder / name, users, address, free_port())
 
 
 def centre_command(folder: Path) -> list[str]:
-    """The SuperLink of a folder of `dpfact centre init`, as its unit starts it."""
+    """Return the command with which a centre's unit starts its SuperLink."""
     return unit_of((folder / "dpfact-centre.service").read_text(), {})[0]
 
 
 def make_centre(folder: Path, port: int) -> Path:
-    """A centre on this machine; its certificate, which hospitals trust."""
+    """Make a centre on this machine, and return the certificate that hospitals trust."""
     write_centre(folder, "127.0.0.1", port)
     return folder / "ca.crt"
 
 
 @contextmanager
 def centre(folder: Path) -> Iterator[SuperLink]:
-    """A SuperLink, under way, in `folder`/tls, and below `folder` a Flower home that knows it."""
+    """Start a SuperLink in `folder`/tls, with a Flower home below `folder` that knows it."""
     port, home, tls = free_port(), folder / "flwr", folder / "tls"
     authority = make_centre(tls, port)
     home.mkdir()

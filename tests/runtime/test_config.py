@@ -1,4 +1,4 @@
-"""What a run config makes of the files that it names."""
+"""A run config's files."""
 
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.runtime.config import load_vocabularies

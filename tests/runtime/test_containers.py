@@ -1,4 +1,4 @@
-"""The containers are started as the units are; no container is started here."""
+"""Containers are started like the units. These tests start no container."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ UNITS = {
     ("hospital", "site"): "dpfact-site",
 }
 BETWEEN_CONTAINERS = {"node": {"--host": "0.0.0.0"}, "site": {"--host": "node"}}
-"""What is said here and not in a unit: two containers do not share a loopback."""
+"""Options that a unit does not have, because two containers do not share a loopback."""
 
 
 def composed(name: str) -> dict:
@@ -25,13 +25,13 @@ def composed(name: str) -> dict:
 
 
 def stages() -> dict[str, str]:
-    """Text of each stage of the Dockerfile."""
+    """Return the text of each stage of the Dockerfile."""
     parts = re.split(r"^FROM \S+ AS (\w+)\n", (DEPLOY / "Dockerfile").read_text(), flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def options(words) -> dict[str, str]:
-    """Options with their values, however they are written."""
+    """Return the options with their values, in any notation."""
     text = " ".join(words).replace("=", " ").split()
     found: dict[str, str] = {}
     for word in text:
@@ -48,7 +48,7 @@ def test_a_container_is_started_with_the_options_of_its_unit(file, service):
     text = written(f"{UNITS[file, service]}.service")
     command, environment = unit_of(text, {})
     wanted = options(command) | BETWEEN_CONTAINERS.get(service, {})
-    wanted.pop("--node-user", None)  # whose a port of another container is cannot be seen
+    wanted.pop("--node-user", None)  # the owner of another container's port is not visible
     assert options(made["command"]) == wanted
     own = {**common_environment(), **made.get("environment", {})}
     assert own == {key: each for key, each in environment.items() if key != "PATH"}
@@ -66,7 +66,7 @@ def test_a_container_has_no_more_rights_than_its_unit(file, service):
     assert made["cap_drop"] == ["ALL"]
     assert made["security_opt"] == ["no-new-privileges:true"]
     assert "ports" not in made
-    assert re.fullmatch(r"\$\{[A-Z]+_USER:\?id -u dpfact-\w+\}", made["user"])  # and never root
+    assert re.fullmatch(r"\$\{[A-Z]+_USER:\?id -u dpfact-\w+\}", made["user"])  # never root
 
 
 def test_the_data_and_the_network_are_two_containers():
@@ -81,7 +81,7 @@ def test_the_data_and_the_network_are_two_containers():
 
 
 def test_the_patients_memory_goes_to_no_disk():
-    """Neither where it is short nor where a process breaks down."""
+    """This holds if memory is short, and if a process crashes."""
     made, unit = composed("hospital")["services"]["site"], written("dpfact-site.service")
     assert made["memswap_limit"] == made["mem_limit"]
     assert made["ulimits"] == {"core": 0}

@@ -20,7 +20,7 @@ class EndedError(Exception):
 
 
 class Tasks:
-    """A SuperNode with these tokens, and then an end."""
+    """A SuperNode with the given tokens, followed by an end."""
 
     def __init__(self, *tokens):
         self.tokens = list(tokens)
@@ -47,7 +47,7 @@ def secret(tmp_path):
 
 @pytest.fixture(autouse=True)
 def unchanged():
-    """What an executor changes in its own process."""
+    """Restore what an executor changes in its own process."""
     mask = os.umask(0o022)
     dump = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (dump[1], dump[1]))
@@ -92,12 +92,14 @@ def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
     assert seen["NUMBA_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.stat().st_mode & 0o777 == 0o700
-    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0  # which would hold the patients
+    assert (
+        resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
+    )  # a core dump would contain patients' data
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_is_being_answered_is_finished_before_an_executor_ends_unless_asked_twice(times):
-    """It may have been charged already."""
+    """The message may have been charged already."""
     answered = []
 
     def answer(token):

@@ -1,4 +1,4 @@
-"""The Grid in one process, and the internals of Flower that it relies on."""
+"""The Grid in one process, and the private parts of Flower on which it relies."""
 
 import threading
 
@@ -42,7 +42,9 @@ def test_each_node_has_its_own_config_and_its_reply_is_told_by_message_id(echo):
         m.metadata.message_id for m in asked
     ]
     np.testing.assert_array_equal(records.read_reply(replies[0]).arrays[0], np.eye(2))
-    assert grid.pull_messages([m.metadata.message_id for m in asked]) == []  # pulled once
+    assert (
+        grid.pull_messages([m.metadata.message_id for m in asked]) == []
+    )  # each reply is pulled once
 
 
 def test_an_exception_and_an_unknown_node_become_error_replies(echo):
@@ -69,7 +71,7 @@ def test_as_many_nodes_work_at_a_time_as_there_are_threads(threads, monkeypatch)
         with lock:
             at_work[0] += 1
             most[0] = max(most[0], at_work[0])
-        together.wait()  # with fewer at a time it would wait for ever
+        together.wait()  # with fewer threads, it would wait for ever
         with lock:
             at_work[0] -= 1
         return Message(RecordDict(), reply_to=message)

@@ -1,6 +1,6 @@
-"""A centre and two hospitals on one machine, by the commands and scripts of one page, without root.
+"""A centre and two hospitals on one machine without root, with the page's commands and scripts.
 
-The scripts are what `dpfact centre init` and `dpfact site init` write; one user plays all.
+`dpfact centre init` and `dpfact site init` write the scripts, and one user runs them all.
 """
 
 import re
@@ -92,7 +92,7 @@ def test_the_script_ends_in_silence_if_a_part_has_ended_before(tmp_path):
 
 
 def start(folder, stack: ExitStack) -> subprocess.Popen[bytes]:
-    """The script that stands for the units."""
+    """Start the script that replaces the units."""
     file = stack.enter_context((folder / "log").open("wb"))
     process = subprocess.Popen(["sh", folder / "start.sh"], stdout=file, stderr=file)
     stack.callback(process.terminate)

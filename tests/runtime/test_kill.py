@@ -1,8 +1,8 @@
-"""A site's process that is killed at work: what left it is always in its ledger.
+"""A site's process is killed at work, and its output is always in its ledger.
 
 A child answers one request and dies at a chosen step: at each call that touches the disk, and at
-each statement of the ledger. Then the ledger is read, and the request is made again. A kill leaves
-what the process had written in the kernel's hands: this is no test of a power loss.
+each statement of the ledger. Then the ledger is read, and the request is repeated. After a kill,
+the kernel still writes the data, so this is not a test of a power loss.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 RUNS = {
-    # epsilon is small, so that many jobs have room; each round has its release and its row.
+    # epsilon is small, so that many jobs fit the budget. Each round has its release and its row.
     "patient": {
         "solver": SolverSettings(rank=4, relative_l21=0.2),
         "privacy": PrivacySettings(
@@ -52,7 +52,7 @@ def digest(arrays) -> str:
 
 @dataclass
 class Trials:
-    """Kills of one site's process, round after round, job after job."""
+    """Kills of one site's process in successive rounds and jobs."""
 
     data: SiteData
     mode: str
@@ -68,7 +68,7 @@ class Trials:
         return make_client(self.data, self.folder, **allowed)
 
     def rounds(self, job: int) -> Iterator[RoundRequest]:
-        """A job's rounds that charge; each ends as the site's answer to it says."""
+        """Yield a job's charged rounds. Each ends with the site's answer."""
         run = {"job": f"job-{job}", "rounds": 4, "seed": job}
         server = make_server(self.data, **RUNS[self.mode], **run)
         for number in range(1, server.rounds + 1):
@@ -81,7 +81,7 @@ class Trials:
             close(server, number, [answer])
 
     def kill(self, request: RoundRequest, step: int) -> bool:
-        """Have a child answer that dies at a step; whether it lived to the end."""
+        """Let a child answer and die at a step. Return whether it survived."""
         before, wire = rows_in(self.site), request.to_wire()
         client = self.client()
 
@@ -94,7 +94,7 @@ class Trials:
         assert after[: len(before)] == before
         charged = len(after) - len(before)
         assert charged in (0, 1)
-        assert charged or not left  # never less in the ledger than what left
+        assert charged or not left  # every output is in the ledger
         if charged:
             assert (after[-1].job, after[-1].round) == (request.job, request.round)
             assert after[-1].request == request.digest
@@ -112,14 +112,14 @@ class Trials:
         return lived
 
     def kept(self, request: RoundRequest) -> str:
-        """What the ledger's release makes a message of."""
+        """Return the message made from the ledger's release."""
         with Ledger(self.site, create=False) as ledger:
             release = ledger.release_of(request.job, request.round)
         arrays, _ = SiteReply(self.data.name, release.arrays, step_of(release)).to_wire()
         return digest(arrays)
 
     def check_state(self, request: RoundRequest) -> None:
-        """Where a round leaves factors, those of the round that was answered are there."""
+        """If a round stores factors, check that those of the answered round exist."""
         if self.mode != "patient":
             state = store_of(self.data, self.folder, request.job).load(request.round)
             assert state.round == request.round
@@ -132,7 +132,7 @@ def test_a_site_that_is_killed_at_any_step_has_in_its_ledger_whatever_left_it(
 ):
     trials = Trials(cohort.sites[0], mode, tmp_path)
     for step in count(0, 4):
-        # Successive rounds die at successive steps; the last job's at none.
+        # Successive rounds die at successive steps. The last job's rounds survive.
         lived = [trials.kill(each, step + each.round % 4) for each in trials.rounds(step)]
         if all(lived):
             break

@@ -1,4 +1,4 @@
-"""The same run in one process and in Flower's simulation: the same numbers.
+"""The same run in one process and in Flower's simulation gives the same numbers.
 
 The simulation is a real `flwr run` on a SuperLink with Ray. Deployed: test_secure_deployment.py.
 """
@@ -48,7 +48,7 @@ def test_simulation_gives_the_numbers_of_one_process(cohort_folder, tmp_path):
 
 
 def assert_paid(out: Path) -> None:
-    """Hold each site's charges to the paper's plan, for the rounds that it answered."""
+    """Check each site's charges for its answered rounds against the paper's plan."""
     config = RunConfig.read(PAPER)
     rule = ElasticRule([*CODES.values()], config.solver, config.privacy, config.run)
     plan = {n: sum(e.rho for e in rule.planned_events(n)) for n in range(1, rule.rounds + 1)}
@@ -65,7 +65,7 @@ def assert_paid(out: Path) -> None:
 def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_noise(
     cohort_folder, tmp_path
 ):
-    """Not the bits of a run in step: with a step of its own the way there matters."""
+    """The bits differ from a synchronous run, because the order of updates matters."""
     config = {**PAPER, "aggregation": "async", "job": "j", "data": str(cohort_folder)}
     outs = [federate({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]
     assert_same(outs[1], read_model(outs[0])[0])
@@ -74,7 +74,7 @@ def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_no
         assert_paid(out)
         assert "used on arrival" in (out / "report.html").read_text()
         assert (tmp_path / f"{out.name}.sites" / "site-1").is_dir()
-        assert not list(out.glob("**/state-*.npz"))  # nothing of a patient is in the run's folder
+        assert not list(out.glob("**/state-*.npz"))  # the run's folder has no patient data
         assert not list(out.glob("**/ledger.sqlite"))
 
 
@@ -83,7 +83,7 @@ def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_no
 def test_the_command_runs_in_flowers_simulation_and_its_config_repeats_it_elsewhere(
     cohort_folder, tmp_path, monkeypatch
 ):
-    """In patient mode, with noise that is seeded: the same bits in one process."""
+    """In patient mode with seeded noise, one process gives the same bits."""
     monkeypatch.chdir(tmp_path)
     config = {**PATIENT, "noise-seed": 7}
     one = federate({**config, "data": str(cohort_folder), "out": "inprocess"})

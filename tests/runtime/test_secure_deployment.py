@@ -1,8 +1,8 @@
-"""A deployment as docs/how-to/deploy.md has it: TLS, registered keys, two users a hospital.
+"""A deployment as in docs/how-to/deploy.md: TLS, registered keys, two users per hospital.
 
 One SuperLink and three small hospitals on loopback serve all tests of this module. Each hospital is
-set up by `dpfact site init` and started as its systemd units are; where the tests are run as root,
-by two users and without a network.
+set up by `dpfact site init` and started like its systemd units. If the tests run as root, each has
+two users and no network.
 """
 
 import json
@@ -63,7 +63,7 @@ HOSTILE = Path(__file__).with_name("hostile_app")
 
 @dataclass(frozen=True)
 class Federation:
-    """What the tests of this module share."""
+    """The deployment that the tests of this module share."""
 
     folder: Path
     cohort_folder: Path
@@ -75,7 +75,7 @@ class Federation:
     asked_elsewhere: Callable[[], int] | None
 
     def flwr(self, *words: str) -> dict[str, object]:
-        """Answer of a `flwr` command of the centre."""
+        """Return the answer of a `flwr` command of the centre."""
         done = subprocess.run(
             [tool("flwr"), *words, "dpfact", "--format", "json"],
             env=self.superlink.environment, capture_output=True, check=True,
@@ -83,18 +83,18 @@ class Federation:
         return json.loads(done.stdout)
 
     def ended(self) -> bool:
-        """Whether a part of a hospital has."""
+        """Return whether a part of a hospital has ended."""
         return any(process.poll() is not None for process in self.processes)
 
     def register(self, key: Path, site: str) -> str:
-        """Node id of a site whose key the centre has been given."""
+        """Register a site's key at the centre, and return the node id."""
         answer = self.flwr("supernode", "register", f"{key}.pub", "--name", site)
         return str(answer["node-id"])
 
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A folder that other users may enter; pytest's own is for who runs the tests alone."""
+    """A folder that other users may enter, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="dpfact-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -102,10 +102,10 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def federation(cohort, folder, all_surrogates) -> Iterator[Federation]:
-    """A SuperLink with TLS that asks for registered keys, and a hospital for each site."""
+    """A SuperLink with TLS that requires registered keys, and a hospital for each site."""
     (folder / "cohort").mkdir()
     cohort.save(folder / "cohort")
-    for config in (CONFIG, NOISY):  # leaves machine code, of which each hospital gets a copy
+    for config in (CONFIG, NOISY):  # compiles machine code, of which each hospital gets a copy
         federate({**config, "data": str(folder / "cohort"), "out": str(folder / config["privacy"])})
     with ExitStack() as stack:
         asked_elsewhere = stack.enter_context(apart())
@@ -128,25 +128,25 @@ def federation(cohort, folder, all_surrogates) -> Iterator[Federation]:
 
 
 def installed(folder: Path, user: int) -> dict[str, str]:
-    """A copy of the tested code with its machine code, which this user may add to."""
+    """Copy the tested code with its machine code, to which this user may add."""
     package = folder / "code" / "dpfact_flower"
     shutil.copytree(dpfact_flower.__path__[0], package)
     for kept in package.rglob("__pycache__"):
         for path in (kept, *kept.iterdir()):
             os.chown(path, user, -1)
-    # An empty folder's name leaves numba to its own choice, which is beside the code.
+    # Without a folder's name, numba chooses a folder next to the code.
     return {
         "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "", "OPENBLAS_NUM_THREADS": "1",
     }  # fmt: skip
 
 
 def secured(authority: Path, key: Path) -> list[str]:
-    """Options of a SuperNode that trusts an authority and signs with a key."""
+    """Return options of a SuperNode that trusts an authority and signs with a key."""
     return ["--root-certificates", str(authority), "--auth-supernode-private-key", str(key)]
 
 
 def await_online(federation: Federation) -> None:
-    """Wait until the SuperNodes are let in and the executors answer."""
+    """Wait until the SuperNodes are admitted and the executors answer."""
     for each in federation.hospitals:
         for unit, sign in (("dpfact-node", "SuperNode ID"), ("dpfact-site", "answering")):
             await_that(lambda e=each, u=unit, s=sign: s in e.log(u) or federation.ended(), unit)
@@ -160,7 +160,7 @@ def await_online(federation: Federation) -> None:
 
 @pytest.mark.deployment
 def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own(federation):
-    """The control is a hospital that does without: there the app reads the patients' file."""
+    """In the control, a hospital with Flower's executor, the app reads the patients' file."""
     folder, superlink = federation.folder, federation.superlink
     canaries, out = folder / "canaries", folder / "loot.json"
     canaries.mkdir()
@@ -182,7 +182,7 @@ def test_a_hostile_app_runs_with_flowers_executor_and_not_with_the_hospitals_own
     assert loot.pop(node) == stolen
     assert set(loot) == set(federation.nodes.values())
     assert set(loot.values()) == {"dpfact:message (details are in the site's own log)"}
-    assert len(list(canaries.iterdir())) == 1  # the control's
+    assert len(list(canaries.iterdir())) == 1  # from the control
     for each in federation.hospitals:
         assert not list(each.folder.rglob("*.fab"))
         assert not list(each.folder.rglob("client_app.py"))
@@ -207,7 +207,7 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
     assert not (folder / "state-stranger").exists()
 
     spent = [ledger_of(each) for each in federation.hospitals]
-    with pytest.raises(RunFailedError):  # every hospital has spent what it allows
+    with pytest.raises(RunFailedError):  # every hospital has spent its budget
         superlink.run(APP, {**config, "out": str(folder / "second")})
     assert [ledger_of(each) for each in federation.hospitals] == spent
     summary = read_json(folder / "deployed" / "summary.json")
@@ -216,7 +216,7 @@ def test_an_honest_run_is_answered_and_spends_each_hospitals_budget_once(federat
     assert summary["sites"] == len(federation.hospitals)
     for (events, sent), ledger in zip(spent, summary["per_site"].values(), strict=True):
         assert [event.sigma for event in events] == [row["sigma"] for row in ledger["ledger"]]
-        assert sent == len(events)  # the last round sends nothing, and costs nothing
+        assert sent == len(events)  # the last round sends nothing at no cost
 
     listed = federation.flwr("supernode", "list")["nodes"]
     online = {node["node-id"] for node in listed if node["status"] == "online"}
@@ -229,7 +229,7 @@ WITHOUT_NOISE = {"allow-privacy": "none", "max-epsilon": 0.0}
 
 @contextmanager
 def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Iterator[None]:
-    """Hospitals with other settings, and a state folder of its own for what comes of them.
+    """Give hospitals other settings and separate state folders.
 
     An executor reads its settings for every message.
     """
@@ -247,7 +247,7 @@ def settings_for(hospitals: list[Hospital], name: str, **changes: object) -> Ite
 
 @pytest.fixture(scope="module")
 def signing(federation) -> dict[str, Path]:
-    """Each hospital's keys as its own user makes them, and all public lines in every hospital."""
+    """Make each hospital's key as its own user, and give all public lines to every hospital."""
     keys = {each.name: each.config.with_name("signing.pem") for each in federation.hospitals}
     lines = []
     for each in federation.hospitals:
@@ -259,12 +259,12 @@ def signing(federation) -> dict[str, Path]:
 
 
 def peers_of(each: Hospital) -> Path:
-    """Where a hospital has all sites' public keys."""
+    """Return a hospital's file with all sites' public keys."""
     return each.config.with_name("peers")
 
 
 def as_site(each: Hospital, *words: str) -> str:
-    """What a command of the hospital's own user prints."""
+    """Return the output of a command run as the hospital's own user."""
     other = {"user": each.users.site, "group": each.users.site, "extra_groups": []}
     done = subprocess.run(
         [tool("dpfact"), *words], capture_output=True, text=True, check=True, cwd="/",
@@ -333,7 +333,7 @@ def faults_of(each: Hospital) -> list[str]:
 @pytest.mark.nightly
 @pytest.mark.deployment
 def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(federation, cohort):
-    """With everything that the page asks for; bit for bit, as there is no noise."""
+    """The deployment follows the whole page. Without noise, the models are bit-identical."""
     folder, superlink = federation.folder, federation.superlink
     config = {**CONFIG, **server_config(cohort, folder), "out": str(folder / "plain")}
     link, out = Connection("dpfact", superlink.environment), folder / "plain"
@@ -354,14 +354,14 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     assert_same(out, read_model(folder / "none")[0])
     summary = read_json(out / "summary.json")
     assert summary["sites"] == len(cohort.sites)
-    assert summary["auc"] is None  # the server has no patients to measure on
+    assert summary["auc"] is None  # the server has no patients' data to measure
     for each in federation.hospitals:
         state = each.state("plain")
         assert [row.round for row in rows_of(state)] == list(range(1, rounds + 1))
         (kept,) = state.glob("*/state-*.npz")
         assert kept.name == f"state-{rounds:06d}.npz"
         (history,) = state.glob("*/history.jsonl")
-        # Round 1 is the start: co-occurrences, and no model to measure.
+        # Round 1 is the start: co-occurrences, without a model to measure.
         assert len(history.read_text().splitlines()) == rounds - 1
 
 
@@ -370,10 +370,10 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
 def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_replies(
     federation, cohort
 ):
-    """On the same SuperNodes, with one ledger a hospital.
+    """Both use the same SuperNodes, with one ledger per hospital.
 
-    Each run's model is what a server makes of what its own rows of the ledgers say was released,
-    bit for bit. They would learn from each other's: their releases have the same shapes.
+    Each run's model equals, bit for bit, the model that a server computes from that run's rows in
+    the ledgers. A mix-up would go unnoticed otherwise, because releases have equal shapes.
     """
     folder, hospitals = federation.folder, federation.hospitals
     link = Connection("dpfact", federation.superlink.environment)
@@ -391,7 +391,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
         assert [link.follow(run)["status"] for run in runs] == [COMPLETED] * 2
     states = [each.state("two") for each in hospitals]
     jobs = [[row.job for row in rows_of(state)] for state in states]
-    assert any(each != sorted(each) and each[::-1] != sorted(each) for each in jobs)  # at once
+    assert any(each != sorted(each) and each[::-1] != sorted(each) for each in jobs)  # simultaneous
     for job, config in configs.items():
         _, run, solver, privacy = RunConfig.read(config)
         sizes = cohort.sites[0].tensor.feature_shape
@@ -401,7 +401,7 @@ def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_r
         ]
         for number in range(1, again.rounds + 1):
             planned, replies = again.planned_events(number), []
-            # Flower may lose a message on the way, and the round goes on without that site.
+            # Flower may lose a message, and the round then continues without that site.
             for state in (each for each in states if each.name in heard[number - 1]):
                 with whole_ledger(state) as ledger:
                     rows = [r for r in ledger.rows() if (r.job, r.round) == (job, number)]
@@ -427,13 +427,13 @@ def test_a_run_on_arrival_is_answered_and_charged_round_by_round(federation, coh
 
 
 def unnamed(event: ReleaseEvent) -> ReleaseEvent:
-    """A charge without what it is called, for which a site has the modes' names."""
+    """Return a charge without its name, which depends on the site's names of modes."""
     return replace(event, name="a release")
 
 
 @contextmanager
 def whole_ledger(state: Path) -> Iterator[Ledger]:
-    """A ledger in which nothing is wrong; a copy, since its owner alone may open it."""
+    """Open a copy of a ledger without faults, because only its owner may open the ledger."""
     with tempfile.TemporaryDirectory() as name:
         copy = shutil.copytree(state, Path(name) / "state")
         with Ledger(copy, create=False) as ledger:
@@ -447,7 +447,7 @@ def rows_of(state: Path) -> tuple[LedgerRow, ...]:
 
 
 def ledger_of(each: Hospital):
-    """What a hospital was charged for, and how many rounds it answered."""
+    """Return a hospital's charges, and the number of rounds that it answered."""
     rows = rows_of(each.state())
     return [event for row in rows for event in row.events], len(rows)
 
@@ -461,7 +461,7 @@ def test_the_pages_check_finds_the_page_in_force(federation):
     if each.users.two:
         assert wrong == {}
         return
-    # One user plays both, and the SuperLink too, which has an executor of Flower's.
+    # One user runs both and the SuperLink, which has Flower's executor.
     assert "the key and the data belong to different users" in wrong
     assert wrong.keys() <= {
         "the key and the data belong to different users",
@@ -486,7 +486,7 @@ def test_an_executor_with_another_secret_gets_no_message_and_says_why(federation
 
 @pytest.mark.deployment
 def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
-    """The words are those of the page's table."""
+    """The messages are those in the page's table."""
     folder, superlink = federation.folder, federation.superlink
     key = federation.hospitals[0].key
     other = make_certificates(folder, "other").authority
@@ -514,7 +514,7 @@ def test_a_supernode_that_is_not_let_in_ends_and_says_why(federation):
 
 @pytest.mark.deployment
 def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
-    """As the kernel sees it, the centre and libraries in C included."""
+    """The kernel sees all connections, including the centre's and those of C libraries."""
     if federation.asked_elsewhere is None:
         pytest.skip("only root can leave the network")
     before = federation.asked_elsewhere()
@@ -523,7 +523,7 @@ def test_nothing_but_loopback_was_asked_for_by_all_of_this(federation):
     home = {"FLWR_HOME": str(federation.folder / "talkative")}
     subprocess.run([sys.executable, "-c", says], env={**talkative, **home}, check=True)
     assert before == 0
-    assert federation.asked_elsewhere() > before  # that it would be noticed
+    assert federation.asked_elsewhere() > before  # a request would be noticed
 
 
 @pytest.mark.process

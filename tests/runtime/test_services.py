@@ -1,4 +1,4 @@
-"""Flower's SuperLink and SuperNode end when a part has failed, so that they are started again."""
+"""Flower's SuperLink and SuperNode end if a part has failed, so that they are restarted."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ ANSWERS = {
 
 @contextmanager
 def centre(fails: str):
-    """A SuperLink that fails where it is asked for one thing; paths that were asked for."""
+    """A SuperLink that fails for one path; yield the requested paths."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -81,16 +81,16 @@ def node(address: str, folder):
     ],
 )
 def test_a_supernode_that_gives_up_ends_with_all_of_its_threads(tmp_path, fails, says):
-    """Flower's own goes on serving the executor, and nobody starts it again."""
+    """Flower's own SuperNode keeps serving the executor, and nothing restarts it."""
     with centre(fails) as (address, asked), node(address, tmp_path) as process:
         process.wait(PATIENCE)
     assert f"/v1/fleet/{fails}" in asked
-    assert "/v1/fleet/deactivate-node" in asked  # so it is let in again at once
+    assert "/v1/fleet/deactivate-node" in asked  # so it is readmitted at once
     assert says in (tmp_path / "node.log").read_text()
 
 
 def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
-    """Flower sends one after each message, and one that it makes for a lost one comes too many."""
+    """Flower sends one reply after each message, so one reply for a lost message is left over."""
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 7)
     state = NodeStateFactory(ObjectStoreFactory()).state()
@@ -109,7 +109,7 @@ def test_a_reply_is_sent_though_no_message_has_come(monkeypatch):
 
 
 def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
-    """The executor was killed in the middle of it. Flower's own SuperNode waits without end."""
+    """The executor was killed during the reply. Flower's own SuperNode waits for ever."""
     ended, whole = Event(), [(name, b"1") for name in "abc"]
     monkeypatch.setattr(module, "_end", pytest.fail)
     assert list(module._while_they_come(whole)) == whole
@@ -125,7 +125,7 @@ def test_a_reply_whose_parts_stop_coming_ends_the_supernode(monkeypatch):
 
 @pytest.mark.process
 def test_the_superlink_waits_for_who_writes_to_its_database():
-    """In a process of its own, where Flower is not imported yet."""
+    """The test needs a new process, in which Flower is not imported yet."""
     code = """if True:
         import sqlite3
         from dpfact_flower.runtime.services import wait_for_the_database
@@ -148,17 +148,17 @@ def test_the_superlink_waits_for_who_writes_to_its_database():
     [("--database {}", "not a database"), ("--database={}", "a page of another")],
 )
 def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, damage):
-    """With the exit code that the unit does not start again on."""
+    """After this exit code, the unit is not restarted."""
     path = tmp_path / "superlink.db"
     for options in ([], option.format(path).split()):
         refuse_damaged(options)
-    assert not path.exists()  # Flower makes it
+    assert not path.exists()  # Flower creates it
     with closing(sqlite3.connect(path)) as database:
         database.executescript(
             "CREATE TABLE runs (name TEXT PRIMARY KEY); PRAGMA user_version = 1;"
             "INSERT INTO runs SELECT value FROM json_each('[1,2,3]');"
         )
-    refuse_damaged(option.format(path).split())  # it is whole
+    refuse_damaged(option.format(path).split())  # it is undamaged
     whole = path.read_bytes()
     path.write_bytes(b"x" * 4096 if damage == "not a database" else whole[:4096] + b"x" * 8192)
     done = subprocess.run(
@@ -173,10 +173,10 @@ def test_a_damaged_database_is_named_and_nothing_is_started(tmp_path, option, da
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_the_end_of_the_helper_is_told_from_that_of_others_and_from_a_pause(monkeypatch):
-    """Flower's own SuperLink stays when its helper is gone, and every run is `pending` for ever."""
+    """Flower's own SuperLink continues without its helper, and every run stays `pending`."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         name = Path(f"/proc/{child.pid}/comm").read_text().strip()
-        os.kill(child.pid, signal.SIGSTOP)  # of which its parent is told, too
+        os.kill(child.pid, signal.SIGSTOP)  # the parent is notified of this too
         monkeypatch.setattr(module, "_HELPER", name)
         assert not module._helper_has_ended()
         os.kill(child.pid, signal.SIGKILL)

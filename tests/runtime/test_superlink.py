@@ -1,4 +1,4 @@
-"""Runs of one SuperLink that this process starts; a real one is started in `test_runtimes`."""
+"""Runs on a SuperLink that this process starts. `test_runtimes` starts a real one."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ LINES = ["INFO :      [ROUND 1/4]\n", "WARNING :   round 1: é\n"]
 
 
 class Heard(list):
-    """Keeps the lines of a log."""
+    """A list of log lines."""
 
     def __call__(self, line):
         self.append(line)

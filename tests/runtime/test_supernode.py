@@ -1,4 +1,4 @@
-"""How messages are asked for; a real SuperNode is asked in `test_secure_deployment`."""
+"""Requests for messages. `test_secure_deployment` uses a real SuperNode."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ NOBODY = OwnSuperNode("127.0.0.1", 9, 0)
 
 
 class Client:
-    """Stands for the connection: answers each request with the same, or fails."""
+    """A replacement for the connection, which gives each request the same answer or fails."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, []
@@ -72,7 +72,7 @@ def test_a_supernode_with_another_secret_ends_the_executor(status):
 
 
 def test_a_message_whose_parts_never_come_is_given_up(monkeypatch):
-    """Its server ended while it sent: with Flower's own patience the site answered nobody."""
+    """The server ended while sending. With Flower's time limit, the site would be blocked."""
     monkeypatch.setattr(supernode, "_FETCH_SECONDS", 0.0)
     tree = ObjectTree(object_id="a")
     pulled = PullAppMessagesResponse(messages_list=[ProtoMessage()], message_object_trees=[tree])
@@ -86,14 +86,14 @@ def test_a_message_whose_parts_never_come_is_given_up(monkeypatch):
 
 
 def test_a_supernode_that_stays_away_is_not_waited_for_without_end(monkeypatch):
-    """The executor would have no other message, and would not end."""
+    """Otherwise, the executor would get no other message, and would not end."""
     monkeypatch.setattr(supernode, "_AWAY_SECONDS", 0.0)
     with pytest.raises(httpx.ConnectError), claimed(NOBODY, "token"):
         pass
 
 
 class SuperNode(BaseHTTPRequestHandler):
-    """Whoever listens on the port: has a message for whoever asks."""
+    """A server on the port that has a message for every request."""
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
@@ -107,7 +107,7 @@ class SuperNode(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_):
-        """Nothing."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def listening():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/net")
 def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog, monkeypatch):
-    """Whoever gets the port while the SuperNode is down would have a run of their own answered."""
+    """A process that gets the port while the SuperNode is down could have its run answered."""
     own, other = (OwnSuperNode("127.0.0.1", listening.server_port, ME + more) for more in (0, 1))
     assert Tasks(own, b"x" * 32).claim() == "t"
     listening.asked.clear()
@@ -132,7 +132,7 @@ def test_nobody_but_the_nodes_user_is_asked_or_answered(listening, caplog, monke
     with refused, claimed(other, "token"):
         pass
     assert listening.asked == []
-    (said,) = (record.getMessage() for record in caplog.records)  # once
+    (said,) = (record.getMessage() for record in caplog.records)  # only once
     assert said.startswith(f"user {user_name(ME)} listens on port {listening.server_port}, ")
 
 
@@ -147,7 +147,7 @@ def test_what_came_from_a_port_that_changed_hands_is_not_read(listening, monkeyp
 
 
 def test_nothing_is_asked_of_a_port_where_nobody_was_seen(listening, monkeypatch):
-    """Somebody may take the port right after that look, and let go of it before the next."""
+    """A process may take the port right after one check, and release it before the next."""
     monkeypatch.setattr(supernode, "listeners", lambda host, port: [])
     node = OwnSuperNode("127.0.0.1", listening.server_port, 7)
     assert Tasks(node, b"x" * 32).claim() is None
@@ -155,7 +155,7 @@ def test_nothing_is_asked_of_a_port_where_nobody_was_seen(listening, monkeypatch
 
 
 def test_no_connection_outlives_its_request(listening, monkeypatch):
-    """Whoever had the port for a moment would go on answering, and is no listener any more."""
+    """A process that had the port briefly could keep answering."""
     monkeypatch.setattr(SuperNode, "protocol_version", "HTTP/1.1")
     tasks = Tasks(OwnSuperNode("127.0.0.1", listening.server_port, ME), b"x" * 32)
     assert [tasks.claim() for _ in range(3)] == ["t"] * 3

@@ -1,4 +1,4 @@
-"""What this process starts ends with it, helpers' helpers too, however it ends."""
+"""All processes that this process starts end with it, including helpers of helpers."""
 
 import os
 import signal
@@ -17,8 +17,8 @@ from tests.runtime.deployment import APP, lines_of
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows others' environments")
 posix = pytest.mark.skipif(os.name != "posix", reason="needs a supervisor")
 
-# A server with a helper that leaves its session and its parent, as a daemon does, and ignores
-# SIGTERM; the server too, where it is told to.
+# A server whose helper leaves its session and its parent, like a daemon, and ignores SIGTERM. On
+# request, the server ignores SIGTERM too.
 SERVER = """
 import os, signal, sys
 signal.alarm(3600)  # should the supervisor fail
@@ -39,7 +39,7 @@ signal.pause()
 
 @contextmanager
 def supervised_server(folder: Path, *stubborn: str):
-    """A server and its helper, both under way."""
+    """Start a server and its helper."""
     environment = {**os.environ, "FLWR_HOME": str(folder)}
     command = [sys.executable, "-c", SERVER, "helper", *stubborn]
     with supervised(command, cwd=folder, env=environment) as process:
@@ -79,9 +79,9 @@ def test_a_killed_process_takes_along_what_it_started_and_a_helper_that_left_its
 def test_nothing_is_left_when_the_context_has_ended(tmp_path, stubborn):
     with supervised_server(tmp_path, *stubborn) as process:
         assert process.poll() is None
-        assert len(processes_of(tmp_path)) == 3  # with the supervisor
+        assert len(processes_of(tmp_path)) == 3  # including the supervisor
     assert processes_of(tmp_path) == []
-    # A stubborn one is killed when it has had its time.
+    # A stubborn process is killed after some time.
     assert process.returncode == 128 + (signal.SIGKILL if stubborn else signal.SIGTERM)
 
 

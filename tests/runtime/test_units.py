@@ -1,8 +1,8 @@
-"""What systemd makes of the page's units: it is PID 1 of namespaces of its own here.
+"""The page's units under a real systemd, which is PID 1 in its own namespaces here.
 
-For root, on a machine whose groups of processes are of version 1 beside version 2, as under
-`systemd.unified_cgroup_hierarchy=0`. In place of the units' own commands, which the fault campaign
-starts, it starts probes of what a hospital's can see.
+These tests need root and cgroups of both versions, as with `systemd.unified_cgroup_hierarchy=0`. In
+place of the units' commands, which the fault campaign starts, systemd starts probes that report
+what a hospital's process can see.
 """
 
 import json
@@ -26,7 +26,7 @@ GROUPS = Path("/sys/fs/cgroup")
 NAME = f"dpfact-test-{os.getpid()}"
 USERS = {"node": UIDS[0], "site": UIDS[1]}
 ELSEWHERE = "10.77.0.1"
-"""Stands for another machine: an address of the namespace's own that is not 127.0.0.1."""
+"""An address in place of another machine: one of the namespace's own, but not 127.0.0.1."""
 
 pytestmark = [
     pytest.mark.nightly,
@@ -122,7 +122,7 @@ def probing(name: str) -> str:
 
 @contextmanager
 def machine(folder: Path, units: dict[str, str]) -> Iterator[int]:
-    """A process above a systemd that has started these units; `srv` in the folder is /srv there."""
+    """Start a systemd with these units under a process, with the folder's `srv` as /srv."""
     place = folder / "units"
     place.mkdir()
     bare = "[Unit]\nDefaultDependencies=no\n"
@@ -148,7 +148,7 @@ def machine(folder: Path, units: dict[str, str]) -> Iterator[int]:
 
 
 def removed(group: Path) -> bool:
-    """Whether a group of processes could be removed: the last of them has gone."""
+    """Return whether a group of processes could be removed because all have ended."""
     with suppress(OSError):
         group.rmdir()
     return not group.exists()
@@ -156,7 +156,7 @@ def removed(group: Path) -> bool:
 
 @pytest.fixture
 def started(tmp_path):
-    """Folder of a hospital whose units systemd has started, and a process above all of it."""
+    """The folder of a hospital whose units systemd has started, and the process above systemd."""
     own = tmp_path / "srv" / "dpfact"
     listen = "ExecStart=/usr/bin/python3 -m http.server 7777 --bind 0.0.0.0"
     units = {f"dpfact-{name}.service": probing(name) for name in ("node", "site")}
@@ -185,7 +185,7 @@ def test_systemd_gives_the_executor_the_data_and_no_network_and_starts_it_again(
     for each in (node, site):
         assert each["no new privileges"]
         assert (each["home"], each["etc"]) == ("PermissionError", "OSError")
-        assert each["hungry"] == -signal.SIGKILL  # which the unit's own process has outlived
+        assert each["hungry"] == -signal.SIGKILL  # the unit's own process survived
     (hospital / "site" / "found").unlink()
     os.kill(descendant(outside, "probe.py /srv/dpfact/site"), signal.SIGKILL)
     await_that((hospital / "site" / "found").exists, "the executor's second start")

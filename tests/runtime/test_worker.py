@@ -1,6 +1,6 @@
-"""What the executor does for a message: it fetches it, has it answered, and sends the reply.
+"""The executor fetches a message, lets a process answer it, and sends the reply.
 
-`test_killed` has the system end a process that answers, in a deployment.
+In `test_killed`, the system kills an answering process in a deployment.
 """
 
 import os
@@ -31,7 +31,7 @@ BEGUN = "import os, sys, time; sys.stdin.read(); print(5.5, flush=True); "
 
 
 class Client:
-    """Stands for the connection to a SuperNode, and notes what is said."""
+    """A replacement for the connection to a SuperNode that records all calls."""
 
     def __init__(self):
         self.said = []
@@ -53,7 +53,7 @@ class Client:
 
 @pytest.fixture(autouse=True)
 def task(monkeypatch):
-    """Without which Flower makes no message."""
+    """The task that Flower needs to make a message."""
     for name in ("task_id", "run_id", "node_id"):
         monkeypatch.setattr(TaskIdentity, f"_{name}", 7)
 
@@ -90,7 +90,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def waited(monkeypatch):
-    """What each reply was held for, and since when."""
+    """The delays of the replies, with their starting times."""
     found = []
     monkeypatch.setattr(
         ReplyDelay, "wait", lambda self: found.append((self._seconds, self._came_in))
@@ -103,13 +103,13 @@ def answering(config, code: str) -> Answering:
 
 
 def assert_failed(client, waited, came_in=5.5):
-    """One reply, that says what any round does that failed, when such a reply leaves."""
+    """Check that the only reply is that of a failed round, at the time of such a reply."""
     reply, still, done, closed = client.said
     assert (reply.error.code, reply.error.reason) == (2, FAILED)
     assert reply.metadata.reply_to_message_id == "m" * 64
     assert (reply.metadata.dst_node_id, reply.metadata.src_node_id) == (7, 11)
     assert reply.metadata.group_id == "3"
-    # A heartbeat after that, without a valid token, would end the executor.
+    # A later heartbeat, without a valid token, would end the executor.
     assert still == "still"
     assert isinstance(done, PushTaskOutputRequest)
     assert closed == "closed"
@@ -122,7 +122,7 @@ def test_a_question_has_the_hospitals_settings_and_nothing_of_what_came_with_the
     own = read_node_config(config)
     asked = Question.from_bytes(Question(message, 7, 11, own).to_bytes())
     assert asked.message.metadata.message_id == "m" * 64
-    # Which counts where memory is looked at.
+    # This counts in the check of memory.
     assert asked.held == 2 * len(message_to_bytes(message))
     context = asked.context()
     assert (context.run_id, context.node_id) == (7, 11)
@@ -131,19 +131,19 @@ def test_a_question_has_the_hospitals_settings_and_nothing_of_what_came_with_the
 
 
 def test_a_process_answers_and_the_executor_sends(client, message, config, monkeypatch, waited):
-    """The real one, whose settings name no data: it says so with a code, and gets no token."""
+    """The real process has no data. It reports this with a code, and gets no token."""
     monkeypatch.setenv("DPFACT_LOG", "json")
     Answering(config, NODE).answer("a-token")
     reply = client.said[0]
     assert reply.error.reason.startswith("dpfact:data")
     assert reply.metadata.reply_to_message_id == "m" * 64
-    assert waited == []  # here: the process holds its replies
+    assert waited == []  # not here: the process delays its replies
 
 
 def test_a_process_that_died_in_the_middle_of_its_reply_is_answered_for(
     client, config, waited, message, caplog
 ):
-    """What it said of the reply is not sent: a SuperNode would wait for the rest."""
+    """The partial reply is not sent, as a SuperNode would wait for the rest."""
     whole = message_to_bytes(Message(RecordDict(), reply_to=message))
     for part in (b"", b"1", str(len(whole)).encode() + b"\n" + whole[:-3]):
         client.said.clear()
@@ -157,7 +157,7 @@ def test_a_process_that_died_in_the_middle_of_its_reply_is_answered_for(
 def test_a_reply_does_not_wait_for_the_end_of_its_process_and_the_next_one_does(
     client, config, message
 ):
-    """To end takes a process as long as it has memory to give back, and that is the patients'."""
+    """The time to end a process grows with its memory, which depends on the patients."""
     whole = message_to_bytes(Message(RecordDict(), reply_to=message))
     reply = str(len(whole)).encode() + b"\n" + whole
     ends = f"os.write(1, {reply!r}); os.close(1); time.sleep(900)"
@@ -183,7 +183,7 @@ def test_a_process_that_died_before_it_began_is_answered_for(client, config, wai
 def test_a_process_that_hangs_is_ended_when_its_round_is_over(
     client, config, waited, message, monkeypatch, caplog, hang
 ):
-    """Of the message's time and `reply-after`, the longer counts."""
+    """The longer of the message's time and `reply-after` counts."""
     monkeypatch.setattr(worker, "_GRACE_SECONDS", 0.0)
     message.metadata.ttl = 1.0
     config.write_text(config.read_text().replace("reply-after = 3.0", "reply-after = 1.5"))
@@ -227,23 +227,25 @@ def test_a_supernode_that_has_settings_too_is_refused(client, config, waited, ca
 
 
 def test_what_ends_in_an_error_is_not_reported_as_done(client):
-    """A SuperNode waits for ever for the reply to a message that was."""
+    """A SuperNode would wait for ever for its reply."""
     with pytest.raises(ValueError, match="broken"), claimed(NODE, "t"):
         raise ValueError("broken")
     assert client.said == ["still", "closed"]
 
 
 def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
-    """It would keep the message for ever, in a process that goes on."""
+    """Heartbeats would hold the message for ever in a running process."""
     stopped = []
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
     monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
-    Answering(None, NODE).answer("t")  # it lives on, and Flower says that it is gone
+    Answering(None, NODE).answer(
+        "t"
+    )  # the executor survives, and Flower reports the message as lost
     assert len(stopped) == 1
     assert client.said == ["closed"]
 
 
-# --- the process: its own settings and the installed app decide, whatever else came
+# --- the process uses only its own settings and the installed app
 
 
 @pytest.fixture
@@ -255,7 +257,7 @@ def settings(tmp_path, cohort_folder):
 
 
 def reason(settings, kind: str = "train", answering_app=app) -> str:
-    """Of the refusal of a message with whatever a SuperLink may have put in."""
+    """Return the reason for refusing a message with settings from a SuperLink."""
     message = Message(RecordDict({"x": ConfigRecord({"x": CANARY})}), 7, kind)
     reply = answered(Question(message, 1, 7, settings), 0.0, answering_app)
     assert reply.has_error()

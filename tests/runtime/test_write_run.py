@@ -1,4 +1,4 @@
-"""`write_run`: the run folder of a ServerApp of one's own."""
+"""`write_run`: the run folder of a user's own ServerApp."""
 
 import pytest
 from flwr.app import Context, RecordDict

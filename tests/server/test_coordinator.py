@@ -1,4 +1,4 @@
-"""The server's part of a run: quorum, checkpoints that go on bit for bit, history."""
+"""The server's part of a run: quorum, bit-exact checkpoints, history."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def make(folder=None, *, resume=False, shape=SHAPE, **changes) -> Coordinator:
 
 
 def make_reply(site: str, round_number: int, shape=SHAPE) -> SiteReply:
-    """What a site sends: any factors, the same whenever it is asked the same."""
+    """Make a site's reply, with arbitrary factors that are the same for the same request."""
     rng = np.random.default_rng([round_number, *site.encode()])
     arrays = (rng.standard_normal((size, 3)).astype(np.float32) for size in shape)
     return SiteReply(site, tuple(arrays))
@@ -59,7 +59,7 @@ def run_rounds(coordinator: Coordinator, last: int) -> Coordinator:
 
 @pytest.fixture(autouse=True)
 def one_moment(monkeypatch):
-    """Runs that are compared byte by byte end their rounds at the same time."""
+    """All rounds end at the same time, so that runs can be compared byte by byte."""
     monkeypatch.setattr(coordinator_module, "utc_now", lambda: "2026-01-01T00:00:00+00:00")
 
 
@@ -98,7 +98,7 @@ def test_an_unstable_pull_is_refused_before_the_start(changes, tmp_path):
     assert not (tmp_path / "run").exists()
     coordinator = make(elastic_step=0.3)
     coordinator.check_connected(3, first=True)
-    with pytest.raises(SettingsError, match=r"0\.3 \* 4 = 1\.2"):  # sites are known
+    with pytest.raises(SettingsError, match=r"0\.3 \* 4 = 1\.2"):  # the number of sites is known
         coordinator.check_connected(4, first=True)
 
 
@@ -164,7 +164,7 @@ def test_below_the_quorum_nothing_moves_and_the_record_says_so(sites, caplog):
     assert not record.updated
     assert record.sites == tuple(sites)
     assert f"{len(sites)} usable replies, the quorum is 2" in caplog.text
-    assert not close(coordinator, 2, "abb").updated  # two sites of one name are none
+    assert not close(coordinator, 2, "abb").updated  # two sites with one name do not count
     assert close(coordinator, 3, "ab").updated
 
 
@@ -229,7 +229,7 @@ def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, mo
         assert durable or not waited
 
 
-# --- going on
+# --- resuming
 
 
 @pytest.mark.parametrize("split", [1, 3, 5])
@@ -267,9 +267,9 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
     asked = first.request(1)
     again = make(tmp_path / "parts", resume=True)
     assert (again.resumed, again.finished_rounds) == (True, 0)
-    assert again.request(1).digest == asked.digest  # so sites send what they were charged for
+    assert again.request(1).digest == asked.digest  # so sites resend charged answers
     run_rounds(again, 6)
-    again.begin()  # what is there is more than it would write
+    again.begin()  # the existing file has more than this would write
     assert_bits(again.factors, whole.factors)
     assert make(tmp_path / "parts", resume=True).finished_rounds == 6
 

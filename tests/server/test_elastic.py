@@ -1,4 +1,4 @@
-"""The server's arithmetic against plain loops."""
+"""The server's arithmetic, compared with plain loops."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def make(seed):
 
 
 def by_loops(anchors, replies, step):
-    """One pull, eq. (global), cell by cell in Python's own floats."""
+    """Compute one pull, eq. (global), cell by cell in Python's own floats."""
     moved = tuple(np.empty_like(anchor) for anchor in anchors)
     for mode, anchor in enumerate(anchors):
         for cell, here in np.ndenumerate(anchor.astype(float)):
@@ -39,7 +39,7 @@ def test_one_pull_is_the_papers(sites, step):
 
 @given(st.lists(st.sampled_from([1.0, -1.0]), min_size=1, max_size=6))
 def test_replies_of_any_float32_leave_the_factors_finite(signs):
-    # A stable step makes a convex combination: no reply can drive the model to infinity.
+    # A stable step gives a convex combination, so no reply can drive the model to infinity.
     largest = np.finfo(np.float32).max
     replies = [(np.full((1, 1), sign * largest, np.float32),) for sign in signs]
     anchors = (np.full((1, 1), -largest, np.float32),)

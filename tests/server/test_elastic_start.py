@@ -1,4 +1,4 @@
-"""The start of mode none from un-noised co-occurrences, and the mean that follows from it."""
+"""The start of mode none from exact co-occurrences, and the resulting mean."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def make(rounds=3, **solver) -> Coordinator:
 
 
 def begun(cohort, server: Coordinator, number=1):
-    """A round in which no factors are sent: nothing but counts or co-occurrences is asked for."""
+    """Play a round without factors, which requests only counts or co-occurrences."""
     request = server.request(number)
     found = {
         site.name: run_round(
@@ -69,12 +69,12 @@ def test_larger_sites_count_for_more_afterwards(planted):
     own = [tuple(np.full(f.shape, v, np.float32) for f in server.factors) for v in (0.0, 1.0)]
     replies = [SiteReply(site.name, f) for site, f in zip(planted.sites, own, strict=True)]
     server.close_round(2, replies, [])
-    # Site 1, whose factors are 0, has 70 % of the patients; equal sites would give 1 / 2.
+    # Site 1, whose factors are 0, has 70 % of the patients. Equal weights would give 1 / 2.
     assert 0.2 < np.mean([factor.mean() for factor in server.factors]) < 0.4
 
 
 def test_sites_count_by_the_weight_that_their_solver_applies(planted):
-    """Psgd's is three tenths of `relative_elastic`, and the server divides as its sites pull."""
+    """psgd applies three tenths of `relative_elastic`, and the server weights sites accordingly."""
     same = make(solver="psgd", relative_l21=0.0), make(relative_elastic=0.3), make()
     for server in same:
         begun(planted, server)
@@ -115,7 +115,7 @@ def test_a_checkpoint_keeps_what_the_start_said(planted):
 
 
 class OwnUpdate(ElasticRule):
-    """As somebody outside writes it: made for factors."""
+    """A user's own rule, which updates factors."""
 
     def update(self, round_number, replies):
         self.factors = replies[0].arrays
@@ -154,13 +154,13 @@ def test_co_occurrences_are_refused_where_they_cannot_be(sizes, privacy, run, sa
 
 @pytest.fixture
 def long_lists(monkeypatch):
-    """Lists of 50 codes count as long; 40 of them are paired."""
+    """Lists of 50 codes count as long, and 40 codes are paired."""
     monkeypatch.setattr(codes, "_MOST_PAIRED", 49)
     monkeypatch.setattr(codes, "_FREQUENT", 40)
 
 
 def most_frequent(cohort, kept) -> list[np.ndarray]:
-    """Of each mode, by counting patients one by one; each counts for 1 / sqrt(their codes)."""
+    """Find each mode's most frequent codes patient by patient, each weighted by 1 / sqrt(codes)."""
     totals = [np.zeros(size) for size in SIZES]
     for site in cohort.sites:
         rows = site.tensor.indices

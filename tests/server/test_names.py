@@ -1,4 +1,4 @@
-"""Which node is which hospital: what is registered counts, and else what was said first."""
+"""The hospital of each node: a registered name counts, or else the first given name."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_two_keys_with_one_name_are_told_from_one_key_of_two():
     it = SiteNames()
     it.registered = {3: "north", 8: "north"}
     assert list(faults(it, {3: "north", 8: "north"})) == [3, 8]
-    assert faults(it, {8: "north"}) == {}  # the other key's node is gone for good
+    assert faults(it, {8: "north"}) == {}  # the other key's node is lost permanently
 
 
 def test_a_site_that_refuses_has_the_name_that_is_registered():
@@ -62,12 +62,12 @@ def test_who_answered_first_keeps_its_name_and_one_that_came_back_has_it_again()
 
 
 def test_nobody_changes_its_name_while_the_one_that_has_it_is_away():
-    """It would be used in its place, and that one be told that its ledger lacks a round."""
+    """Its reply would be used instead, and the other site's ledger would seem to lack a round."""
     it = names()
     assert faults(it, {2: "north", 3: "east"}) == {}
     assert "but called itself 'east' before" in it.refusal(3, "north", connected=[3])
     assert (it.of(2), it.of(3)) == ("north", "east")
-    assert it.refusal(7, "north", connected=[3]) == ""  # north itself, under another number
+    assert it.refusal(7, "north", connected=[3]) == ""  # north itself, with another number
 
 
 def test_a_missing_registration_is_warned_of(caplog):

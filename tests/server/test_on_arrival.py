@@ -1,6 +1,6 @@
-"""Replies used on arrival, with sites that this test plays: a reply is half-way to what each wants.
+"""Replies used on arrival, from sites that the test plays: each reply is halfway to a target.
 
-Where in step the model settles is then known: at the mean of what the sites want.
+The limit of synchronous rounds is then known: the mean of the sites' targets.
 """
 
 import heapq
@@ -54,7 +54,7 @@ def close(it, number, sites, failures=()) -> None:
 
 
 def play(it: OnArrival, seconds: dict[str, float]) -> float:
-    """A run with sites that take so long each; when it ended."""
+    """Play a run in which each site takes the given seconds, and return the time of its end."""
     close(it, 1, seconds)
     now, due = 0.0, []
     while not it.is_over:
@@ -103,9 +103,9 @@ def test_a_round_counts_its_own_traffic():
 
 
 def test_who_is_fast_does_not_count_more():
-    """Each round halves the distance to the mean of what the sites want, and 2 ** -60 is nothing.
+    """Each round halves the distance to the mean of the targets, and 2 ** -60 is negligible.
 
-    What is left is the rounding of a mean of six and of a half, each an eps of numbers below 1.
+    Only the rounding of a mean of six and of a half remains, each an eps of numbers below 1.
     """
     sites = {"abcdef"[n]: 1.0 for n in range(5)} | {"f": 0.1}
     it = on_arrival(rounds=60)
@@ -116,15 +116,15 @@ def test_who_is_fast_does_not_count_more():
 
 @pytest.mark.slow
 def test_who_is_slow_counts_less_the_staler_its_last_reply_is():
-    """Five sites move the model 5 times a second, and six are known.
+    """Five of six sites move the model 5 times a second.
 
-    Between two replies of the slow one its last is 50 / 6 to 101 / 6 rounds old, so it counts by a
-    share s of 1 / 7.4 to 1 / 15.9, and goes 6 s / (5 + s) of the way from the mean of the others to
-    that of all.
+    Between two replies of the slow site, its last reply is 50 / 6 to 101 / 6 rounds old. So it has
+    a share s of 1 / 7.4 to 1 / 15.9, and the model moves 6 s / (5 + s) of the way from the mean of
+    the other sites to the mean of all.
     """
     sites = {"abcdef"[n]: 1.0 for n in range(5)} | {"f": 10.0}
     it = on_arrival(rounds=400)
-    assert play(it, sites) < 410  # in step: 4000
+    assert play(it, sites) < 410  # synchronous: 4000
     for got, *wanted in zip(it.factors, *map(wish, sites), strict=True):
         others, way = np.mean(wanted[:5], axis=0), np.mean(wanted, axis=0) - np.mean(wanted[:5], 0)
         share = np.sum((got - others) * way) / np.sum(way**2)
@@ -141,8 +141,8 @@ def test_who_is_fast_is_a_round_ahead_at_most_and_who_is_slow_goes_on_where_the_
             assert each.round <= record.round + 1
     assert rounds["fast"] == rounds["a"] == list(range(2, 41))
     assert rounds["slow"] == [2, 12, 22, 32]
-    # Four sites in ten seconds, and in the nine until the others' last round; "fast" is ahead or
-    # not, and the other sites of the same second may have come just before.
+    # Four sites in ten seconds, and in the nine seconds until the others' last round. "fast" may be
+    # ahead, and other sites of the same second may have arrived just before.
     stale = [each.staleness for r in it.records for each in r.arrivals if each.site == "slow"]
     assert [abs(n - 4 * s) <= 4 for n, s in zip(stale, [10, 10, 10, 9], strict=True)] == [True] * 4
 
@@ -168,9 +168,9 @@ def test_a_stale_reply_of_a_site_that_came_back_takes_nothing_from_what_it_said_
 
 
 def test_as_many_arrivals_as_sites_pull_as_far_as_one_round():
-    """With a step of 0.1 and three sites 0.7 of the way is left: each arrival leaves 0.7 ** (1/3).
+    """With a step of 0.1 and three sites, 0.7 of the way remains, and 0.7 ** (1/3) per arrival.
 
-    Each of four moves rounds to float32, of numbers below 1.
+    Each of four moves is rounded to float32, for numbers below 1.
     """
     replies = [SiteReply(s, tuple(w.astype(np.float32) for w in wish(s))) for s in "abc"]
     once, often = (rule(elastic_step=0.1) for _ in range(2))
@@ -182,7 +182,7 @@ def test_as_many_arrivals_as_sites_pull_as_far_as_one_round():
 
 
 def test_however_many_sites_there_are_the_mean_is_reached_at_once():
-    """49 * (1 / 49) is not 1, and the 49-th root of what is left would be a half."""
+    """49 * (1 / 49) is not 1, and the 49th root of the remainder would be about a half."""
     replies = [SiteReply("s", tuple(w.astype(np.float32) for w in wish("a")))] * 49
     it = rule()
     it.arrive(1, replies, [1.0] * 49)
@@ -198,7 +198,7 @@ def test_a_share_is_what_a_reply_counts_by(step):
     it.arrive(1, [SiteReply("a", ones), SiteReply("b", zeros)], [1.0, 0.25])
     way = 1 - (1 - 2 * step) ** (1 / 2) if step else 1.0
     for got, was in zip(it.factors, before, strict=True):
-        # A mean of two and a way, rounded to float32 once: of numbers up to 1.
+        # A mean of two and a move, rounded once to float32, for numbers up to 1.
         np.testing.assert_allclose(got, was + way * (0.8 - was), atol=np.finfo(np.float32).eps)
 
 
@@ -211,7 +211,7 @@ def test_until_a_site_has_answered_after_the_start_it_stands_for_the_start():
     it.take("a", reply("a", request))
     for got, start, new in zip(it.factors, before, reply("a", request).arrays, strict=True):
         assert (got != start).any()
-        assert (np.abs(got - new) > 1e-3).any()  # b has its say
+        assert (np.abs(got - new) > 1e-3).any()  # b counts
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_a_start_of_two_rounds_is_in_step(monkeypatch):
     request = it.ask("a")
     assert [anchor.shape for anchor in request.anchors] == [(4, RANK), (3, RANK)]
     answer = reply("a", request)
-    it.take("a", answer)  # b, which was not there for the start, has no say yet
+    it.take("a", answer)  # b, which was absent at the start, does not count yet
     for got, new in zip(it.factors, answer.arrays, strict=True):
         np.testing.assert_allclose(got, new, rtol=1e-6)
 
@@ -264,7 +264,7 @@ def test_the_last_round_waits_for_what_was_asked_and_asks_nobody_more():
 
 
 def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_path):
-    """It is killed with one reply taken and two that may have been charged."""
+    """The server is killed after it used one reply. Two others may have been charged."""
     out, whole = tmp_path / "run", on_arrival()
     play(whole, dict.fromkeys("abc", 1.0))
     it = on_arrival({"run_dir": out})

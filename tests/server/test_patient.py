@@ -1,4 +1,4 @@
-"""Patient mode at the server: its schedule, checkpoints, quorum; and whole runs in one process."""
+"""Patient mode on the server: schedule, checkpoints, quorum, and whole runs in one process."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ def make(folder=None, *, resume=False, privacy=CODES, **run) -> Coordinator:
 
 
 def make_replies(server, number, sites="abc", times=10) -> list[SiteReply]:
-    """What sites send: any statistics, the same whenever the same is asked."""
+    """Make the sites' replies, with arbitrary statistics that are the same for the same request."""
 
     def reply(site):
         rng, shapes = np.random.default_rng([number, *site.encode()]), server.reply_shapes(number)
@@ -90,7 +90,7 @@ def test_what_was_left_open_is_planned_and_sent():
     assert asked.refine_rounds >= 0
     assert replace(asked, start_share=0.0, refine_rounds=-1, bound=0.0) == OPEN
     assert server.request(1).rounds == server.rounds
-    # A site that knows neither sites nor seed finds the same plan.
+    # A site that knows neither the number of sites nor the seed computes the same plan.
     assert make_rule(asked, sites=0, seed=9).plan.releases == server.rule.plan.releases
 
 
@@ -120,7 +120,7 @@ def test_planned_events_are_the_plans():
 
 
 def make_counts(server) -> list[SiteReply]:
-    """Replies of round 1 that are far above the noise: codes of many patients."""
+    """Make replies of round 1 that are far above the noise."""
     return make_replies(server, 1, times=10_000)
 
 
@@ -131,7 +131,7 @@ def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_th
         assert [len(w) for w in request.weights] == ([6, 8] if 2 <= number <= 6 else [])
         if request.weights:
             weights = request.weights
-        if number == server.rounds:  # what sites refit, and what a report shows
+        if number == server.rounds:  # the factors for refits and for the report
             assert_bits(request.anchors, server.factors)
             learned = [server.rule.state()[f"factor_{mode}"] for mode in (1, 2)]
             assert_bits(server.factors, unweighted(learned, weights))
@@ -196,7 +196,7 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
     go_to(server, server.rounds)
 
 
-# --- going on
+# --- resuming
 
 
 @pytest.mark.slow
@@ -250,12 +250,12 @@ def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
     monkeypatch.setattr(module, "fitted_to_surrogates", lambda *_: made)
     rule.update(1, make_replies(rule, 1))
     assert_bits(rule.factors, made)
-    for number in (1, 2):  # surrogates have cells of 1: weighted ones would be others
+    for number in (1, 2):  # surrogates have cells of 1, which does not fit weighted cells
         weighted.update(number, make_replies(weighted, number))
     assert not (weighted.factors[0] == 0.5).any()
 
 
-# --- a rank that the start decides
+# --- a rank determined by the start
 
 
 @pytest.fixture
@@ -456,4 +456,4 @@ def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
     given = "; given the data's code lists and its exact number of patients"
     assert summary["claim"].endswith(given)
     assert summary["epsilon"] <= 4.0
-    assert json.dumps(summary)  # whatever a tiny cohort makes of it, it can be written
+    assert json.dumps(summary)  # even a tiny cohort's summary can be written

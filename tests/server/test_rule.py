@@ -1,4 +1,4 @@
-"""What the server computes, apart from messages and disks: one interface, two rules."""
+"""The server's computations, without messages and disks: one interface, two rules."""
 
 import numpy as np
 import pytest

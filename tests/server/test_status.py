@@ -1,4 +1,4 @@
-"""How a run stands, as its folder says it."""
+"""The status of a run, read from its folder."""
 
 import numpy as np
 import pytest
@@ -120,7 +120,7 @@ def test_other_modes(tmp_path, privacy):
 
 
 def test_a_rule_that_this_process_does_not_know_has_no_bound(tmp_path, monkeypatch):
-    """What it lets its sites release is not known, though the mode has noise."""
+    """Its sites' releases are unknown, although the mode has noise."""
 
     class Mine(ElasticRule):
         name = "mine"

@@ -1,4 +1,4 @@
-"""Factors fitted to surrogates: of all beginnings the best, the same with any number of threads."""
+"""Factors fitted to surrogates: the best of several starts, for any number of threads."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ SHAPE, SIGMA, RANK = (9, 12), 0.05, 3
 
 
 def single_cells(number=4000, seed=0):
-    """Patients of one cell: phenotypes with a leading code of each mode, and many that overlap."""
+    """Draw patients with one cell, from overlapping phenotypes with a leading code per mode."""
     rng = np.random.default_rng(seed)
     kind = rng.integers(0, 3, number)
     cells = [np.arange(number)]
@@ -76,7 +76,7 @@ def test_factors_explain_patients_of_few_codes_better_than_the_start_does(tensor
 
 @pytest.fixture(scope="module")
 def poor(start) -> Start:
-    """A start whose phenotypes are all the same."""
+    """Return a start whose phenotypes are all equal."""
     alike = [np.repeat(factor[:, :1], RANK, axis=1) for factor in start.factors]
     return replace(start, factors=tuple(alike))
 
@@ -124,7 +124,7 @@ def test_surrogates_without_cells_are_left_out():
 
 
 def poisson_patients(number, seed, *, rank=4, size=25):
-    """Counts from a Poisson model, in which all phenotypes share the most frequent codes."""
+    """Draw counts from a Poisson model in which all phenotypes share the most frequent codes."""
     rng, planted = np.random.default_rng(seed), np.random.default_rng(9)
     factors = [planted.dirichlet(np.geomspace(2, 0.02, size), rank).T for _ in range(2)]
     patients = 6 * rng.dirichlet(np.full(rank, 0.2), number)
@@ -134,7 +134,7 @@ def poisson_patients(number, seed, *, rank=4, size=25):
 
 @pytest.fixture(scope="module")
 def by_loss():
-    """Factors of releases of Poisson patients, by the loss."""
+    """Factors from releases of Poisson patients, by loss."""
     bounded = cooccurrence(poisson_patients(3000, 1), sigma=SIGMA)
     released = [(bounded.total * bounded.grid).astype(np.float32)]
     begun = start_factors(released, (25, 25), 4, SIGMA, np.random.default_rng(1))

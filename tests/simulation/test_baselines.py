@@ -1,4 +1,4 @@
-"""The systems that DPFact is compared with: against references, a library and closed forms."""
+"""The systems compared with DPFact, tested with references, a library and closed forms."""
 
 import itertools
 
@@ -64,7 +64,7 @@ def test_cp_als_one_iteration_a_round_is_one_call_of_pyttb(cohort):
     expected = CPModel(weighted(whole))
     found = CPModel(joined(stepwise.models))
     np.testing.assert_allclose(found.to_dense(), expected.to_dense(), rtol=1e-8, atol=1e-10)
-    # pyttb's fit is 1 - ||X - M|| / ||X||; ours squares the norms.
+    # pyttb's fit is 1 - ||X - M|| / ||X||, and ours squares the norms.
     assert 1 - stepwise.error.fit == pytest.approx((1 - info["fit"]) ** 2, rel=1e-8)
 
 
@@ -78,7 +78,7 @@ def test_centralised_sgd_is_one_run_of_the_solver(cohort):
 
 
 def test_trip_ends_at_a_stationary_point_of_the_centralised_problem(cohort):
-    """On counts that no model of this rank explains: a centralised iteration gains nothing more."""
+    """For counts that no model of this rank explains, a centralised iteration gains nothing."""
     agreed = last(trip(cohort, COUNTS, rounds=250, seed=0, share=1.0))
     tensor = pooled(cohort)
     patients = [least_squares_patients(t, agreed.shared) for t in site_tensors(cohort, COUNTS)]
@@ -93,7 +93,7 @@ def test_trip_ends_at_a_stationary_point_of_the_centralised_problem(cohort):
 
 
 def test_a_site_of_trip_does_what_the_paper_writes(cohort):
-    """As its docstring writes it, with plain inverses: each factor, given those before it."""
+    """Follow the docstring with plain inverses: each factor is computed from the previous ones."""
     tensor = cohort.sites[1].tensor
     rng = np.random.default_rng(2)
 
@@ -135,7 +135,7 @@ def test_the_consensus_is_the_mean_with_the_multipliers(cohort):
 
 
 def test_multipliers_need_not_be_sent(cohort):
-    """They add up to zero over the sites, so the server's mean does not need them."""
+    """Their sum over the sites is zero, so the server's mean does not need them."""
     sent = last(trip(cohort, COUNTS, rounds=12, seed=0))
     kept = last(trip(cohort, COUNTS, rounds=12, seed=0, multipliers=False))
     assert factor_match_score(sent.shared, kept.shared) > 1 - 1e-4
@@ -192,7 +192,7 @@ def test_topic_models_find_what_was_planted_and_noise_hides_it() -> None:
 def test_a_patient_moves_the_releases_of_spectral_lda_by_no_more_than_its_noise_is_for() -> None:
     rng = np.random.default_rng(0)
     x = rng.random((40, 9)) * (rng.random((40, 9)) < 0.4)
-    x[0] = 1  # somebody with every code
+    x[0] = 1  # a patient with every code
     x = scipy.sparse.csr_array(x / np.maximum(np.linalg.norm(x, axis=1), 1e-9)[:, None])
     moved = topics._pairs(x) - topics._pairs(x[1:])
     assert 0.6 < np.linalg.norm(moved) <= topics._PAIRS

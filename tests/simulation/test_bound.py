@@ -1,4 +1,4 @@
-"""The places where DPFact's proof breaks: `simulation/studies/bound.py` finds what the docs say."""
+"""Counterexamples to DPFact's proof: `simulation/studies/bound.py` gives the documented values."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.problems import visit_one_by_one
 
 
 def plain_pass(instance, counts, rows):
-    """One pass of Algorithm 1, lines 4 to 9, in the order of `rows`."""
+    """Run one pass of Algorithm 1, lines 4 to 9, in the order of `rows`."""
     s = instance.settings
     value = dict(zip(map(tuple, instance.cells.tolist()), counts, strict=True))
     cells = rows - row_offsets([len(factor) for factor in instance.start])[:-1]
@@ -37,7 +37,7 @@ def test_one_entry_moves_a_factor_further_than_the_bound_in_one_pass(nonnegative
     assert np.count_nonzero(instance.counts != instance.changed) == 1
     assert below_two_over_beta(instance, *results)
     assert script.distance(*results) > least * instance.bound
-    # That is Algorithm 1's doing, not the compiled code's.
+    # Algorithm 1 itself causes this, not the compiled code.
     rows, _ = next(visits(instance.tensors()[0], 0, np.random.default_rng((seed,))))
     for counts, result in zip((instance.counts, instance.changed), results, strict=True):
         for plain, compiled in zip(plain_pass(instance, counts, rows), result.factors, strict=True):
@@ -50,7 +50,7 @@ def test_the_excess_grows_with_patients_up_to_what_every_visit_together_may_move
         instance = script.joint_pass(patients, nonnegative=False)
         first, second = instance.run(script.first_seed(instance))
         ratios.append(script.distance(first, second) / instance.bound)
-        # The nearest bound that does hold: one clipped gradient, there and back, for each visit.
+        # The nearest valid bound: one clipped gradient, in either direction, for each visit.
         assert ratios[-1] <= len(instance.cells) * (1 + 1e-5)
     np.testing.assert_allclose(ratios, [1, 5, 20, 50], rtol=3e-3)
 
@@ -59,7 +59,7 @@ def test_carried_state_leaves_the_bound_behind_unless_the_pull_holds_it():
     ratios = script.carried_state(0.05)
     assert ratios[0] < 1 < 4 < ratios[9] < ratios[29]
     assert ratios[29] > 16
-    assert max(script.carried_state(5.0)) < 1  # said so in the docs: the excess is not everywhere
+    assert max(script.carried_state(5.0)) < 1  # as documented, the bound is not always exceeded
 
 
 @pytest.mark.parametrize("gamma", [0.05, 5.0])
@@ -114,7 +114,7 @@ def test_a_patient_of_m_entries_loses_m_squared_times_rho():
 def test_the_average_of_sites_understates_what_the_first_site_lost():
     rho, delta = script.parallel_sites()
     assert rho.ratio > 9
-    # Exact: the delta that site 1's values alone have at the epsilon claimed for all.
+    # Exact: the delta of site 1's values alone at the epsilon claimed for all sites.
     assert delta.measured > 1000 * delta.claimed
 
 

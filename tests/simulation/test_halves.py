@@ -1,4 +1,4 @@
-"""What studies make of a cohort: halves by patient, merged sites, and shuffled patients."""
+"""Cohorts for studies: halves by patient, merged sites, and shuffled patients."""
 
 import itertools
 
@@ -21,7 +21,7 @@ CLEAR = SyntheticSettings(
 
 
 def patients(site):
-    """Each patient's cells and label as text, so that sets of patients can be compared."""
+    """Return each patient's cells and label as text, so that sets of patients can be compared."""
     cuts = np.searchsorted(site.tensor.indices[:, 0], np.arange(site.tensor.n_patients + 1))
     return [
         (site.tensor.indices[a:b, 1:].tobytes(), site.tensor.values[a:b].tobytes(), int(label))
@@ -51,7 +51,7 @@ def test_merged_sites_have_the_patients_of_their_sites(size):
 
 
 def one_by_one(tensor: SparseTensor, seed: int) -> set[tuple[int, ...]]:
-    """The definition, a patient at a time: cells of every combination of their modes' codes."""
+    """Apply the definition patient by patient: cells of all combinations of the modes' codes."""
     rng = np.random.default_rng(seed)
     alive = sorted(set(tensor.indices[:, 0].tolist()))
     donors = [alive, *(rng.permutation(alive).tolist() for _ in range(2, tensor.ndim))]
@@ -69,7 +69,7 @@ def one_by_one(tensor: SparseTensor, seed: int) -> set[tuple[int, ...]]:
 def test_cells_are_those_of_the_definition(sizes):
     rng = np.random.default_rng(sum(sizes))
     where = np.unique(rng.integers(0, sizes, (3 * sizes[0], len(sizes))), axis=0)
-    where = where[where[:, 0] != 0] if sizes[0] > 1 else where  # somebody without a cell
+    where = where[where[:, 0] != 0] if sizes[0] > 1 else where  # a patient without a cell
     tensor = SparseTensor.from_coo(where, rng.integers(1, 9, len(where)), sizes)
     for seed in range(5):
         found = shuffled(tensor, seed)

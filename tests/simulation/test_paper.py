@@ -1,4 +1,4 @@
-"""The paper's evaluation: jobs, what is measured, statistics, verdicts, and the whole on little."""
+"""The paper's evaluation: jobs, measures, statistics, verdicts, and the whole on small data."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def folder(small, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def small_rank(monkeypatch, folder):
-    """A cohort that is given as a folder is fitted at rank 50; these patients don't bear it."""
+    """A cohort from a folder is fitted at rank 50, which is too high for these patients."""
     known = datasets.dataset
 
     def small_dataset(name):
@@ -79,7 +79,7 @@ def test_a_fit_is_made_once_with_all_that_anybody_measures_of_it():
 
 
 def test_what_is_asked_for_alone_is_the_same_fit_as_in_the_whole():
-    """So that --only finds what a whole run has computed, and the other way round."""
+    """So --only finds the fits of a whole run, and a whole run finds those of --only."""
     for plan in (QUICK, FULL):
         everything = wanted(plan, [*EXPERIMENTS])
         assert len({job.fit for job in everything}) == len(everything)
@@ -102,11 +102,11 @@ def test_a_result_of_other_code_is_not_taken(tmp_path, monkeypatch):
     store.save(JOB, Result({}, 0.0))
     monkeypatch.setattr("simulation.paper.jobs.code_digest", lambda: "another")
     assert Store(tmp_path).load(JOB) is None
-    assert Store(tmp_path, store.code).load(JOB) is not None  # unless it is asked for
+    assert Store(tmp_path, store.code).load(JOB) is not None  # unless requested
 
 
 def test_the_whole_evaluation_repeats_and_goes_on(folder, tmp_path, capsys):
-    """Two runs give the same values; one that is stopped goes on; the page holds every table."""
+    """Two runs give the same values, an interrupted run continues, and the page has every table."""
     plan = TINY.on(str(folder))
     experiments = [name for name in EXPERIMENTS if name != "traffic"]
     run(plan, experiments, tmp_path / "a", None)
@@ -125,7 +125,7 @@ def test_the_whole_evaluation_repeats_and_goes_on(folder, tmp_path, capsys):
         rows = json.loads((tmp_path / "a" / f"{table}.json").read_text())
         assert rows
         assert (tmp_path / "a" / f"{table}.csv").read_text().count("\n") >= len(rows)
-    # The verdicts are above everything else, and a link leads to each table.
+    # The verdicts come first, and each table has a link.
     top, rest = text.split("\n## The data\n")
     verdicts = json.loads((tmp_path / "a" / "verdicts.json").read_text())
     assert top.count("| **") == len({row["claim"] for row in verdicts}) > 0
@@ -176,7 +176,7 @@ def test_a_fit_that_fails_is_told_and_the_others_are_shown(folder, tmp_path, mon
 def test_the_commands_for_full_data_run_on_the_demos(
     kind, source, options, ehr_data, tmp_path, monkeypatch
 ):
-    """As the page gives them, but for fewer fits."""
+    """The commands are those of the page, with fewer fits."""
     monkeypatch.chdir(tmp_path)
     dpfact("data", kind, ehr_data / source, *options, "--out", "data/full")
     written = next(line for line in page.COMMANDS.splitlines() if f"dpfact data {kind} " in line)
@@ -204,7 +204,7 @@ def test_every_system_has_a_noise_claim_exactly_if_it_takes_an_epsilon():
 
 @pytest.mark.parametrize("system", ["exact", "patient", "cp-als", "paper", "random", "null"])
 def test_a_fit_does_not_see_labels(system, small, folder, monkeypatch):
-    """With other labels the factors are the same, and only the scores change."""
+    """With other labels, the factors stay the same, and only the scores change."""
     job = Job(str(folder), system, 4, 3, splits=3, epsilon=4.0, delta=1e-4)
     dead = tuple(replace(site, labels=1 - site.labels["died"]) for site in small.sites)
     monkeypatch.setattr("simulation.paper.systems.load", lambda name: small)
@@ -238,7 +238,7 @@ def test_a_perfect_predictor_scores_one_and_scale_does_not_matter(small):
 
 
 def test_a_predictor_is_scored_on_patients_it_was_not_trained_on(small):
-    """Many random columns fit the training patients well, and say nothing of others."""
+    """Many random columns fit the training patients well, but do not predict others."""
     rng = np.random.default_rng(2)
     noise = [rng.random((len(site), 80)) for site in small.sites]
     assert abs(np.mean(measures.death_scores(noise, small, 8)["overall"]) - 0.5) < 0.08
@@ -274,7 +274,7 @@ def test_patient_modes_start_is_counted_too():
     job = Job("demo-icu", "patient", 10, 2, sites=5, epsilon=1.0, delta=1e-4)
     rounds = compute(job).values["rounds"]
     pairs = 320 * 321 // 2
-    # noise of 256 steps, and what is around it
+    # noise of 256 steps, plus overhead
     assert 10 / 8 < rounds[0]["up"] / 5 / pairs < 13 / 8
     assert rounds[0]["up"] > 3 * max(later["up"] for later in rounds[1:])
 
@@ -290,7 +290,7 @@ def test_a_table_shows_rounded_values_and_keeps_all_digits(tmp_path):
 
 
 def test_the_papers_numbers_are_the_papers():
-    """Relations that its text states."""
+    """Check relations stated in the paper's text."""
     saved = [1 - row["dpfact"] / row["trip"] for row in published.TRAFFIC.values()]
     assert saved == pytest.approx([0.466, 0.377, 0.207], abs=5e-4)
     assert max(row["psgd"] for row in published.AUC_BY_RANK.values()) == 0.7790
@@ -312,4 +312,4 @@ def test_reported_data_are_not_those_that_settings_were_searched_on():
     planted = datasets.planted_memberships("demo-icu")
     assert [len(own) for own in planted] == [s.tensor.n_patients for s in reported.sites]
     scores = measures.death_scores(planted, reported, 2)["overall"]
-    assert min(scores) > 0.75  # memberships are of these patients, not of others
+    assert min(scores) > 0.75  # the memberships belong to these patients

@@ -1,4 +1,4 @@
-"""The two studies of what privacy costs: what they compare with, and that they go on."""
+"""The two studies of the cost of privacy: their comparisons, and continuation."""
 
 import json
 from dataclasses import replace
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.nightly
 def test_a_study_puts_private_models_between_null_and_ceiling() -> None:
     rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([NO_NOISE, 0.01], seeds=1))
     found = {row["model"].split(":")[0] + str(row["epsilon"] or ""): row for row in rows}
-    assert found["ceiling"]["fms"] > 0.9  # planted, so every fit finds the same
+    assert found["ceiling"]["fms"] > 0.9  # planted, so all fits find the same phenotypes
     assert found["ceiling"]["share_of_fit"] == pytest.approx(1, abs=0.01)
     assert found["null"]["share_of_fit"] < 0.9
     assert found["patient modeinf"]["beats_null"]
@@ -50,7 +50,7 @@ def test_a_study_puts_private_models_between_null_and_ceiling() -> None:
 
 
 def test_the_ceiling_is_of_fits_to_each_other() -> None:
-    study = Study(synthetic(CLEAR), rank=6, references=3)  # two columns too many: fits differ
+    study = Study(synthetic(CLEAR), rank=6, references=3)  # with two columns too many, fits differ
     one, two, three = study._references
     pairs = [factor_match_score(*pair) for pair in ((one, two), (one, three), (two, three))]
     row = next(study.rows([], seeds=1))
@@ -66,14 +66,14 @@ def test_the_study_of_real_data_goes_on_where_it_was(cohort_folder: Path, tmp_pa
     first = json.loads((out / "table.json").read_text())
     real_data.main([*asked, "3"])
     both = json.loads((out / "table.json").read_text())
-    assert both[: len(first)] == first  # fresh noise: would differ if it were measured again
+    assert both[: len(first)] == first  # with fresh noise, a new measurement would differ
     assert [row["rank"] for row in both] == [2, 2, 2, 3, 3, 3]
     assert (out / "table.md").read_text().count("\n") == 4
     assert (out / "table.csv").read_text().startswith("data,sites,patients")
 
 
 def test_where_the_ceiling_does_not_beat_the_null_nothing_is_judged(monkeypatch) -> None:
-    monkeypatch.setattr(real_data, "shuffled", lambda tensor, seed: tensor)  # ties are left in
+    monkeypatch.setattr(real_data, "shuffled", lambda tensor, seed: tensor)  # relations stay intact
     rows = list(Study(synthetic(CLEAR), rank=4, references=2).rows([NO_NOISE], seeds=1))
     assert rows[-1]["beats_null"] == "no tie to learn"
     assert "no tie to learn" in real_data.table(rows)
@@ -83,7 +83,7 @@ def test_a_study_finds_its_models_again(tmp_path: Path) -> None:
     cohort = synthetic(replace(CLEAR, patients=120))
     first = list(Study(cohort, 3, 2, tmp_path).rows([1.0], seeds=1))
     again = list(Study(cohort, 3, 2, tmp_path).rows([1.0], seeds=1))
-    assert again == first  # fresh noise: would differ if it were drawn again
+    assert again == first  # with fresh noise, a new draw would differ
     named = real_data.named(Study(cohort, 3, 2, tmp_path), 1.0)
     assert named.startswith("## clear, 3 phenotypes, epsilon 1")
     assert named.count("\n") == 5
@@ -98,7 +98,7 @@ def test_peers_are_measured_alike_and_go_on_where_they_were(cohort_folder, tmp_p
     assert found["sparse CP without noise"]["share"] > found["NMF"]["share"]
     promised = [row["method"] for row in rows if row.get("epsilon")]
     assert promised == [name for name, (_, claim, _) in peers.SYSTEMS.items() if claim != "none"]
-    peers.main(asked)  # fresh noise: would differ if it were measured again
+    peers.main(asked)  # with fresh noise, a new measurement would differ
     assert json.loads((tmp_path / "table.json").read_text()) == rows
     assert (tmp_path / "table.md").read_text().count("\n") == 2 + len(rows)
 
@@ -115,7 +115,7 @@ def test_a_figure_against_epsilon_fills_only_models_that_beat_chance() -> None:
     faces = [line.get_markerfacecolor() for line in shares.lines if line.get_marker() == "o"][:2]
     assert faces == ["none", "C0"]
     assert [label.get_text() for label in shares.get_xticklabels()] == ["1", "∞"]
-    assert len(areas.lines) == 1  # the legend's alone: there are no labels
+    assert len(areas.lines) == 1  # only the legend's, because there are no labels
 
 
 def test_patients_needed_are_those_from_which_a_plan_is_good() -> None:
@@ -200,13 +200,13 @@ def test_the_shared_fit_of_every_system_is_printed(tmp_path: Path, capsys, monke
     shared_fit.main([str(tmp_path), "--rank", "3", "--half", "report"])
     whole, others = rows[0], capsys.readouterr().out.splitlines()[0].split(" | ")
     assert whole[:2] == others[:2]
-    assert float(whole[2]) != float(others[2])  # of other patients
+    assert float(whole[2]) != float(others[2])  # measured in other patients
 
 
 def test_two_codes_are_tied_where_twice_as_many_patients_have_both_as_chance_gives() -> None:
-    cells = [(patient, 0, 0) for patient in range(3)]  # 3 of 3 patients who have either
+    cells = [(patient, 0, 0) for patient in range(3)]  # 3 of 3 patients with either code
     cells += [(patient, 1, 1) for patient in range(3, 12)]
-    cells += [(patient, 1, 2) for patient in range(8, 12)]  # by chance they would be 3
+    cells += [(patient, 1, 2) for patient in range(8, 12)]  # by chance there would be 3
     cells += [(12, 2, 3), (12, 2, 3), (13, 2, 3)]  # two patients: too few
     pairs = nameable.tied(SparseTensor.from_coo(cells, np.ones(len(cells)), (14, 3, 4)))
     assert np.argwhere(pairs).tolist() == [[0, 0]]
@@ -216,9 +216,9 @@ def test_a_phenotype_is_named_by_its_tied_pairs_and_once() -> None:
     pairs = np.zeros((7, 7), bool)
     pairs[0, 0] = pairs[1, 1] = True
     column = np.zeros((7, 4), np.float32)
-    column[0, :2] = 1  # twice the same
+    column[0, :2] = 1  # twice the same code
     column[1, 2] = 3
-    column[2:6, 2] = 0.1  # weighs little
+    column[2:6, 2] = 0.1  # small weight
     column[6, 3] = 1  # tied to nothing
     model = (column, column)
     share = 3 / 3.4
@@ -231,7 +231,7 @@ def cells_of(rows: list[str]) -> list[list[str]]:
 
 
 def _named(name: str, patients: list[str], site: str = "north") -> Cohort:
-    """A cohort whose patient n has n + 1 of its one cell."""
+    """Return a cohort in which patient n has the count n + 1 in the only cell."""
     counts = [int(patient) + 1 for patient in patients]
     cells = [(row, 0, 0) for row in range(len(patients))]
     tensor = SparseTensor.from_coo(cells, counts, (len(patients), 1, 1))
@@ -272,7 +272,7 @@ def test_the_study_of_roll_ups_prints_a_row_for_each_way_and_model(tmp_path: Pat
 
 
 def test_a_slow_site_makes_the_seconds_of_a_run_in_step_alone(cohort_folder: Path, capsys) -> None:
-    """Ten rounds of 100 s; or one, and nine of 10 s and the slow site's second, to its end."""
+    """Ten rounds take 100 s each, or one takes 100 s and nine 10 s, until the slow site ends."""
     slow_site.main(
         [str(cohort_folder), "--rank", "2", "--rounds", "10", "--seconds", "10", "--seeds", "1",
          "--start", "random", "--slow", "site-2"]
@@ -296,7 +296,7 @@ def test_what_the_study_of_certainty_calls_real_is_in_other_patients(tmp_path, c
     assert row["missing"] / row["called"] < row["all_missing"] / row["phenotypes"]
     shown = capsys.readouterr().out
     certainty.main(asked)
-    assert capsys.readouterr().out == shown  # models are kept
+    assert capsys.readouterr().out == shown  # models are stored
 
 
 def test_a_phenotype_that_other_patients_lack_is_missing_there() -> None:

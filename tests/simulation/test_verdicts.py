@@ -1,4 +1,4 @@
-"""What the page says of the paper's claims: from made-up results, so that every answer is known."""
+"""The page's verdicts on the paper's claims, from made-up results with known answers."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_an_interval_decides_a_case():
     clear, unclear = difference([1.0, 1.1, 0.9], [0, 0, 0]), difference([1.0, -0.9, 0.5], [0, 0, 0])
     assert (clear.case("above"), clear.case("below")) == ("supports", "contradicts")
     assert (unclear.case("above"), unclear.case("below")) == ("open", "open")
-    assert difference([5.0], [0.0]).case("above") == "open"  # one start decides nothing
+    assert difference([5.0], [0.0]).case("above") == "open"  # one start is not enough
     worth = difference([0.10, 0.11, 0.09], [0, 0, 0])
     assert worth.case_within(0.05, 0.2) == "supports"
     assert clear.case_within(0.05, 0.2) == "contradicts"
@@ -70,7 +70,7 @@ def verdicts(section, result, plan=PLAN):
 
 
 def accuracy(rmse):
-    """The claim about RMSE, where each system ends at a given one; starts differ a little."""
+    """Judge the claim about RMSE, with given final RMSEs and small differences between starts."""
 
     def result(job):
         end = rmse.get(job.system, 1.0) + 0.001 * job.seed
@@ -90,7 +90,7 @@ def test_the_verdict_on_rmse_follows_the_numbers():
 
 
 def utility(level):
-    """The claims about AUC, where each system has a given one; splits differ for all alike."""
+    """Judge the claims about AUC, with given AUCs and equal differences between splits."""
     splits = np.linspace(-0.05, 0.05, PLAN.splits)
 
     def result(job):
@@ -124,7 +124,7 @@ def test_the_verdicts_on_traffic_follow_the_numbers():
 
 
 def recovery(closeness, fit):
-    """The claim about FMS: factors that near the noiseless ones as epsilon grows, or don't."""
+    """Judge the claim about FMS, with given factors at each epsilon."""
     rng = np.random.default_rng(0)
     base, noise = ([rng.random((9, 12)).astype(np.float32) ** 4 for _ in range(2)] for _ in "ab")
 
@@ -142,7 +142,7 @@ def test_the_verdict_on_epsilon_follows_the_numbers():
     assert "without having learned" not in rises.why
     assert "without having learned" in recovery(lambda at: 0.2 if at < 2 else 0.99, fit=0.0).why
     assert recovery(lambda at: 0.2, fit=0.3).answer == "no"
-    assert recovery(lambda at: 1.0, fit=0.3).answer == "no"  # nothing rises
+    assert recovery(lambda at: 1.0, fit=0.3).answer == "no"  # the FMS does not rise
 
 
 def test_the_verdict_on_norms_follows_the_numbers():

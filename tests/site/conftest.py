@@ -20,5 +20,5 @@ def world(data: SiteData, tmp_path: Path) -> World:
 
 @pytest.fixture
 def worlds(data: SiteData, tmp_path: Path) -> list[World]:
-    """Two sites, of which one has a patient more with every code."""
+    """Two sites, one of which has an additional patient with every code."""
     return neighbours(data, tmp_path)

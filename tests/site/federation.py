@@ -1,4 +1,4 @@
-"""A site and the server that asks it, as the tests of this room need them."""
+"""A site and its server for the tests in this folder."""
 
 import logging
 import math
@@ -34,11 +34,11 @@ SIZES = (9, 12)
 LEAVES = re.compile(r"dpfact:([a-z-]+) \(details are in the site's own log\)")
 
 
-# --- a site, and the rounds that a server asks it for
+# --- a site, and the rounds that a server requests
 
 
 def make_settings(tmp_path, **settings) -> SiteSettings:
-    """Settings of a site that has room for exactly one run of epsilon 4."""
+    """Return the settings of a site whose budget allows exactly one run of epsilon 4."""
     given = {"allow_privacy": "patient", "max_epsilon": 4.0, "state_dir": str(tmp_path / "state")}
     return SiteSettings(**{**given, **settings})
 
@@ -71,18 +71,18 @@ def ask(client, request) -> tuple[list[np.ndarray], dict]:
 
 
 def read(server: Coordinator, number: int, answer) -> SiteReply:
-    """A reply as the server reads it."""
+    """Return a reply as the server reads it."""
     return SiteReply.from_wire(*answer, server.reply_shapes(number))
 
 
 def close(server: Coordinator, number: int, answers) -> None:
-    """The server's side of a round."""
+    """Close a round on the server."""
     replies = [read(server, number, answer) for answer in answers]
     server.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)
 
 
 def go_to(client, server: Coordinator, last: int) -> list[tuple[RoundRequest, list[np.ndarray]]]:
-    """Rounds up to `last`, with this one site: what was asked, and what was sent."""
+    """Play the rounds up to `last` with one site. Return the requests and the sent arrays."""
     seen = []
     for number in range(server.finished_rounds + 1, last + 1):
         request = server.request(number)
@@ -106,7 +106,7 @@ def store_of(data, tmp_path, job="job") -> SiteStore:
 
 
 def refusal(client, request, caplog) -> tuple[str, str]:
-    """Refuse; the code that left, and the site's own log."""
+    """Return the code sent for a refusal, and the site's own log."""
     wire = request.to_wire() if isinstance(request, RoundRequest) else request
     caplog.clear()
     with caplog.at_level(logging.INFO), pytest.raises(RoundRefusedError) as error:
@@ -130,18 +130,18 @@ def raising(error: BaseException) -> Callable:
     return call
 
 
-# --- two sites that differ in a patient
+# --- two sites that differ in one patient
 
 
 class Asked(NamedTuple):
-    """What a site sent, and what it was charged."""
+    """A site's reply, and its charges."""
 
     reply: str
     rows: int
 
 
 class Watched:
-    """A site's data that knows whether its patients were read."""
+    """A site's data that records whether its patients were read."""
 
     def __init__(self, data: SiteData) -> None:
         self.name, self.vocabularies, self._data = data.name, data.vocabularies, data
@@ -153,7 +153,7 @@ class Watched:
 
 
 class World:
-    """A site with one data set, in a folder of its own, and the run it takes part in."""
+    """A site with one data set and its own folder, and a run in which it takes part."""
 
     def __init__(self, data: SiteData, folder: Path) -> None:
         self.folder = folder
@@ -200,7 +200,7 @@ class World:
 
 
 def requests() -> dict[int, RoundRequest]:
-    """What a server asks in a run: codes, start, two refinements, and the end; public alone."""
+    """Return a server's requests in a run: codes, start, two refinements, and the end."""
     server = Coordinator(
         SIZES, solver=SolverSettings(rank=4), privacy=PRIVACY, run=RunSettings(job="job", sites=1)
     )
@@ -214,7 +214,7 @@ def requests() -> dict[int, RoundRequest]:
 
 
 def neighbours(site: SiteData, tmp_path: Path) -> list[World]:
-    """A site, and one with a patient more who has every code beside every other."""
+    """Return a site, and the same site with an additional patient who has all pairs of codes."""
     here = site.tensor
     codes = np.argwhere(np.ones(SIZES))
     one = np.column_stack([np.full(len(codes), here.n_patients), codes])

@@ -1,4 +1,4 @@
-"""A site's door: what it answers, what it refuses, and that nothing of a patient gets out."""
+"""A site's answers and refusals, none of which reveals patient data."""
 
 import os
 from dataclasses import replace
@@ -31,7 +31,7 @@ def client(data, tmp_path):
 
 
 def make_client(data, tmp_path, **settings) -> DPFactClient:
-    """A real site that allows what the test asks; by default, releases without noise."""
+    """Return a real site that allows the test's requests (by default, releases without noise)."""
     plain = {"allow_privacy": "none", "max_epsilon": 0.0}
     return federation.make_client(data, tmp_path, **{**plain, **settings})
 
@@ -51,7 +51,7 @@ def make_noisy_request(data, **changes) -> RoundRequest:
 
 
 def folder_of(tmp_path):
-    """The site's own folder: its ledger, and a folder a job."""
+    """Return the site's own folder, with its ledger and a folder per job."""
     return tmp_path / "state" / "site-1"
 
 
@@ -61,7 +61,7 @@ def release_of(tmp_path, number) -> Release:
 
 
 def state_of(tmp_path, data) -> SiteState:
-    """What the site kept of a job, as its next round would read it."""
+    """Return the site's stored state of a job, as its next round would read it."""
     state = store_of(data, tmp_path).load()
     assert state is not None
     return state
@@ -87,7 +87,7 @@ def test_paper_mode_perturbs_and_charges_before_it_sends(data, tmp_path):
 
 
 class Stopped(BaseException):
-    """Stands for a process that ends there."""
+    """An exception in place of the end of a process."""
 
 
 CRASHES = {
@@ -126,7 +126,7 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
     arrays, _ = ask(make_noisy_client(data, tmp_path), request)
     assert len(events_of(tmp_path)) - len(before) == 2
     assert_bits(arrays, release_of(tmp_path, request.round).arrays)
-    # And the job goes on from that round's own factors, whatever lies about.
+    # The job continues from that round's own factors, whatever other files exist.
     ask(make_noisy_client(data, tmp_path), replace(request, round=request.round + 1))
     assert state_of(tmp_path, data).round == request.round + 1
     left = sorted(path.name for path in (folder_of(tmp_path) / "job").glob("*.npz"))
@@ -134,7 +134,7 @@ def test_a_crash_leaves_the_site_before_the_round_or_after_it(
 
 
 def test_state_charge_and_deletion_come_in_this_order(data, tmp_path, monkeypatch):
-    """What each step finds on the disk when it begins."""
+    """Check the content of the disk at the beginning of each step."""
     seen = []
     client = make_noisy_client(data, tmp_path)
     request = make_noisy_request(data)
@@ -168,15 +168,15 @@ def test_only_a_simulated_site_does_not_wait_for_the_disk(data, tmp_path, monkey
 
     settings = SiteSettings(allow_privacy="none", state_dir=str(tmp_path))
     client = DPFactClient(data, settings, simulation=simulation)
-    ask(client, make_request(data))  # makes folders and ledger, which is waited for
+    ask(client, make_request(data))  # creates folders and ledger, and waits for the disk
     monkeypatch.setattr(hospital, "Ledger", open_ledger)
     monkeypatch.setattr(os, "fsync", lambda handle: (waited.append(True), fsync(handle)))
     ask(client, make_request(data, round=2))
-    assert waited == ([False] if simulation else [True, True, True])  # the state, and its name
+    assert waited == ([False] if simulation else [True, True, True])  # the state and its name
 
 
 def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_path, monkeypatch):
-    """A crash between state and charge leaves factors of a round that was never answered."""
+    """A crash between state and charge leaves the factors of an unanswered round."""
     request = make_noisy_request(data)
     ask(make_noisy_client(data, tmp_path), request)
     known = state_of(tmp_path, data)
@@ -199,7 +199,7 @@ def test_a_state_that_no_ledger_row_vouches_for_is_not_gone_on_from(data, tmp_pa
 
 
 def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, caplog):
-    """What was sent is sent again: whether the data has changed since, that does not tell."""
+    """Sent releases are resent, which does not reveal whether the data has changed."""
     request = make_noisy_request(data)
     sent, _ = ask(make_noisy_client(data, tmp_path), request)
     other = replace(cohort.sites[1], name="site-1")
@@ -208,7 +208,7 @@ def test_a_job_begun_with_other_data_does_not_go_on(data, cohort, tmp_path, capl
     assert_bits(again, sent)
     assert "the data has changed since" in refusal(client, replace(request, round=2), caplog)[1]
     assert len(events_of(tmp_path)) == 2
-    ask(client, replace(request, job="other"))  # and counts with what was spent before
+    ask(client, replace(request, job="other"))  # and is added to earlier charges
     assert len(events_of(tmp_path)) == 4
 
 
@@ -241,7 +241,7 @@ def test_a_state_that_is_not_what_was_sent_is_not_sent_in_its_place(client, data
     store.save(replace(state, factors=(patients, *(2 * factor for factor in features))))
     _, text = refusal(client, make_request(data), caplog)
     assert "round 1 of job 'job' was released already" in text
-    store.save(replace(state, factors=(2 * patients, *features)))  # those were never sent
+    store.save(replace(state, factors=(2 * patients, *features)))  # these were never sent
     ask(client, make_request(data))
     (tmp_path / "state" / "site-1" / "job" / "state-000001.npz").unlink()
     assert "round 1 of job 'job' is stale" in refusal(client, make_request(data), caplog)[1]
@@ -259,7 +259,7 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path):
 
 
 def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
-    """State carries un-noised factors: a smaller step in round 2 must not publish round 1's."""
+    """The state has factors without noise: a smaller step in round 2 must not publish round 1's."""
     client = make_noisy_client(data, tmp_path)
     first = make_noisy_request(data)
     ask(client, first)
@@ -305,10 +305,10 @@ BAD_REQUESTS = {
 def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, changes, says):
     assert says in refusal(client, make_request(data, **changes), caplog)[1]
     assert not (tmp_path / "state").exists()
-    ask(client, make_request(data))  # the site is unharmed
+    ask(client, make_request(data))  # the site still works
 
 
-# --- folders of others, and lines of the log
+# --- other users' folders, and log lines
 
 
 PLACES = {"state-dir": "state", "site": "state/site-1", "job": "state/site-1/job",

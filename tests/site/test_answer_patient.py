@@ -1,4 +1,4 @@
-"""A site's door in patient mode: whole runs, repeats, and everything that is refused."""
+"""A site's answers in patient mode: whole runs, repeats, and refusals."""
 
 import hashlib
 import logging
@@ -53,9 +53,9 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
         assert all(array.dtype == np.float32 for array in arrays)
         assert request.round == number
         payload = b"".join(bits(arrays))
-        if number < server.rounds:  # what costs nothing is not in the ledger
+        if number < server.rounds:  # uncharged rounds are not in the ledger
             assert hashlib.sha256(payload).hexdigest() == rows[number - 1].payload_sha256
-        if len(payload) > 4 * 200:  # of a few values, blocks are not full
+        if len(payload) > 4 * 200:  # with few values, blocks are not full
             assert sum(map(len, bits(sent))) < 0.6 * len(payload)
     assert [row.round for row in rows] == list(range(1, server.rounds))
     events = [event for row in rows for event in row.events]
@@ -79,9 +79,9 @@ def test_every_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(
     seen = go_to(client, server, server.rounds)
     before = rows_of(tmp_path)
     states = {p: p.read_bytes() for p in (tmp_path / "state").rglob("*.npz")}
-    assert len(states) == 1  # what the last round said
+    assert len(states) == 1  # the last round's request
     random.Random(0).shuffle(seen)
-    for request, arrays in seen:  # of old rounds too, in any order, by the same process and another
+    for request, arrays in seen:  # old rounds too, in any order, by the same process and another
         for site in (client, make_client(data, tmp_path)):
             again, config = ask(site, request)
             assert bits(again) == bits(arrays)
@@ -100,7 +100,7 @@ def test_requests_at_the_same_time_make_one_release(data, tmp_path):
 
 
 def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
-    """Another site kept the run going; this one comes in late and pays for the rest alone."""
+    """Another site kept the run going, and this site is charged only for the remaining rounds."""
     server = make_server(data)
     go_to(make_client(replace(data, name="other"), tmp_path / "other"), server, 2)
     late = make_client(data, tmp_path)
@@ -113,13 +113,13 @@ def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
 
 
 def untouched(monkeypatch) -> None:
-    """Fail where a patient is looked at."""
+    """Fail if patients' data is read."""
     seen = raising(AssertionError("looked at the patients"))
     monkeypatch.setattr("dpfact_flower.site.patient.PatientRound.bounded", seen)
 
 
 def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, caplog, monkeypatch):
-    """One release of this run alone would fit; the run would not, so nothing is released."""
+    """One release would fit the cap, but the whole run would not, so nothing is released."""
     server = make_server(data)
     first = account(server.planned_events(1), 1e-5).headline.epsilon
     cap = 3.99
@@ -133,7 +133,7 @@ def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, c
 
 @pytest.mark.slow
 def test_a_second_run_is_another_cost(data, tmp_path, caplog):
-    """A new job's name makes no new budget."""
+    """A new job name gives no new budget."""
     client, server = make_client(data, tmp_path), make_server(data)
     go_to(client, server, server.rounds)
     before = rows_of(tmp_path)
@@ -152,18 +152,18 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     source = Watched(data)
     server = make_server(data)
     code, log = refusal(make_client(source, tmp_path, max_rounds=4), server.request(1), caplog)
-    assert code == "privacy-refused"  # of the plan's five rounds with noise none is paid for
+    assert code == "privacy-refused"  # none of the plan's five rounds with noise is charged
     assert "max-rounds is 4; this site has answered 0 rounds" in log
     assert not source.read_by_now
     seen = go_to(make_client(source, tmp_path, max_epsilon=100.0), server, 3)
-    client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)  # by now
+    client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)  # with these limits
     assert len(rows_of(tmp_path)) == 3
     source.read_by_now = False
     for request in (server.request(4), make_server(data, job="another").request(1)):
         code, log = refusal(client, request, caplog)
         assert code == "privacy-refused"
         assert "max-rounds is 3; this site has answered 3 rounds" in log
-    assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat is none
+    assert np.array_equal(ask(client, seen[-1][0])[0][0], seen[-1][1][0])  # a repeat does not count
     assert not source.read_by_now
     go_to(make_client(data, tmp_path, max_rounds=4, max_epsilon=100.0), server, 4)
     assert len(rows_of(tmp_path)) == 4
@@ -175,11 +175,11 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
 def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_read(
     data, tmp_path, caplog, monkeypatch, used, threads
 ):
-    """A server may fill up the rest with what it sends, to see whether they still fit."""
+    """A server could fill the memory with its messages, to see whether the patients still fit."""
     source, server = Watched(data), make_server(data)
     codes = sum(data.tensor.feature_shape)
     values = codes * (codes - 1) // 2
-    need = used + values * (48 + 8 * (threads - 1))  # each thread has a copy of the sum
+    need = used + values * (48 + 8 * (threads - 1))  # each thread has its own copy of the sum
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     monkeypatch.setattr(admission, "memory_used", lambda: used)
     monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 - 1)
@@ -201,7 +201,7 @@ def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_pa
 
 @pytest.mark.parametrize("mode", ["paper", "none"])
 def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
-    """What no epsilon covers, or one of another unit, cannot be added to a patient's."""
+    """A release without epsilon, or with another unit, cannot be added to a patient's total."""
     solver = SolverSettings(rank=4, solver="psgd", clip=1.0, eta=1e-3)
     privacy = PrivacySettings(privacy=mode, epsilon=0.5)
     earlier = make_request(solver=solver, job="earlier", privacy=privacy)
@@ -215,7 +215,7 @@ def test_releases_that_do_not_add_up_are_refused(data, tmp_path, caplog, mode):
 
 
 def test_a_ledger_that_is_gone_is_not_made_anew(data, tmp_path, caplog):
-    """In patient mode nothing but the ledger is left before the last round."""
+    """In patient mode, only the ledger exists before the last round."""
     client, server = make_client(data, tmp_path), make_server(data)
     go_to(client, server, 2)
     (tmp_path / "state" / "site-1" / LEDGER).unlink()
@@ -223,7 +223,7 @@ def test_a_ledger_that_is_gone_is_not_made_anew(data, tmp_path, caplog):
     assert refusal(client, make_server(data, job="other").request(1), caplog)[0] == "state"
 
 
-# --- requests that are refused
+# --- refused requests
 
 
 def changed(request: RoundRequest, **settings) -> RoundRequest:
@@ -247,7 +247,7 @@ def beyond(size):
 
 
 REFUSED_AT_ONCE = {
-    # what, the round, the change of the request, and the code that leaves
+    # description, round, change of the request, and the code sent
     "a larger epsilon": (1, lambda r: changed(r, epsilon=4.2), "privacy-refused"),
     "more rounds than the plan": (1, lambda r: replace(r, rounds=r.rounds + 1), "message"),
     "a round beyond the last": (1, lambda r: replace(r, round=r.rounds + 1), "message"),
@@ -312,7 +312,7 @@ def test_what_is_refused_costs_nothing_and_harms_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [LEDGER, f"{LEDGER}-journal", f"{LEDGER}-wal", LEDGER.upper()])
 def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, name):
-    """Made a folder, the journal's name would keep every later job from being charged."""
+    """A folder with the journal's name would prevent all later charges."""
     client = make_client(data, tmp_path)
     code, log = refusal(client, make_server(data, job=name).request(1), caplog)
     assert code == "message"
@@ -323,13 +323,13 @@ def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, nam
 
 
 def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
-    """The ledger is found by the site's name, in the node config or else in the data file."""
+    """The ledger is found by the site's name in the node config or, without it, in the data file."""
     client, server = make_client(data, tmp_path), make_server(data)
     with caplog.at_level(logging.WARNING):
         go_to(client, server, server.rounds)
-    assert caplog.text.count(": new ledger in ") == 1  # also after a disk was not mounted
+    assert caplog.text.count(": new ledger in ") == 1  # also if a disk is not mounted
     request = make_server(data, job="again").request(1)
-    for other in (data, without_cells(data)):  # only people can know whether patients are others
+    for other in (data, without_cells(data)):  # only people can know whether the patients differ
         watched = Watched(replace(other, name="of-2027"))
         for own in ({}, {"site": "north", "data_site": "of-2027"}):
             renamed = make_client(watched, tmp_path, **own)
@@ -366,10 +366,10 @@ def test_seeded_noise_is_for_simulations(data, tmp_path, caplog):
 def test_without_a_lock_two_jobs_do_not_share_one_budget(
     data, tmp_path, caplog, monkeypatch, where, name, code, reason
 ):
-    """There is budget for one run; a second is answered while the first is checked or computed."""
+    """There is budget for one run. A second is answered while the first is in progress."""
     first, second = make_client(data, tmp_path), make_client(data, tmp_path)
     requests = [make_server(data, job=job).request(1) for job in ("a", "b")]
-    (tmp_path / "state" / "site-1").mkdir(parents=True)  # which the lock would make
+    (tmp_path / "state" / "site-1").mkdir(parents=True)  # which the lock would create
     monkeypatch.setattr("dpfact_flower.site.admission.locked", lambda _: nullcontext())
     step = getattr(where, name)
 
@@ -387,7 +387,7 @@ def test_without_a_lock_two_jobs_do_not_share_one_budget(
     assert refusal(first, requests[0], caplog)[0] == "privacy-refused"
 
 
-# --- sites with little or nothing
+# --- sites with little or no data
 
 
 def without_cells(data):
@@ -395,7 +395,7 @@ def without_cells(data):
 
 
 def without_kept_codes(data):
-    """Every patient has the last codes of the vocabularies only."""
+    """Return the site with patients who have only the last codes of the vocabularies."""
     cells = [[patient, 8, 11] for patient in range(data.tensor.n_patients)]
     return replace(data, tensor=SparseTensor.from_coo(cells, [1] * len(cells), data.tensor.shape))
 
@@ -410,7 +410,7 @@ def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplo
     other = make_client(own, tmp_path / "poor")
     for number in range(1, server.rounds + 1):
         request = server.request(number)
-        if number == 2:  # what the counts would choose depends on noise
+        if number == 2:  # the choice by counts depends on noise
             server.rule.selection = picked(6, 8)
             request = server.request(number)
         answers = [ask(client, request) for client in (rich, other)]
@@ -420,7 +420,7 @@ def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplo
         assert [config.keys() for _, config in answers] == [{"site"}] * 2
         for array in replies[1]:
             assert np.isfinite(array).all()
-            assert (array != 0).mean() > 0.9  # noise and nothing else, but noise
+            assert (array != 0).mean() > 0.9  # only noise, but noise
         close(server, number, answers)
     spent = [
         [(e.name, e.sensitivity, e.sigma, e.count) for row in rows for e in row.events]
@@ -430,17 +430,17 @@ def test_a_site_with_nothing_to_say_answers_like_any_other(data, tmp_path, caplo
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-# --- what leaves, what is logged
+# --- sent and logged data
 
 PLANTED = 987654
 
 
 def planted(data):
-    """The same site with a count that is like no other, and a like number of patients."""
+    """Return the same site with a unique count, and a unique number of patients."""
     cells = np.concatenate([data.tensor.indices, [[876543, 3, 3]]])
     values = np.concatenate([data.tensor.values, [PLANTED]])
     values[5] = PLANTED
-    # Patients without a cell cost nothing: their number is what must not be seen.
+    # Patients without a cell cost nothing, and only their number must not be visible.
     return replace(data, tensor=SparseTensor.from_coo(cells, values, (876544, 9, 12)))
 
 
@@ -477,6 +477,6 @@ def test_no_text_holds_a_value_of_a_patient(data, tmp_path, caplog):
     assert len(texts) > 40
     for text in texts:
         assert not secrets.search(text)
-    # What is on the disk for people to read holds none either.
+    # Files for human readers contain none either.
     for row in rows_of(tmp_path):
         assert not secrets.search(repr(row))

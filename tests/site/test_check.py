@@ -1,4 +1,4 @@
-"""`dpfact site check`: each thing that is not in force is found, and nothing else."""
+"""`dpfact site check` finds each fault, and nothing else."""
 
 import json
 import os
@@ -71,14 +71,14 @@ def place(cohort, tmp_path, monkeypatch, running):
     monkeypatch.setattr(check, "processes", lambda: running)
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo"})
     monkeypatch.setattr(check, "server_faults", lambda address, certificates: [])
-    # A test's folder, and the developer's, are what they are.
+    # The folders of the test and of the developer cannot be changed.
     monkeypatch.setattr(check, "changeable_within", lambda folder, uids: iter([]))
     monkeypatch.setattr(check, "changeable", lambda path, uids: [])
     return tmp_path
 
 
 def faults(folder) -> dict[str, tuple[str, ...]]:
-    """What there is to mend, but that one user plays both."""
+    """Return the faults, except that one user runs both."""
     found = check_site(folder / "site" / "north.toml", folder / "node" / "north")
     return {each.check: each.faults for each in found if each.faults and each.check != TWO_USERS}
 
@@ -163,7 +163,7 @@ def test_a_part_that_does_not_run_or_runs_as_somebody_else_is_found(place, runni
 
 def test_the_check_does_not_take_itself_for_the_executor(place, running):
     words = ["python", "/opt/bin/dpfact", "site", "check", "--config", f"{place}/site/north.toml"]
-    running.insert(0, Process(3, ME + 1, words, {}, place))  # process numbers begin again
+    running.insert(0, Process(3, ME + 1, words, {}, place))  # process ids start again
     assert faults(place) == {}
 
 
@@ -172,7 +172,7 @@ def test_flowers_own_executor_and_its_apps_are_found(place, running, command):
     running.append(Process(3, ME, ["python", f"/opt/bin/{command}"], None, None))
     (fault,) = faults(place)["none of Flower's own executors is running"]
     assert command in fault
-    running[-1] = replace(running[-1], uid=ME + 1)  # somebody else's, who has neither key nor data
+    running[-1] = replace(running[-1], uid=ME + 1)  # another user's, who has neither key nor data
     assert faults(place) == {}
 
 
@@ -218,7 +218,7 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
     assert [each["check"] for each in read if each["faults"]] == [TWO_USERS]
 
 
-# --- what a run would need, and the centre
+# --- the needs of a run, and the centre
 
 LEDGER_CHECK = "the ledger is intact"
 ROOM = "the disk has space, and not too many rounds in a row have failed"
@@ -247,7 +247,7 @@ def test_settings_data_ledger_and_failures_are_looked_at_before_a_run_needs_them
 
 
 def test_the_disk_must_have_what_the_largest_run_may_leave(place, monkeypatch):
-    """As a round asks for it, so that none is refused on a site that was found to be ready."""
+    """The check uses the same size as a round, so no round is refused at a ready site."""
     config = place / "site" / "north.toml"
     text = config.read_text()
     enough = 2**28 + largest_run([range(9), range(12)], SiteSettings(max_rank=50))
@@ -268,7 +268,7 @@ def test_a_full_disk_and_a_supernode_without_tls_are_found(place, running, monke
 
 @pytest.fixture(scope="module")
 def centre(tmp_path_factory):
-    """A server with TLS that says what a test wants the time to be."""
+    """A server with TLS that reports the time set by a test."""
     folder = tmp_path_factory.mktemp("centre")
     with pytest.MonkeyPatch.context() as short:
         short.setattr(installation, "_AUTHORITY_DAYS", 61)
@@ -303,7 +303,7 @@ def test_the_centre_is_reached_and_its_time_compared(centre, ahead, words):
     address, authority, clock = centre
     clock[0] = ahead
     found = server_faults(address, authority)
-    # A second may pass between the two looks at the clock.
+    # A second may pass between the two readings of the clock.
     assert [bool(found), len(found)] == ([True, 1] if words else [False, 0])
     if words:
         assert words.split(" s ")[1] in found[0]
@@ -322,10 +322,10 @@ def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):
 
 def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
     address, authority, clock = centre
-    clock[0] = 40 * 86_400  # and so is this machine's clock
+    clock[0] = 40 * 86_400  # and so does this machine's clock
     monkeypatch.setattr(server_check, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
     found = server_faults(address, authority)
-    assert len(found) == 2  # the server's, and a day later its authority's
+    assert len(found) == 2  # the server's and, a day later, its authority's
     assert all("expires on" in fault for fault in found)
 
 
@@ -343,7 +343,7 @@ def test_somebody_else_on_the_supernodes_port_is_found(place, running):
         other = str(ME + 1)
         running[1] = replace(executor, words=[*asks, "--node-user", other])
         assert "another user's SuperNode: give it --node-user" in faults(place)[PORT][0]
-        running[1] = replace(executor, words=asks, uid=ME + 1)  # who answers its own user
+        running[1] = replace(executor, words=asks, uid=ME + 1)  # answers its own user
         assert "another user's SuperNode" in faults(place)[PORT][0]
         found = [Listener(ME + 1, 1)]
         running[1] = replace(executor, words=asks)

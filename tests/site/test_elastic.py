@@ -1,4 +1,4 @@
-"""One round at a site, as a pure function."""
+"""One round at a site as a pure function."""
 
 from dataclasses import replace
 
@@ -67,7 +67,7 @@ def test_before_the_first_round_a_site_stands_at_round_0_with_a_model_as_large_a
     asked = make_request(solver=SolverSettings(rank=4, gamma=5.0))
     state = initial_state(tensor, asked, np.random.default_rng(0))
     assert (state.round, state.eta) == (0, asked.solver.eta)
-    # float32 factors, and sums of a few hundred terms: far inside one in ten thousand.
+    # With float32 factors and sums of a few hundred terms, errors are far below 1e-4.
     assert norm_squared(state.factors) == pytest.approx(tensor.norm_squared(), rel=1e-4)
 
 
@@ -99,7 +99,7 @@ def test_a_relative_round_begins_at_the_global_factors_and_the_papers_at_the_sit
 
 
 def test_the_numbers_do_not_depend_on_the_threads_of_blas():
-    """On a tensor large enough for BLAS to use them."""
+    """The tensor is large enough for BLAS to use threads."""
     tensor = synthetic("demo").sites[0].tensor
     asked = make_request(tensor.feature_shape, SolverSettings(rank=12))
     releases = []
@@ -153,7 +153,9 @@ def test_off_means_the_same_at_any_size(tensor):
     small, large = (local_settings(asked, start).mu for start in starts)
     assert large == pytest.approx(2 * small)
     columns = np.square(starts[0][0].astype(np.float64)).sum(axis=0)
-    assert small == pytest.approx(0.3 * np.sqrt(columns.mean()))  # global columns have norm 1
+    assert small == pytest.approx(
+        0.3 * np.sqrt(columns.mean())
+    )  # columns of the global factors have norm 1
     absolute = SolverSettings(rank=4, relative_l21=0.0, mu=2.0, mu_from_round=1)
     assert local_settings(replace(asked, solver=absolute), starts[0]).mu == 2.0
 
@@ -180,7 +182,7 @@ def test_without_a_round_of_its_own_mu_acts_in_the_second_half(tensor, rounds, f
 
 
 def test_divergence_names_site_round_and_step():
-    """Counts that overflow at any step size: an error, never NaN."""
+    """Counts that overflow at any step size give an error, never NaN."""
     rng = np.random.default_rng(0)
     huge = SparseTensor.from_coo(rng.integers(0, 5, (60, 3)), np.full(60, 1e37), (5, 5, 5))
     solver = SolverSettings(rank=3, solver="psgd", scale="counts", zeros="none", gamma=0.5)
@@ -190,7 +192,7 @@ def test_divergence_names_site_round_and_step():
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
 def test_the_papers_step_on_overdispersed_counts_stays_finite(solver):
-    """eta = .01 and gamma = 5 give NaN in a plain pass over counts up to 328."""
+    """In a plain pass over counts up to 328, eta = .01 and gamma = 5 give NaN."""
     rng = np.random.default_rng(1)
     counts = np.minimum(rng.negative_binomial(0.2, 0.01, 400), 327) + 1
     tensor = SparseTensor.from_coo(rng.integers(0, 12, (400, 3)), counts, (12, 12, 12))

@@ -1,8 +1,8 @@
-"""From a request to its reply, with a failure at every step: what leaves tells of no patient.
+"""Failures at every step from a request to its reply reveal nothing about a patient.
 
-Two sites, of which one has a patient more with every code, are asked the same; replies, charges and
-the names of files must be equal. Before the patients are read, the disk refuses as `state`; after
-that, everything is `failed`.
+Two sites, one of which has an additional patient with every code, get the same requests. Replies,
+charges and file names must be equal. Disk errors are `state` before the patients are read, and all
+errors are `failed` afterwards.
 """
 
 import errno
@@ -36,11 +36,11 @@ from tests.site.federation import PRIVACY, SIZES, Asked, Watched, World, raising
 SECRET = "no space left for 'Jane Doe'"
 
 ROOM = largest_run([range(size) for size in SIZES], SiteSettings())
-"""Bytes that are held before patients are read."""
+"""Bytes that are reserved before patients are read."""
 
 
 def same(worlds: list[World], number: int) -> Asked:
-    """Ask all; what they say, being the same."""
+    """Ask all sites, and return their common answer."""
     answers = [world.ask(number) for world in worlds]
     assert answers[0] == answers[1]
     assert worlds[0].names() == worlds[1].names()
@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(
 ):
     before = World(worlds[0].source.read(), tmp_path / "before")
     before.go_to(number)
-    before.ask(number)  # compiles what the first site would write to numba's cache, and no other
+    before.ask(number)  # compiles code that only the first site would write to numba's cache
     for world in worlds:
         world.go_to(number)
     charged = number < 5
@@ -90,9 +90,13 @@ def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, numbe
         with files_up_to(size):
             answers = [world.ask(number) for world in worlds]
         assert answers[0] == answers[1]
-        if number == 5:  # the end of the run: nothing to charge, and what is kept may be lost
+        if (
+            number == 5
+        ):  # the end of the run: there is no charge, and the stored request may be lost
             assert answers[0].reply.startswith("[")
-        elif size < ROOM:  # there is no room for a round, which shows before anybody is read
+        elif (
+            size < ROOM
+        ):  # too little space for a round, which is detected before patients are read
             assert answers[0] == ("dpfact:state", before)
             assert not worlds[0].source.read_by_now
     assert answers[0] == same(worlds, number)
@@ -108,11 +112,11 @@ def test_the_room_that_is_held_suffices_for_the_charge(tmp_path, values):
             replay([np.zeros(values, np.float32)], [event]),
         )  # fmt: skip
         grown = (tmp_path / LEDGER).stat().st_size - before
-    assert grown < bytes_needed(values) - 2**17  # the other half of what is added is the journal's
+    assert grown < bytes_needed(values) - 2**17  # the journal uses the other half
 
 
 def test_the_room_that_is_asked_for_is_the_same_for_runs_of_all_sizes():
-    """Or a server that asks for ever larger ones finds out what the disk has left."""
+    """Otherwise, a server could measure the free disk space with larger and larger runs."""
     plain, joins = SiteSettings(max_rank=200), SiteSettings(max_rank=200, secure_key="/key")
     for sizes in ((9, 12), (202, 316), (2000, 3000)):
         codes = [range(size) for size in sizes]
@@ -144,10 +148,10 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
 
 
 def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(world):
-    """What costs nothing may be had without end; so it must not fill the disk."""
+    """Requests without a charge are unlimited, so they must not fill the disk."""
     world.go_to(2)
     asked, folder = world.requests[2], world.folder / "north"
-    before = sorted([*world.names(), "north/.refusals.json"])  # its size is bounded
+    before = sorted([*world.names(), "north/.refusals.json"])  # this file has a bounded size
     for number in range(3):
         late = replace(asked, job=f"late-{number}")
         assert world.answer(late, time_left=-1.0) == ("dpfact:late", 1)
@@ -168,7 +172,7 @@ def test_a_refusal_that_cannot_be_counted_leaves_as_it_is(world, error, monkeypa
     assert world.ask(2, time_left=-1.0) == ("dpfact:late", 1)
 
 
-# --- whatever else goes wrong
+# --- other failures
 
 
 ERRORS = (
@@ -197,12 +201,12 @@ AFTER = {
     "letting go of the patients": (answer, "forget_patients"),
     "waiting": (disclosure.ReplyDelay, "wait"),
 }
-"""Where an error left as another code, or kept a charged release back."""
+"""Errors with another code, or errors that withheld a charged release."""
 
 
 @contextmanager
 def failing_once_read(world, place, error, *, charged: bool) -> Iterator[list[None]]:
-    """Let something fail from the moment patients are read, or once the release was charged."""
+    """Make something fail after patients are read, or after the release is charged."""
     owner, name = place
     real, met = getattr(owner, name), []
     last = (Ledger, "charge") if charged else (Site, "_reading_patients")
@@ -257,7 +261,7 @@ def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(world, err
     met = []
 
     def wait(_: disclosure.ReplyDelay) -> None:
-        if not met:  # the folder's; the door waits again
+        if not met:  # the folder's error; the reply waits again
             met.append(None)
             raise error
 
@@ -268,7 +272,7 @@ def test_what_fails_on_the_way_out_of_a_failed_round_leaves_as_failed(world, err
 
 
 def test_a_charge_that_fails_late_is_a_charge(worlds):
-    """The error comes after the row is on the disk."""
+    """The error occurs after the row is on the disk."""
 
     def charge(*arguments, real=Ledger.charge):
         real(*arguments)
@@ -282,11 +286,11 @@ def test_a_charge_that_fails_late_is_a_charge(worlds):
 
 
 def test_a_failed_round_lets_go_of_the_patients_before_its_reply_is_due(world, monkeypatch):
-    """To give memory back takes as long as it is large, and the error holds what failed."""
+    """The time to free memory depends on its size, and the error refers to the data."""
     held, wait = [], disclosure.ReplyDelay.wait
 
     class Large:
-        """Stands for what a round has made of the patients."""
+        """A stand-in for data that a round computed from the patients."""
 
     def compute(*_: object) -> None:
         large = Large()
@@ -313,17 +317,17 @@ def test_a_release_that_cannot_be_packed_is_charged_once_and_sent_when_it_can(wo
     assert same(worlds, 1).rows == 1
 
 
-# --- a round that is over
+# --- rounds that have ended
 
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_round_that_is_over_before_it_began_reads_nobody_and_costs_nothing(worlds, number):
     for world in worlds:
         world.go_to(number)
-        for _ in range(ATTEMPT_LIMIT + 1):  # it is no look at anybody
+        for _ in range(ATTEMPT_LIMIT + 1):  # this is not an attempt
             assert world.ask(number, time_left=-1.0) == ("dpfact:late", number - 1)
             assert not world.source.read_by_now
-            # An empty ledger beside a job's folder that is gone would have a whole budget.
+            # An empty ledger without a job's folder would have a full budget.
             assert (world.folder / "north" / LEDGER).exists() == (number > 1)
     assert same(worlds, number).rows == number
 
@@ -332,7 +336,7 @@ def test_a_round_that_is_over_before_it_began_reads_nobody_and_costs_nothing(wor
 def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
     worlds, number, monkeypatch, caplog
 ):
-    """How long it took is about the patients: so it is a look, of which there are not many."""
+    """Its duration depends on the patients, so it counts as one of few attempts."""
     clock, compute = Clock(), answer.compute
 
     def slow(*arguments: object) -> object:
@@ -351,12 +355,12 @@ def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
         assert not world.source.read_by_now
         (world.folder / "north" / ".failed-attempts").unlink()
         assert world.ask(number, time_left=6.0).rows == number
-        assert world.ask(number, time_left=-1.0).rows == number  # what was paid for is sent
+        assert world.ask(number, time_left=-1.0).rows == number  # charged releases are sent
     assert worlds[0].names() == worlds[1].names()
     assert "late: a reply would leave 1.0 s too late for its round" in caplog.text
 
 
-# --- what costs nothing reads nobody
+# --- requests without a charge read no patients
 
 
 def beyond_the_budget(request: RoundRequest) -> RoundRequest:
@@ -409,7 +413,7 @@ def test_a_preflight_says_what_the_round_would_and_reads_charges_and_keeps_nothi
     assert set(after[0]) - set(before[0]) <= {"north", "north/.lock"}
     for world in worlds:
         for earlier in range(1, number):
-            assert world.preflight(first[earlier]) == "ready"  # what was sent is sent again
+            assert world.preflight(first[earlier]) == "ready"  # sent releases are resent
             stale = replace(first[earlier], vocabulary="")
             assert world.preflight(replace(stale, seed=9)) == "dpfact:message"
     assert same(worlds, number).reply.startswith("[")
@@ -420,15 +424,15 @@ def test_a_preflight_refuses_what_the_disk_the_failures_or_the_ledger_would(worl
     request, folder = world.requests[2], world.folder / "north"
     with files_up_to(5000):
         assert world.preflight(request) == "dpfact:state"
-        assert world.preflight(world.requests[1]) == "ready"  # what was sent needs no room
+        assert world.preflight(world.requests[1]) == "ready"  # sent releases need no space
     assert world.preflight(request) == "ready"
     (folder / ".failed-attempts").write_bytes(b"+" * ATTEMPT_LIMIT)
     assert world.preflight(request) == "dpfact:state"
-    assert world.preflight(world.requests[1]) == "ready"  # nor that data are looked at
+    assert world.preflight(world.requests[1]) == "ready"  # and no data is read
     (folder / ".failed-attempts").unlink()
     ledger = folder / LEDGER
     ledger.rename(folder / "away")
-    assert world.preflight(request) == "dpfact:state"  # its jobs are there: it was taken away
+    assert world.preflight(request) == "dpfact:state"  # its jobs exist, so the ledger was removed
     assert not ledger.exists()
     assert not world.source.read_by_now
 
@@ -444,7 +448,7 @@ def test_a_preflight_says_that_replies_are_held_for_too_long(world, monkeypatch)
 
 
 def with_other_data(worlds: list[World]) -> list[World]:
-    """The second site's data now lies where the first site has answered a round."""
+    """Put the second site's data where the first site has answered a round."""
     before, after = worlds
     before.go_to(2)
     after.folder = before.folder
@@ -454,15 +458,15 @@ def with_other_data(worlds: list[World]) -> list[World]:
 
 def test_data_that_changed_in_a_job_is_read_once_and_then_refused_for_good(worlds):
     before, after = with_other_data(worlds)
-    assert after.ask(1).reply == before.ask(1).reply  # a repeat tells nothing of it
+    assert after.ask(1).reply == before.ask(1).reply  # a repeat does not reveal this
     assert not after.source.read_by_now
     assert after.ask(2) == ("dpfact:failed", 1)
     assert after.source.read_by_now
-    for world in (after, before):  # reading takes time: it is not to be had for nothing
+    for world in (after, before):  # reading takes time, so it must not be free
         assert world.ask(2) == ("dpfact:state", 1)
         assert not world.source.read_by_now
     (note,) = before.folder.rglob("DATA-HAS-CHANGED.txt")
-    note.unlink()  # by the hospital
+    note.unlink()  # as the hospital would do
     assert before.ask(2).rows == 2
 
 

@@ -1,4 +1,4 @@
-"""What a hospital may publish of its ledger tells nothing of a patient: head, backup, `show`."""
+"""The public parts of a ledger (head, backup, `show`) reveal nothing about a patient."""
 
 import json
 import sqlite3
@@ -29,7 +29,7 @@ def head_of(rows: list[dict], **changes: str) -> str:
 
 
 def test_nothing_that_may_be_published_tells_which_of_two_neighbours_a_site_holds(worlds, tmp_path):
-    """The attack: who knows all patients but one, and the transcript, computes the head again."""
+    """An attacker who knows all patients but one, and the transcript, recomputes the head."""
     prints = [world.source.read().fingerprint for world in worlds]
     for truth, world in enumerate(worlds):
         world.go_to(ROUNDS + 1)
@@ -43,7 +43,8 @@ def test_nothing_that_may_be_published_tells_which_of_two_neighbours_a_site_hold
             tag = data_tag(home, fingerprint)
             assert (tag.encode() in told) == (candidate == truth)
             assert (head_of(rows, fingerprint=tag) == head.hash) == (candidate == truth)
-            # Without the key the backup is of no use, and without the random bytes the key.
+            # Without the key, the backup does not help, and without the random bytes, the key does
+            # not help.
             assert fingerprint.encode() not in told
             assert bytes.fromhex(fingerprint) not in told
             assert head_of(rows, fingerprint=fingerprint) != head.hash
@@ -60,7 +61,7 @@ def test_a_key_that_is_lost_ends_jobs_and_forgets_nothing_that_was_charged(world
     for name in (LEDGER, f"{LEDGER}-head", KEY):
         (home / name).unlink()
     restore(tmp_path / "copy", home, head)
-    assert world.ask(1).rows == 1  # what was sent is sent again
+    assert world.ask(1).rows == 1  # sent releases are resent
     assert not (home / KEY).exists()
     assert world.ask(2) == ("dpfact:failed", 1)
     assert world.ask(2) == ("dpfact:state", 1)

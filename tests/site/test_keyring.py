@@ -1,4 +1,4 @@
-"""A hospital's keys for secure sums, and who else may touch their files."""
+"""A hospital's keys for secure sums, and access to their files."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from dpfact_flower.site.secure import keyring_of
 
 @pytest.fixture
 def settings(tmp_path) -> SiteSettings:
-    """Of a site whose two files are as they ought to be."""
+    """Settings of a site with two valid files."""
     pem = new_signing_key()
     key, peers = tmp_path / "site.pem", tmp_path / "peers"
     key.write_bytes(pem)

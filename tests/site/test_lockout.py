@@ -1,7 +1,7 @@
-"""What closes a site until a person has looked: attempts that fail in a row, a rolled-back folder.
+"""Reasons to close a site until a person acts: repeated failures, or a rolled-back folder.
 
-What fails after the patients were read is not charged, and so may not be had without end. And the
-server knows what it has answers to.
+A failure after the patients are read is not charged, so the number of failures is limited. The
+server knows which requests were answered.
 """
 
 import shutil
@@ -25,10 +25,10 @@ def test_failures_in_a_row_come_to_an_end_that_reads_no_patient(world, monkeypat
         for _ in range(ATTEMPT_LIMIT):
             assert world.ask(1 + earlier) == ("dpfact:failed", earlier)
             assert world.source.read_by_now
-    for _ in range(3):  # also where it would not fail any more: a person has to look first
+    for _ in range(3):  # even if it would not fail any more, because a person must check first
         assert world.ask(1 + earlier) == ("dpfact:state", earlier)
         assert not world.source.read_by_now
-    for number in range(1, 1 + earlier):  # what costs nothing is answered as ever
+    for number in range(1, 1 + earlier):  # requests without a charge are still answered
         assert world.ask(number).reply.startswith("[")
     (world.folder / "north" / ATTEMPTS).unlink()
     assert world.ask(1 + earlier).rows == 1 + earlier
@@ -45,7 +45,7 @@ def test_a_release_forgets_the_failures_before_it(world, monkeypatch):
 
 
 def test_a_look_counts_before_it_begins(tmp_path):
-    """A process that is killed says nothing more."""
+    """A killed process cannot report anything."""
     for number in range(1, ATTEMPT_LIMIT + 1):
         look = lockout.counting_attempt(tmp_path)
         look.__enter__()
@@ -55,7 +55,7 @@ def test_a_look_counts_before_it_begins(tmp_path):
         lockout.check_attempts(tmp_path)
 
 
-# --- a folder that was rolled back as a whole
+# --- a folder that was rolled back completely
 
 
 @pytest.mark.parametrize("preflight", [False, True])
@@ -74,7 +74,7 @@ def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
     said = world.preflight(next_) if preflight else world.answer(next_).reply
     assert said == "dpfact:state"
     other = replace(asked[1], job="another")
-    assert world.answer(other).reply == "dpfact:state"  # whoever asks
+    assert world.answer(other).reply == "dpfact:state"  # for any server
     (fault,) = rolled_back_faults(folder)
     note = Path(fault.partition(":")[0])
     assert "has answered round 2 of job" in note.read_text()
@@ -82,7 +82,7 @@ def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
         assert "round 1 as the latest" in note.read_text()
         assert world.rows() == 1
     note.unlink()
-    assert world.answer(next_).reply == "dpfact:state"  # that job does not go on
+    assert world.answer(next_).reply == "dpfact:state"  # this job does not continue
     note.unlink()
     assert world.answer(other).reply.startswith("[")
 
@@ -93,7 +93,7 @@ def test_a_server_that_says_what_is_so_is_answered(world):
         said = {"site-2": 9} | ({"north": number - 1} if number > 1 else {})
         assert world.answer(replace(asked[number], answered=said)).rows == number
     assert rolled_back_faults(world.folder / "north") == []
-    # Asked again, with another word of who has answered: the same bytes, for nothing.
+    # A repeated request with other `answered` values gets the same bytes at no cost.
     again = world.answer(replace(asked[3], answered={"north": 2}))
     assert again.reply.startswith("[")
     assert again.rows == 3

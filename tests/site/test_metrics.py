@@ -1,4 +1,4 @@
-"""Refusals are counted for the hospital, and change nothing of what a server sees."""
+"""Refusals are counted for the hospital, and do not change what a server sees."""
 
 import os
 
@@ -18,7 +18,7 @@ def test_whatever_is_refused_is_counted_by_the_code_that_leaves(data, tmp_path):
     other = (first[0], {**first[1], "protocol": 99})
     with pytest.raises(RoundRefusedError):
         client.fit(list(first[0]), other[1])
-    assert not folder.exists()  # nothing is kept of a site that has answered nothing
+    assert not folder.exists()  # nothing is stored for a site that has not answered
     client.fit(*server.request(1).to_wire())
     closed = make_client(data, tmp_path, allow_privacy="paper")
     for ask, (arrays, config), code in (
@@ -29,7 +29,7 @@ def test_whatever_is_refused_is_counted_by_the_code_that_leaves(data, tmp_path):
         with pytest.raises(RoundRefusedError, match=f"dpfact:{code} "):
             ask(list(arrays), config)
         assert code in PUBLIC_CODES
-    # What a preflight says is not counted.
+    # A preflight's answer is not counted.
     assert refusals(folder) == {"privacy-refused": 1, "message": 1}
 
 
@@ -43,7 +43,7 @@ def test_a_damaged_count_begins_again(tmp_path, content):
 
 def test_what_cannot_be_counted_is_not_counted(tmp_path):
     (tmp_path / LEDGER).touch()
-    count_refusal(tmp_path, "state")  # the folder itself is what is wrong
-    tmp_path.chmod(0o777)  # others may have prepared it
+    count_refusal(tmp_path, "state")  # the fault is in the folder itself
+    tmp_path.chmod(0o777)  # other users may have prepared it
     count_refusal(tmp_path, "late")
     assert os.listdir(tmp_path) == [LEDGER]

@@ -1,4 +1,4 @@
-"""A round of patient mode at a site: what it costs, what it sums up, and what it depends on."""
+"""A round of patient mode at a site: its cost, its sum, and its dependencies."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ WEIGHTED = replace(CODES, weighting="inverse-frequency")
 
 
 class Kept:
-    """What a site kept, as a test says."""
+    """A site's stored data, set by a test."""
 
     def __init__(self, releases: dict[int, Release] | None = None) -> None:
         self._releases = releases or {}
@@ -37,7 +37,7 @@ class Kept:
 
 
 def make_request(data, number, privacy=PLANNED, solver=SOLVER, **changes) -> RoundRequest:
-    """Round `number` of a run, with what that round must carry."""
+    """Return the request for a round of a run, with all fields that it must carry."""
     sizes = data.tensor.feature_shape
     plan = plan_patient(privacy, sizes=sizes, rank=solver.rank)
     planned = plan.release_of(number)
@@ -62,7 +62,7 @@ def plan(data, privacy=PLANNED, rank=4):
 
 
 def own_start(data, values) -> Release:
-    """A start as the ledger gives it back."""
+    """Return a start as the ledger returns it."""
     release = make_round(data, make_request(data, 1)).run(Kept()).release
     return replay([values], release.events)
 
@@ -81,7 +81,7 @@ def test_what_is_charged_is_what_was_planned_round_for_round(data, privacy):
     charged = []
     for number in range(1, plan(data, privacy).rounds + 1):
         work = make_round(data, make_request(data, number, privacy))
-        assert work.cost() == whole[number - 1 :]  # from here on
+        assert work.cost() == whole[number - 1 :]  # from this round on
         release = work.run(Kept()).release
         assert [array.shape for array in release.arrays] == [(e.count,) for e in release.events]
         charged += release.events
@@ -127,7 +127,7 @@ def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
 
 
 def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
-    """Close to the un-noised sum at an epsilon that is absurdly large, and far from it at 1."""
+    """The release is close to the exact sum at a very large epsilon, and far from it at 1."""
     for epsilon, close in ((1e6, True), (1.0, False)):
         privacy = replace(PLANNED, epsilon=epsilon)
         for number in (1, 2, 3):
@@ -140,13 +140,13 @@ def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
             assert (spread < 0.01) == close
 
 
-# --- what a release depends on
+# --- dependencies of a release
 
 
 @pytest.mark.parametrize("number", range(1, 7))
 @pytest.mark.parametrize("off", [0.0, 0.5])
 def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number, off):
-    """Neither on a name, nor a seed, nor a run before; and no state is ever asked for."""
+    """It depends on no name, seed or earlier run, and never requests a state."""
     privacy, solver = replace(CODES, noise_seed=1), replace(SOLVER, relative_l21=off)
     planned = plan(data, privacy).release_of(number)
     request = make_request(data, number, privacy, solver)
@@ -168,7 +168,7 @@ def test_the_sum_depends_on_data_request_and_earlier_releases_alone(data, number
         np.testing.assert_array_equal(found.total, reference.total)
         assert (found.sensitivity, found.sigma) == (reference.sensitivity, reference.sigma)
         assert set(kept.asked) <= {2}  # the site's own start
-    # While a patient less is seen.
+    # Removing a patient changes the sum.
     fewer = replace(data, tensor=data.tensor.select_patients(range(1, data.tensor.n_patients)))
     other = make_round(fewer, request, simulation=True).bounded(planned, Kept(given))
     moved = (other.total - reference.total).astype(np.float64) * reference.grid
@@ -209,7 +209,7 @@ def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
             assert ridge.shape == (4,)
             assert not np.isnan(ridge).any()
             for r in range(4):
-                if usage[r] <= spread[r]:  # noise could have made it
+                if usage[r] <= spread[r]:  # could be noise
                     assert ridge[r] == np.inf
                 else:
                     assert ridge[r] == pytest.approx(off * average / np.sqrt(usage[r]))
@@ -229,7 +229,7 @@ def test_the_ridge_comes_from_the_sites_released_start_and_moves_the_sum(data):
     np.testing.assert_array_equal(without.total, elsewhere.total)
 
 
-# --- what is refused before the data is touched
+# --- refusals before the data is read
 
 
 UNPLANNED = {
@@ -267,7 +267,7 @@ def test_weights_multiply_the_cells_and_nothing_else(data, number):
         planned, Kept()
     )
     found = make_round(data, request).bounded(planned, Kept())
-    # Rounding a weighted cell to float32 once or twice moves a part by some 1e-7 of itself.
+    # Rounding a weighted cell to float32 once or twice changes a part by a fraction of about 1e-7.
     np.testing.assert_allclose(
         found.total * found.grid, expected.total * expected.grid,
         atol=1e-5 * planned.sensitivity * t.n_patients,
@@ -279,7 +279,7 @@ def test_weights_multiply_the_cells_and_nothing_else(data, number):
 @pytest.mark.parametrize("number", [2, 3, 4])
 @pytest.mark.parametrize("least", [0.1, 2.0**-20])
 def test_no_weights_lengthen_a_patients_part(data, number, least):
-    """However far apart: each patient alone at the site adds no more than the sensitivity."""
+    """For any weights, each patient alone at the site adds at most the sensitivity."""
     planned = plan(data, WEIGHTED).release_of(number)
     request = make_request(data, number, WEIGHTED, weights=weights_of(least))
     moved = []
@@ -307,7 +307,7 @@ def test_weights_come_where_the_settings_have_them_and_nowhere_else(data):
 
 
 def test_a_patient_mode_round_needs_the_model_it_bounds(data):
-    """The site does not rely on a server's check."""
+    """The site does not rely on the server's check."""
     for solver in (replace(SOLVER, scale="counts"), replace(SOLVER, nonnegative=False)):
         with pytest.raises((MessageError, ValueError), match="'patient' bounds patients"):
             make_round(data, make_request(data, 1, solver=solver))

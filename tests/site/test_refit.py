@@ -1,4 +1,4 @@
-"""The end of a run: what a site keeps of it, and its own model, which no message waits for."""
+"""The end of a run: the site's stored request, and its own model, for which no message waits."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def make_server(data, privacy=PRIVACY, job="job") -> Coordinator:
 
 
 def ended(data, tmp_path, privacy=PRIVACY) -> RoundRequest:
-    """The last request of a run that has ended."""
+    """Return the last request of a finished run."""
     server = make_server(data, privacy)
     return go_to(make_client(data, tmp_path), server, server.rounds)[-1][0]
 
@@ -56,7 +56,7 @@ def test_the_end_of_a_run_is_answered_without_a_look_at_a_patient(data, tmp_path
 
 
 def test_the_first_end_counts(data, tmp_path):
-    """A server cannot have a site fit model after model to what it makes up."""
+    """A server cannot make a site fit many models to made-up factors."""
     last = ended(data, tmp_path)
     other = make_server(data)
     other.rule.factors = tuple(factor + 1 for factor in last.anchors)
@@ -67,10 +67,10 @@ def test_the_first_end_counts(data, tmp_path):
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_the_end_of_a_run_that_nothing_was_charged_in_is_refused(data, tmp_path, rows):
-    """It would be a question for nothing, as often as somebody likes."""
+    """Otherwise, a server could send unlimited requests without a charge."""
     source = Watched(data)
     site = make_client(source, tmp_path).site
-    if rows:  # of another run
+    if rows:  # from another run
         go_to(make_client(data, tmp_path), make_server(data, job="paid"), 1)
     server = make_server(data, job="free")
     server.rule._started = True

@@ -1,4 +1,4 @@
-"""When a reply leaves: by a clock of our own, so that no test waits."""
+"""The time at which a reply leaves, with a simulated clock, so that no test waits."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ from tests.site.federation import PRIVACY, make_settings, raising, requests, row
 
 
 class Clock(patience.Clock):
-    """Time that passes where somebody sleeps, or where a test says so."""
+    """A clock that advances when code sleeps, or when a test advances it."""
 
     def time(self) -> float:
         return time.time() + self.now - 1000.0
@@ -48,13 +48,13 @@ def test_a_reply_leaves_at_its_time_or_at_twice_four_times_that(clock, passed, d
     clock.now += passed
     held.wait()
     assert (clock.now, held.late) == (1000.0 + due, late)
-    clock.now += 0.5  # the reply is being written; what was waited for is over
+    clock.now += 0.5  # the reply is being written after the wait
     held.wait()
     assert clock.now == 1000.5 + due
 
 
 def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock, monkeypatch):
-    """Or being late would tell how long the other's round took: only rounds may be late."""
+    """Otherwise, lateness would reveal the duration of the other round."""
 
     @contextmanager
     def after_another(folder):
@@ -76,7 +76,7 @@ def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock
 def test_a_round_is_over_when_its_reply_could_not_leave_in_time(
     clock, reply_after, passed, left, late
 ):
-    """A reply that is held leaves at its time, and so is late or not whatever the patients are."""
+    """A delayed reply leaves at a fixed time, so its lateness does not depend on the patients."""
     held = ReplyDelay(reply_after, time_left=left)
     clock.now += passed
     if late:
@@ -98,7 +98,7 @@ def test_what_is_left_of_a_round_leaves_time_to_send_and_no_wrong_clock_adds_to_
     assert seconds_left(5000.0 - since, to_live) == pytest.approx(left, rel=1e-12)
 
 
-# --- through the doors
+# --- through the entry points
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def settings(tmp_path) -> SiteSettings:
 
 
 def taking(monkeypatch, clock: Clock, *seconds: float) -> None:
-    """Let the next rounds take so long."""
+    """Make the next rounds take the given seconds."""
     times = list(seconds)
     compute = answer.compute
 
@@ -166,7 +166,7 @@ def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_aske
 def test_nobody_else_learns_when_a_round_was_over(
     cohort, settings, clock, monkeypatch, seconds, free
 ):
-    """The folder is locked until the reply is due, late or not."""
+    """The folder is locked until the reply is due, even if it is late."""
     released = []
 
     @contextmanager
@@ -207,7 +207,7 @@ def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(
 
 
 def test_the_clock_runs_from_the_door(cohort_folder, tmp_path, clock, monkeypatch):
-    """Opening the site's file, reading the message: all that comes before a client counts."""
+    """Opening the site's file and reading the message count too."""
     opened = client_app.open_site
 
     def slow(path):
@@ -219,7 +219,7 @@ def test_the_clock_runs_from_the_door(cohort_folder, tmp_path, clock, monkeypatc
     config = node(cohort_folder, tmp_path)
     assert not send(config, records.ask(*requests()[1].to_wire())).has_error()
     assert clock.now == 1010.0
-    # As a ClientApp(client_fn=...) makes one.
+    # As made by a ClientApp(client_fn=...).
     client = client_app.client_for(Context(1, 1, config, RecordDict(), {}))
     assert ask(client, requests()[2]) == "answered"
     assert clock.now == 1020.0
@@ -255,12 +255,12 @@ def test_a_node_whose_settings_make_no_sense_and_a_simulated_site_hold_nothing(
 def test_a_message_that_lay_too_long_is_late_and_costs_nothing(
     cohort_folder, tmp_path, clock, monkeypatch
 ):
-    """Through the door: the message's own time of making and time to live."""
+    """The message's creation time and time to live decide."""
     config = node(cohort_folder, tmp_path, **{"reply-after": 0.0})
     content = records.ask(*requests()[1].to_wire())
     grid = InProcessGrid(client_app.app, [config])
     codes = []
-    for to_live, passed in ((100.0, 96.0), (200.0, 50.0)):  # seconds on this clock add up
+    for to_live, passed in ((100.0, 96.0), (200.0, 50.0)):  # this clock's seconds add up
         message = Message(content, grid.get_node_ids()[0], "train", ttl=to_live)
         clock.now += passed
         (reply,) = grid.send_and_receive([message])
@@ -290,7 +290,7 @@ def test_a_machine_that_pauses_while_a_charge_is_written_charges_nothing_after_t
 
 
 def test_nobody_is_kept_in_memory_when_a_reply_is_due(cohort_folder, settings, monkeypatch):
-    """To give memory back takes as long as it is large, and the next message waits for that."""
+    """The time to free memory depends on its size, and the next message waits for it."""
     kept = []
     monkeypatch.setattr(
         ReplyDelay, "wait", lambda self: kept.append(site_data._load_version.cache_info().currsize)

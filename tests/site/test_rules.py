@@ -1,4 +1,4 @@
-"""Rules that others bring: what a site admits of them, and what it holds them to."""
+"""Users' own rules: a site's conditions for admission and release."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def request(rule="counts", **changes) -> RoundRequest:
 
 
 class Counts:
-    """Releases code counts with noise of `sent`, having announced `said`."""
+    """A rule that announces the event `said`, and releases code counts with the noise of `sent`."""
 
     cost_scope = "this round"
     charged_rounds = 1
@@ -111,7 +111,7 @@ def test_a_rule_that_releases_more_than_it_announced_releases_nothing(
 def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
     data, tmp_path, caplog, own
 ):
-    """Figures of all others colluding have a cap of their own."""
+    """The cost if all others collude has a separate cap."""
 
     class Liar(Counts):
         def cost(self):
@@ -135,7 +135,7 @@ def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
     [("elastic", "patient", "patient"), ("patient", "none", "none"), ("patient", "paper", "paper")],
 )
 def test_a_rule_is_not_asked_in_another_rules_mode(data, tmp_path, rule, privacy, allowed):
-    """Or a site that allows no noise would release some, or one that asks for it none."""
+    """Otherwise, a site could release noise that it does not allow, or omit required noise."""
     solver = SolverSettings(rank=4, solver="psgd", clip=1.0)
     asked = request(rule, privacy=PrivacySettings(privacy=privacy), solver=solver)
     site = make_site(data, tmp_path, allow_privacy=allowed, allow_rules=rule,

@@ -1,4 +1,4 @@
-"""What a site keeps: exactly what it had, whole after any crash, and for its owner alone."""
+"""A site's stored files: exact, complete after any crash, and accessible only to the owner."""
 
 import shutil
 from dataclasses import replace
@@ -60,7 +60,7 @@ def store(tmp_path) -> SiteStore:
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_round_that_is_asked_for_is_read_whatever_lies_beside_it(tmp_path, durable):
-    """The ledger says which round counts: a crash may leave a round's factors before or after."""
+    """The ledger decides which round counts. A crash may leave an earlier or later round."""
     rounds = (1, 3, 9, 10, 100_000)
     store = make_store(tmp_path, durable=durable)
     assert store.load() is None
@@ -72,11 +72,11 @@ def test_the_round_that_is_asked_for_is_read_whatever_lies_beside_it(tmp_path, d
         for number in rounds:
             assert_equal(reader.load(number), make_state(number))
         assert reader.load(4) is None
-        assert_equal(reader.load(), make_state(100_000))  # rounds are numbers, not text
+        assert_equal(reader.load(), make_state(100_000))  # rounds are compared as numbers
 
 
 def test_only_the_last_round_is_kept_and_nothing_of_a_killed_process(store):
-    """Half a file of patient factors must not outlive the round, not even the last one."""
+    """A partial file of patient factors must be deleted after every round."""
     for number in (1, 2, 3):
         store.save(make_state(number))
         (store.folder / f".{name_of(number)}.killed").write_bytes(b"half a file")
@@ -102,7 +102,7 @@ def test_whether_there_was_ever_a_job_shows_in_the_folder(store, tmp_path):
 
 
 def test_a_ledger_that_is_gone_shows_where_its_jobs_are_deleted(tmp_path):
-    """Job folders that nobody needs may be; a whole budget does not come back with that."""
+    """Unused job folders may be deleted, but this does not restore the budget."""
     event = ReleaseEvent("start", 1.0, 900.0, 3, "patient", "add-remove", PATIENT_CLAIM)
     folder = tmp_path / "north"
     with Ledger(folder) as ledger:
@@ -149,7 +149,7 @@ def damages(whole: bytes):
 
 
 def test_a_damaged_file_is_refused_by_its_name_or_says_what_it_said(store):
-    """A zip has bytes that say nothing, dates say; a checksum covers each array and the head."""
+    """A zip file has unused bytes, such as dates. Checksums cover each array and the head."""
     store.save(make_state(2))
     path = store.folder / name_of(2)
     refused = tried = 0
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_refused_by_its_name_or_says_what_it_said(store):
                 refused += str(error).startswith(f"{path}: damaged (")
             else:
                 assert_equal(found, make_state(2))
-    assert refused > tried  # of two readings of each
+    assert refused > tried  # each file is read twice
 
 
 def test_a_file_without_its_head_is_damaged(store):

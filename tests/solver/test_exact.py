@@ -29,7 +29,7 @@ def exact_settings(**changes) -> SolverSettings:
 
 
 def unfolded(case, mode):
-    """Rows of the matricised tensor, and the Khatri-Rao product they are regressed on."""
+    """Return the rows of the matricised tensor, and the Khatri-Rao product for their regression."""
     data = np.moveaxis(case.tensor.to_dense(), mode, 0).reshape(case.tensor.shape[mode], -1)
     others = (f.astype(np.float64) for n, f in enumerate(case.factors) if n != mode)
     return data, reduce(khatri_rao, others)
@@ -82,10 +82,10 @@ def test_repeated_patient_updates_reach_the_group_lasso(nonnegative, mu):
 
 
 def assert_never_rises(case, taus, gamma=0.0, mu=0.0, **changes):
-    """That of the factors, summed over the dense tensor; the reported one has float32's digits."""
+    """The objective is summed over the dense tensor. The reported one has float32 precision."""
 
     def rounding(*models) -> float:
-        """What roundings may change of an objective that is summed from its terms, and more."""
+        """Return a bound on the rounding error of an objective that is summed from its terms."""
         return 1e-8 * (math.sqrt(case.tensor.norm_squared()) + max(map(model_size, models))) ** 2
 
     before, start = dense_objective(case, case.factors, gamma=gamma, mu=mu), case.factors
@@ -93,7 +93,7 @@ def assert_never_rises(case, taus, gamma=0.0, mu=0.0, **changes):
         result = exact(case.ask(exact_settings(tau=tau, gamma=gamma, mu=mu, **changes)))
         now = dense_objective(case, result.factors, gamma=gamma, mu=mu)
         assert now <= before + rounding(start, result.factors)
-        # <X, M> and A's Gram matrix are summed in float32 over entries and patients.
+        # Compare objectives, where <X, M> and A's Gram matrix are summed in float32.
         off = 1e3 * rounding(result.factors)
         assert result.objective[-1] == pytest.approx(now, rel=1e-12, abs=off)
         before, start = now, result.factors
@@ -120,7 +120,7 @@ def test_the_objective_never_rises(seed, shape, gamma, mu, nonnegative):
 @pytest.mark.parametrize("dead", [0, 1])
 def test_dead_columns_make_no_nan(nonnegative, gamma, mu, dead):
     case = make_problem()
-    for column in range(2):  # one dead column, then none but dead ones
+    for column in range(2):  # one dead column, then only dead columns
         case.factors[dead][:, column:] = 0
         options = exact_settings(tau=5, gamma=gamma, mu=mu, nonnegative=nonnegative)
         result = exact(case.ask(options))
@@ -154,12 +154,12 @@ def test_equal_phenotypes_make_a_singular_system_but_no_rise():
     assert_never_rises(case, range(1, 11), nonnegative=False)
 
 
-# --- Each column of a sweep is the minimiser, given those before it
+# --- Each column of a sweep is the minimiser, given the previous columns
 
 
 @pytest.fixture(params=[1, 3, 20, 70])
 def quadratic(request):
-    """F, P and Q of ``1/2 tr(F Q F^T) - tr(F P^T)``; Q is a Gram matrix, as a solver's is."""
+    """F, P and Q of ``1/2 tr(F Q F^T) - tr(F P^T)``, where Q is a Gram matrix."""
     rank = request.param
     rng = np.random.default_rng(rank)
     factor, target = (rng.uniform(-0.5, 1, (300, rank)).astype(np.float32) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Losses beside the squared one, against slow references and pyttb."""
+"""Losses other than the squared loss, compared with slow references and pyttb."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_the_loss_of_all_cells_is_estimated_without_bias(name, shape):
     expected = of_all_cells(loss, tensor, dense_model(case.factors))
     error = np.std(found) / np.sqrt(len(found)) + 1e-5 * expected
     assert abs(np.mean(found) - expected) < 4 * error
-    if name == "poisson":  # what is linear in the model needs no sample
+    if name == "poisson":  # terms that are linear in the model need no sample
         np.testing.assert_allclose(found, expected, rtol=1e-5)
     entries = [*visits(tensor, 0, np.random.default_rng(0))]
     alone = loss.value(tensor.to_dense(), dense_model(case.factors))[tensor.to_dense() > 0].sum()
@@ -90,7 +90,7 @@ def test_a_model_that_is_zero_at_counts_is_found_again(name):
     assert result.objective[-1] < loss.of_nothing(tensor) * 1.1 < result.objective[0]
 
 
-@pytest.mark.process  # importing pyttb asks for the platform in a process
+@pytest.mark.process  # importing pyttb starts a process to query the platform
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_it_comes_near_pyttbs_gcp_opt(name):
     pyttb = pytest.importorskip("pyttb")

@@ -17,7 +17,7 @@ from tests.bits import assert_bits
 from tests.problems import Problem, assert_near, column_by_column, dense_model, mttkrp_by_entries
 
 SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6), (4, 3, 3, 2, 5)]
-RANKS = [3, 20, 130]  # one register or less, more, and more than a slice has
+RANKS = [3, 20, 130]  # at most one register, more than one, and more than a slice has
 
 
 def random_tensor(shape, nnz, seed=0) -> SparseTensor:
@@ -34,7 +34,7 @@ def random_factors(shape, rank, seed=1, dtype=np.float32):
 
 @pytest.fixture(scope="module")
 def large():
-    """Several chunks, blocks that are full and blocks of few patients with many fibres."""
+    """Several chunks, with full blocks and with blocks of few patients with many fibres."""
     heavy = random_tensor((3, 300, 40), 30_000, seed=2)
     light = random_tensor((3000, 300, 40), 120_000, seed=3)
     rows = light.indices.copy()
@@ -42,7 +42,7 @@ def large():
     return SparseTensor.from_coo(
         np.concatenate([heavy.indices, rows]),
         np.concatenate([heavy.values, light.values]),
-        (3010, 300, 40),  # the last patients have nothing
+        (3010, 300, 40),  # the last patients have no entries
     )
 
 
@@ -60,7 +60,7 @@ def test_mttkrp_is_the_sum_over_entries(shape, rank, dtype):
 
 
 def test_sums_of_whole_numbers_are_exact(large):
-    """Below 2^24 float32 has every whole number, so no order of the sums can change a bit."""
+    """float32 represents every whole number below 2^24, so the order of sums has no effect."""
     rng = np.random.default_rng(4)
     factors = [rng.integers(-2, 3, (n, 20)).astype(np.float32) for n in large.shape]
     for mode in range(3):
@@ -70,7 +70,7 @@ def test_sums_of_whole_numbers_are_exact(large):
 
 
 def test_chunks_are_added_up_in_float64(large):
-    """A chunk's sums stay below 2^24, theirs do not, and odd ones have no float32."""
+    """A chunk's sums stay below 2^24. The total does not, and odd totals have no float32 value."""
     values = zip(large.shape, (37, 61, 53), strict=True)
     factors = [np.full((n, 1), value, np.float32) for n, value in values]
     expected = mttkrp_by_entries(large, factors, 2)
@@ -141,7 +141,7 @@ def test_rows_are_swept_by_blocks_one_column_after_the_other(shape, rank, floor)
 
 
 def assert_sums_are_of(tensor, factors, old, new, product, inner, gram):
-    """What the update of A's rows sums up beside it, for the rows before and after."""
+    """Check the sums that the update of A's rows returns, for the old and new rows."""
     size = np.sum(np.abs(old) * mttkrp_by_entries(tensor, [np.abs(f) for f in factors], 0))
     before = np.sum(old * mttkrp_by_entries(tensor, factors, 0))
     assert inner == pytest.approx(before, rel=0, abs=1e-5 * size)
@@ -153,7 +153,7 @@ def assert_sums_are_of(tensor, factors, old, new, product, inner, gram):
 
 
 def test_the_gram_matrix_is_added_up_in_float64():
-    """Nine blocks' sums stay below 2^24, all of them do not, and odd ones have no float32."""
+    """Nine blocks' sums stay below 2^24. The total does not, so odd totals need float64."""
     shape, value = (1201, 5, 6), 191.0
     fibres = Fibres.of(random_tensor(shape, 3000))
     stack = stack_factors([np.full((n, 3), value, np.float32) for n in shape])
@@ -193,7 +193,7 @@ def test_squared_errors_are_those_of_the_dense_model(shape, rank):
 
 
 def sparse_objective(tensor, factors, start, options):
-    """Eq. (norm) of float32 factors, in float64 and without a dense tensor."""
+    """Compute eq. (norm) of float32 factors, in float64 and without a dense tensor."""
     wide = CPModel.of(*factors)
     pull = sum(np.sum((f - g) ** 2) for f, g in zip(wide.features, start[1:], strict=True))
     groups = np.linalg.norm(wide.factors[0], axis=0).sum()
@@ -204,7 +204,7 @@ def sparse_objective(tensor, factors, start, options):
 @pytest.mark.parametrize("mu", [0.0, 0.5])
 @pytest.mark.parametrize("nonnegative", [True, False])
 def test_the_objective_is_its_factors_and_falls(large, mu, nonnegative):
-    """Of whole solves this is what holds everywhere: single values part within a few sweeps."""
+    """This holds for all whole solves, although single values differ after a few sweeps."""
     factors = [np.abs(f) for f in random_factors(large.shape, 12)]
     last = math.inf
     for tau in (1, 2, 3):

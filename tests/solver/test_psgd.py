@@ -68,7 +68,7 @@ def test_an_undone_pass_leaves_no_trace(zeros):
 
 
 def gradient_estimate(case, zeros, rng, model):
-    """Sum over one pass's visits of the weighted data gradient, for the first feature factor."""
+    """Sum the weighted data gradient over one pass's visits, for the first feature factor."""
     tensor = case.tensor
     total = np.zeros(case.factors[1].shape)
     for rows, counts in visits(tensor, zeros, rng, model):
@@ -100,7 +100,7 @@ def test_the_stratified_gradient_is_unbiased(drawn_from):
 
 
 def test_zero_cells_are_spread_over_blocks_by_their_zero_cells():
-    patients = 1300  # two full blocks and a rest, of which the first is nearly dense
+    patients = 1300  # two full blocks, the first nearly dense, and a rest
     dense = np.ones((patients, 4))
     dense[:512, 3] = 0
     dense[512:, :3] = 0
@@ -157,7 +157,7 @@ def test_overdispersed_counts_at_eta_1_end_finite_or_with_an_error(seed, size, z
 
 @pytest.mark.parametrize("nonnegative", [True, False])
 def test_a_pass_that_leaves_float32_is_undone_whole(nonnegative):
-    """Also where a row is padded: what is not finite there would spoil every pass after it."""
+    """This includes the padding of rows, where a non-finite value would spoil all later passes."""
     case = make_problem((30, 6, 7), density=0.4, highest=100)
     options = psgd_settings(tau=2, eta=1.0, zeros="none", nonnegative=nonnegative)
     result = psgd(case.ask(options))
@@ -176,8 +176,8 @@ def test_the_step_size_grows_by_5_percent_and_never_beyond_the_settings(carried)
 
 
 def test_anchors_far_from_the_data_are_no_divergence():
-    # Every visit pulls, so a pass trades fit for nearness at gamma * visits, and eq. (norm) rises
-    # at every step size: the control must also accept what the pass does descend.
+    # Every visit pulls, so a pass weights the anchors by gamma * visits, and eq. (norm) rises at
+    # every step size. The control must also accept passes that reduce their own objective.
     case = make_problem((40, 5, 6), scale=0.3)
     far = tuple(np.full_like(a, 3.0) for a in case.anchors)
     options = psgd_settings(gamma=0.5, tau=5, zeros="none")
@@ -188,8 +188,8 @@ def test_anchors_far_from_the_data_are_no_divergence():
 
 
 def test_clipped_passes_all_stand_unless_the_fit_is_worse_than_none():
-    # One count dominates the squared error, but a clipped gradient hardly sees it: near a fit of
-    # the rest the objective need not fall, at any step size.
+    # One count dominates the squared error, but its gradient is clipped. Near a fit of all other
+    # counts, the objective need not fall at any step size.
     case = make_problem((40, 5, 6), highest=1)
     values = case.tensor.values.copy()
     values[0] = 60
@@ -236,7 +236,7 @@ def test_sites_at_once_in_threads_get_what_each_gets_alone():
 
 
 def test_memory_is_that_of_the_factors(monkeypatch):
-    """Beside what it is given: the stack, a copy to go back to or the result, and little else."""
+    """The solver holds the stack, a backup copy or the result, and little else."""
     monkeypatch.setattr(tensor_module, "_PART", 1 << 12)
     case = make_problem((20_000, 10, 10), rank=16, density=0.4)
     options = psgd_settings(rank=16, tau=3, mu=0.1, zeros="none")
@@ -245,8 +245,8 @@ def test_memory_is_that_of_the_factors(monkeypatch):
     psgd(case.ask(options))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    block = 32 * 512 * 10 * 10 * 0.4  # visits of a block, and what their order takes
-    gram_block = 8 * 16 * len(case.factors[0])  # 65,536 rows at a time are all there are here
+    block = 32 * 512 * 10 * 10 * 0.4  # visits of a block, and memory for their order
+    gram_block = 8 * 16 * len(case.factors[0])  # all rows here fit into 65,536
     assert peak < 1.1 * (2 * 4 * 16 * sum(case.tensor.shape) + gram_block + block)
     assert 8 * case.tensor.nnz > 0.7 * peak, "a copy in float64 would not have gone unnoticed"
 
@@ -255,7 +255,7 @@ def test_memory_is_that_of_the_factors(monkeypatch):
 
 
 def minimiser(column: np.ndarray, threshold: float, lower: float | None) -> np.ndarray:
-    """Of 1/2 ||t - column||^2 + threshold ||t||, found without knowing its closed form."""
+    """Minimise 1/2 ||t - column||^2 + threshold ||t|| without its closed form."""
 
     def value(t):
         return 0.5 * np.sum((t - column) ** 2) + threshold * np.sqrt(np.sum(t**2) + 1e-18)

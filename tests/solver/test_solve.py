@@ -94,7 +94,7 @@ def test_the_exact_solver_takes_any_elastic_weight():
     assert solvers.find("exact").check(asked).is_squared
 
 
-# --- What holds of every solver -------------------------------------------------------------------
+# --- Properties of every solver -------------------------------------------------------------------
 
 
 def asked(solver, **changes) -> SolverSettings:
@@ -117,7 +117,7 @@ def test_what_it_reports_is_of_its_factors(solver, zeros, mu, shape):
     for mine, factor in zip(result.grams, result.factors, strict=True):
         assert_near(mine, factor.astype(np.float64).T @ factor)
     found, expected = result.error, CPModel.of(*result.factors).squared_error(case.tensor)
-    if solver is exact:  # which does not visit the non-zero cells
+    if solver is exact:  # exact does not visit the non-zero cells
         assert found.nonzeros is None
         found = replace(found, nonzeros=expected.nonzeros)
     assert astuple(found) == pytest.approx(astuple(expected), rel=1e-5)
@@ -172,7 +172,7 @@ def test_a_given_elastic_weight_is_taken_and_a_relative_one_keeps_psgd_stable(gi
 
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
 def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(solver):
-    """Patients four times as large: the squared error is sixteen times as steep in a feature."""
+    """With patients four times as large, the squared error is sixteen times as steep."""
     case = make_problem()
     settings = SolverSettings(rank=3, solver=solver, relative_elastic=1e-3)
     patients, *features = case.factors
@@ -185,7 +185,7 @@ def test_a_relative_weight_grows_as_the_curvature_it_is_up_against(solver):
 
 
 def test_psgds_relative_weight_adds_up_over_a_pass_to_three_tenths_of_the_exact_solvers():
-    """It is applied at every visit of a feature's row: at one in `nnz` for each of the rows."""
+    """The weight is applied at every visit to a feature's row."""
     case = make_problem()
     whole, visited = (
         SolverSettings(rank=3, solver=name, relative_elastic=1e-3) for name in ("exact", "psgd")

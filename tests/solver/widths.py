@@ -1,6 +1,6 @@
-"""The kernels' tests once more, as another processor would run them: ``make test-widths``.
+"""The kernels' tests as on other processors: ``make test-widths``.
 
-Without arguments all of them; with arguments, those are pytest's.
+Without arguments, all tests run. Arguments are passed to pytest.
 """
 
 import os
@@ -18,14 +18,14 @@ TESTS = ("tests/solver", "tests/tensor/test_stack.py")
 
 
 def variants() -> dict[str, dict[str, str]]:
-    """What there is to run on this machine: a name, and environment variables.
+    """Return the variants that this machine can run: names and environment variables.
 
-    A processor that is named without features has those of its name: `haswell` is AVX2 with fused
-    multiply-adds and 16 registers, `x86-64` has 128 bits, no AVX and no fused multiply-add.
+    Without explicit features, a processor has those of its name: `haswell` has AVX2 with fused
+    multiply-adds and 16 registers, and `x86-64` has 128 bits without AVX or fused multiply-adds.
     """
     try:
         has = get_host_cpu_features()
-    except RuntimeError:  # a processor that LLVM does not tell about
+    except RuntimeError:  # a processor unknown to LLVM
         has = {}
     found = {f"{bits} bits": {compiled.VARIABLE: str(bits)} for bits in (128, 256)}
     if has.get("avx512f", False):
@@ -38,7 +38,7 @@ def variants() -> dict[str, dict[str, str]]:
 
 
 def run(changes: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Tests in a process of their own: registers are fixed when the package is imported."""
+    """Run tests in a new process, because registers are fixed on import."""
     dropped = {compiled.VARIABLE, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
     kept = {
         name: value
@@ -52,7 +52,7 @@ def run(changes: dict[str, str], *arguments: str) -> subprocess.CompletedProcess
 
 
 def main() -> int:
-    """Run every variant; prints the last line of each, and all of those that fail."""
+    """Run every variant. Print the last line of each, and the whole output of failures."""
     failed = 0
     for name, changes in variants().items():
         done = run(changes, *(sys.argv[1:] or TESTS))

@@ -1,4 +1,4 @@
-"""CPModel against dense numpy, matching against pyttb and brute force, other libraries' tensors."""
+"""CPModel, compared with dense NumPy; matching, with pyttb and brute force; foreign tensors."""
 
 import itertools
 import math
@@ -68,12 +68,12 @@ def test_blocks_do_not_change_the_sums(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_perfect_model_has_no_error_and_never_less(seed):
-    """No cell is zero, so rounding alone can part the error of all cells from the non-zeros'."""
+    """No cell is zero, so the errors over all cells and over non-zeros differ only by rounding."""
     shape = (9, 4, 3)
     model = make(shape, seed=seed)
     index = np.argwhere(np.ones(shape))
     error = model.squared_error(SparseTensor.from_coo(index, model.to_dense().ravel(), shape))
-    assert 0 < error.nonzeros <= error.all_cells <= 1e-12 * error.data  # values are float32
+    assert 0 < error.nonzeros <= error.all_cells <= 1e-12 * error.data  # the values are float32
     assert error.fit == pytest.approx(1.0)
 
 
@@ -198,7 +198,7 @@ def test_matching_is_the_best_of_all_matchings(seed, ours, theirs, signed):
 @pytest.mark.parametrize("with_weights", [True, False])
 def test_fms_agrees_with_pyttb_where_the_matching_is_clear(seed, with_weights):
     rng = np.random.default_rng(seed)
-    # Sparse columns: no two components alike, so greedy and Hungarian matchings are the same.
+    # With sparse columns, no two components are alike, so greedy and Hungarian matching agree.
     model = CPModel(tuple(rng.random((n, 4)) * (rng.random((n, 4)) < 0.3) for n in (40, 30, 20)))
     order, scale = rng.permutation(4), rng.uniform(0.5, 2.0, 4)
     patients, *features = (f[:, order] * rng.uniform(0.8, 1.2, f.shape) for f in model.factors)
@@ -215,7 +215,7 @@ def test_fms_agrees_with_pyttb_where_the_matching_is_clear(seed, with_weights):
 
 
 def test_the_papers_formula_by_hand():
-    """One component, cosines .6 and 1, weights 10 and 4: (1 - 6/10) * .6."""
+    """One component with cosines .6 and 1 and weights 10 and 4 has the score (1 - 6/10) * .6."""
     a = CPModel((np.array([[5.0], [0.0]]), np.array([[2.0]])))
     b = CPModel((np.array([[1.2], [1.6]]), np.array([[2.0]])))
     assert factor_match_score(a, b) == pytest.approx(0.4 * 0.6)
@@ -235,7 +235,7 @@ CELLS = np.random.default_rng(0).poisson(0.6, (6, 5, 4)).astype(float)
 WHERE, VALUES = np.argwhere(CELLS), CELLS[CELLS > 0]
 OTHERS = [
     pyttb.sptensor(WHERE, VALUES[:, None], CELLS.shape), pyttb.tensor(CELLS),
-    types.SimpleNamespace(coords=WHERE.T, data=VALUES, shape=CELLS.shape),  # as sparse.COO
+    types.SimpleNamespace(coords=WHERE.T, data=VALUES, shape=CELLS.shape),  # like sparse.COO
     tensorly.tensor(CELLS), CELLS.tolist(),
 ]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""SparseTensor against dense NumPy, files against what was written, and input that is refused."""
+"""SparseTensor, compared with dense NumPy, and refused input."""
 
 import math
 import warnings
@@ -15,14 +15,14 @@ from dpfact_flower.tensor.arrays import distinct
 from tests.problems import make_problem
 
 SECRET = 987654
-"""Stands for a patient's value: no message may hold it."""
+"""A patient's value, which no message may contain."""
 
 GOOD = ([[0, 0], [1, 1], [2, 1]], [1, 2, 3], (3, 2))
 
 
 @pytest.fixture(autouse=True)
 def _warnings_are_errors():
-    # A warning of NumPy's is no substitute for an error of ours, and may quote a value.
+    # A NumPy warning does not replace our own error, and may quote a value.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -30,10 +30,10 @@ def _warnings_are_errors():
 
 @st.composite
 def coordinates(draw):
-    """Indices, values and shape: any order, with duplicates and explicit zeros."""
+    """Draw indices, values and a shape, in any order, with duplicates and explicit zeros."""
     shape = tuple(draw(st.lists(st.integers(1, 4), min_size=2, max_size=5)))
     cell = st.tuples(*(st.integers(0, size - 1) for size in shape))
-    # Multiples of 1/4 up to 250: sums are exact in float32, whatever their order.
+    # For multiples of 1/4 up to 250, sums are exact in float32, whatever their order.
     value = st.integers(0, 1000).map(lambda quarter: quarter / 4)
     entries = draw(st.lists(st.tuples(cell, value), max_size=30))
     index = np.array([cell for cell, _ in entries], int).reshape(len(entries), len(shape))
@@ -54,7 +54,7 @@ def assert_same(found, expected):
 
 
 def assert_promised(tensor):
-    """Everything the class promises of its attributes."""
+    """Check all documented properties of the attributes."""
     assert tensor.indices.dtype == np.int32
     assert tensor.values.dtype == np.float32
     assert tensor.indices.flags.c_contiguous
@@ -134,7 +134,7 @@ def test_the_largest_float32_is_still_a_value():
 
 
 def test_duplicates_are_summed_in_float64():
-    # In float32 2**24 + 1 is 2**24, however often the 1 is added.
+    # In float32, 2**24 + 1 is 2**24, however often the 1 is added.
     tensor = SparseTensor.from_coo([[0, 0]] * 5, [1, 2**24, 1, 1, 1], (1, 1))
     assert tensor.values[0] == 2**24 + 4
 

@@ -1,4 +1,4 @@
-"""Triangles of symmetric matrices: every layout against loops over the matrix."""
+"""Triangles of symmetric matrices: every layout, compared with loops over the matrix."""
 
 import math
 
@@ -18,7 +18,7 @@ def test_a_whole_triangle_is_the_rows_from_the_diagonal_on(order):
     np.testing.assert_array_equal(packed, expected)
     assert len(packed) == triangle.whole_size(order)
     assert np.linalg.norm(packed) == pytest.approx(np.linalg.norm(matrix), rel=1e-14)
-    # sqrt(2), once multiplied and once divided by, and a sum with 0: a few roundings of one value.
+    # One multiplication and one division by sqrt(2), and a sum with 0: a few roundings of a value.
     again = triangle.unpack_whole(packed, order)
     np.testing.assert_allclose(again, matrix, rtol=4 * np.finfo(float).eps)
 

@@ -1,4 +1,4 @@
-"""Packed values: the same float32 again, in the bits they need, and no trust in bytes."""
+"""Packed values: exact float32 values in few bits, and checks of untrusted bytes."""
 
 import math
 import tracemalloc
@@ -29,7 +29,7 @@ def noise(count: int, spread: float = 256, seed: int = 0) -> np.ndarray:
     return np.rint(spread * np.random.default_rng(seed).standard_normal(count)).astype(np.int64)
 
 
-# --- there and back
+# --- round trips
 
 
 @settings(deadline=None)
@@ -59,8 +59,8 @@ def test_noise_on_a_grid_is_packed(seed, count, step, spread, signal):
     "values",
     [
         [], [0.5] * 200 + [0.3], [-0.0] * 300, [math.nan] * 300, [math.inf] * 300,
-        [1e38] * 300,  # 1e38 steps: beyond any integer
-        [1, -1, 2],  # would not get smaller
+        [1e38] * 300,  # 1e38 steps: beyond the range of integers
+        [1, -1, 2],  # packing would not save bytes
     ],
 )  # fmt: skip
 def test_what_cannot_or_need_not_be_packed_is_none(values):
@@ -68,16 +68,16 @@ def test_what_cannot_or_need_not_be_packed_is_none(values):
 
 
 def test_noise_takes_little_more_than_the_bits_it_has():
-    """Gaussian values of sd 256 in steps of 1 hold 10 bits; sent as float32 they take 32."""
+    """Gaussian values with sd 256 in steps of 1 contain 10 bits, but take 32 bits as float32."""
     values = on_grid(noise(50_000), 0.1)
     packed = pack(values, 0.1)
     assert 10.5 < 8 * len(packed) / len(values) < 12
-    entropy = 0.5 * math.log2(2 * math.pi * math.e * 256**2)  # what no code can beat: 10.05
+    entropy = 0.5 * math.log2(2 * math.pi * math.e * 256**2)  # the lower limit for any code: 10.05
     assert 8 * len(packed) / len(values) > entropy
 
 
 def test_the_layout_is_what_the_module_says():
-    """Against an encoder that writes value by value."""
+    """Compare with an encoder that writes value by value."""
     steps, step = noise(1000), 0.25
     signless = [2 * n if n >= 0 else -2 * n - 1 for n in steps.tolist()]
     assert 255 < max(signless) < 2**16
@@ -87,7 +87,7 @@ def test_the_layout_is_what_the_module_says():
     assert zlib.decompress(packed[8:]) == planes
 
 
-# --- bytes from a stranger
+# --- untrusted bytes
 
 
 PACKED = pack(on_grid(noise(1000), 0.5), 0.5)

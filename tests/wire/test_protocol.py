@@ -1,4 +1,4 @@
-"""Messages: what goes in comes out, bit for bit, and nothing else gets in."""
+"""Messages: exact round trips, and refusals of all other content."""
 
 import dataclasses
 import math
@@ -48,14 +48,14 @@ def make_request(**changes) -> RoundRequest:
 
 
 def make_patient_request(**changes) -> RoundRequest:
-    """A round of patient mode after its count of codes: factors and selection."""
+    """Return a request of patient mode after the code counts, with factors and selection."""
     privacy = PrivacySettings(start_share=0.8, refine_rounds=1, bound=0.1, codes="5x4")
     given = {"solver": SolverSettings(rank=RANK), "privacy": privacy, "selection": SELECTION}
     return make_request(**{**given, **changes})
 
 
 def through_flower(arrays, config):
-    """The same, written to bytes and read again by Flower."""
+    """Return the same message after Flower has written it to bytes and read it again."""
     content = RecordDict({"a": ArrayRecord(list(arrays)), "c": ConfigRecord(dict(config))})
     message = recorddict_to_proto(content)
     found = recorddict_from_proto(type(message).FromString(message.SerializeToString()))
@@ -139,7 +139,7 @@ def test_a_statistic_is_a_vector_and_may_be_larger_than_a_factor(carry):
 
 @carried
 def test_a_reply_of_nothing(carry):
-    """Of patient mode's last round: the site's name, and no array."""
+    """In patient mode's last round, a reply has only the site's name."""
     found = SiteReply.from_wire(*carry(*SiteReply("north", ()).to_wire()), [])
     assert (found.site, found.arrays) == ("north", ())
     assert "need shapes []" in reply_refused(list(make_factors()), [])
@@ -163,7 +163,7 @@ NEEDS = {
 
 
 def changed_settings(settings):
-    """The same settings with one field changed, for each field that may be changed alone."""
+    """Yield the same settings with one changed field, for each field that may change alone."""
     hints = get_type_hints(type(settings))
     for field in dataclasses.fields(settings):
         if any(getattr(settings, k) != v for k, v in NEEDS.get(field.name, {}).items()):
@@ -245,7 +245,7 @@ def test_the_digest_is_of_values_not_of_objects():
     assert make_request().digest == request.digest
 
 
-# --- requests that are refused
+# --- refused requests
 
 BAD_CONFIGS = {
     "not DPFact": {"protocol": None},
@@ -272,21 +272,21 @@ def test_a_bad_request_is_refused(changes):
 
 @pytest.mark.parametrize("key", [k for k in make_request().to_wire()[1] if k != "vocabulary"])
 def test_every_key_must_be_there(key):
-    # Also those that have a default: the site's need not be the server's.
+    # This includes settings with a default, because the site's and the server's may differ.
     arrays, config = make_request().to_wire()
     del config[key]
     assert key in refused(RoundRequest.from_wire, arrays, config)
 
 
 def test_a_text_that_is_empty_does_not_travel():
-    """Flower's mods cannot measure one; what is not there is empty."""
+    """Flower's mods cannot measure empty strings, so a missing string counts as empty."""
     empty = replace(make_request(), vocabulary="")
     arrays, config = empty.to_wire()
     assert "" not in config.values()
     assert RoundRequest.from_wire(arrays, config).digest == empty.digest
 
 
-# --- arrays that are refused
+# --- refused arrays
 
 
 def with_value(value):
@@ -318,7 +318,7 @@ def test_a_bad_array_is_refused_by_its_mode(says, bad):
     if bad.shape == SHAPES[1]:
         assert message.startswith("reply of site 'north', array 2: ")
         assert says in message
-    else:  # what shape it ought to have is known, so that comes first
+    else:  # the expected shape is known, so it is checked first
         assert message.startswith(f"reply of site 'north': need shapes {SHAPES}, got ")
 
 
@@ -406,7 +406,7 @@ def test_packed_bytes_come_back_as_the_vector_that_was_sent(carry):
     assert arrays[0].nbytes < vector.nbytes / 2
     found = SiteReply.from_wire(arrays, config, [(3000,)])
     assert found.arrays[0].tobytes() == vector.tobytes()
-    # Without a step, or off the grid, values go out as they are; factors always do.
+    # Without a step, or off the grid, values are sent unpacked, and so are factors.
     for reply in (SiteReply("north", (vector,)), SiteReply("north", (vector,), 0.3),
                   SiteReply("north", make_factors(), 0.25)):  # fmt: skip
         assert all(array.dtype == np.float32 for array in reply.to_wire()[0])
@@ -442,7 +442,7 @@ def test_a_reply_of_a_site_without_a_proper_name_is_refused(config):
     assert message.startswith("site: ")
 
 
-# --- what an error may say outside
+# --- public error texts
 
 FAMILY = [kind for kind in vars(errors).values()
           if isinstance(kind, type) and issubclass(kind, DPFactError)]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How requests and replies lie in Flower's messages."""
+"""The layout of requests and replies in Flower's messages."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from dpfact_flower.wire import records
 
 @pytest.fixture
 def process():
-    """A process that may make messages: Flower wants to know which node and run it is."""
+    """A process that may make messages, with the node and run that Flower requires."""
     InProcessGrid(ClientApp(), [{}])
 
 
@@ -20,11 +20,11 @@ def test_bytes_of_a_message_count_every_object_below_it(process):
     asked = (records.ask([np.zeros((n, 1), np.float32)], {"a": 1}) for n in (10, 1010))
     small, large = (records.serialised_bytes(Message(each, 2, MessageType.TRAIN)) for each in asked)
     difference = large - small
-    assert 4000 <= difference <= 4016  # a thousand float32, and a longer shape
+    assert 4000 <= difference <= 4016  # a thousand float32 values, and a longer shape
 
 
 def test_bytes_are_those_that_flower_stores_object_by_object(process):
-    """Against Flower's own walk, and whichever messages were measured before."""
+    """Compare with Flower's own traversal, whichever messages were measured before."""
     content = records.ask([np.arange(12, dtype=np.float32).reshape(4, 3)], {"a": 1, "b": "x"})
     one, other = (Message(content, node, MessageType.TRAIN) for node in (2, 3))
 

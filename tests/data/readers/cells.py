@@ -1,16 +1,16 @@
-"""Cells of a tensor by the codes and patients that they are of, as a person would list them."""
+"""List a tensor's cells by patient and codes, as a person would."""
 
 from dpfact_flower.data.site_data import Cohort, SiteData
 
 
 def described(cohort: Cohort, mode: int) -> dict[str, str]:
-    """The description of each code of a mode, by its number from 0."""
+    """Return the description of each code of a mode, by its number from 0."""
     vocabulary = cohort.vocabularies[mode]
     return dict(zip(vocabulary.codes, vocabulary.descriptions, strict=True))
 
 
 def cells_of_site(site: SiteData) -> dict[tuple[str, ...], int]:
-    """Every cell as {(patient, code of mode 1, ...): count}."""
+    """Return every cell as {(patient, code of mode 1, ...): count}."""
     return {
         (
             site.patients[row],
@@ -21,7 +21,7 @@ def cells_of_site(site: SiteData) -> dict[tuple[str, ...], int]:
 
 
 def cells_of(cohort: Cohort) -> dict[tuple[str, ...], int]:
-    """Every cell of every site as {(site, patient, code of mode 1, ...): count}."""
+    """Return every cell of every site as {(site, patient, code of mode 1, ...): count}."""
     return {
         (site.name, *cell): count
         for site in cohort.sites

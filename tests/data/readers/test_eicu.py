@@ -7,7 +7,7 @@ from tests.data.readers.cells import cells_of_site, described
 pytestmark = pytest.mark.slow
 
 # Patient A: hospital stay 1 has two unit stays, 11 (MICU, 1000 minutes after admission to the
-# hospital) and 12 (Med-Surg, 100 minutes after it, hence the first); then a stay 2 in another
+# hospital) and 12 (Med-Surg, 100 minutes after it, hence the first); Then comes stay 2 in another
 # hospital and region, in which A dies. Patient B: a hospital without region, discharge status
 # blank. Patient C: nothing in the tensor.
 PATIENT = (
@@ -137,8 +137,8 @@ def test_demo_regions(ehr_data):
     cohort = read("eicu", ehr_data / "eicu_demo", keep_empty=True)
     lines = {line.site: line for line in cohort.summary()}
     assert sum(line.patients for line in lines.values()) == 1841
-    # A patient of two regions is at the first one; the seven of them are counted twice in the
-    # data's own list: 618, 537, 384, 180, 129.
+    # A patient of two regions is assigned to the first one. The data's own list counts the seven
+    # such patients twice: 618, 537, 384, 180, 129.
     listed = {"Midwest": 618, "South": 537, "West": 384, "unknown": 180, "Northeast": 129}
     surplus = {name: listed[name] - lines[name].patients for name in listed}
     assert sum(surplus.values()) == sum(listed.values()) - 1841

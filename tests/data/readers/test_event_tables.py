@@ -53,7 +53,7 @@ def assert_same_sites(found, expected):
             assert one.labels[name].tolist() == other.labels[name].tolist()
 
 
-# --- what is counted
+# --- counts
 
 
 def test_a_window_of_days(tables):
@@ -153,7 +153,7 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
     assert "no privacy guarantee covers" in caplog.text
 
 
-# --- what is refused, and how
+# --- refusals
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
     assert "41401" not in caplog.text
 
 
-# --- as the world writes them
+# --- formats found in practice
 
 
 def cells_with(tables, diagnoses):
@@ -295,7 +295,7 @@ def test_a_pipe_is_refused_because_its_first_rows_would_be_lost(tables, tmp_path
 
 
 def test_codes_in_both_forms_of_unicode_are_one(tables, write):
-    """An accent may be a character of its own, as in text from a Mac."""
+    """An accent may be a separate character, as in text from a Mac."""
     rows = "patient,time,cod\u00e9\n1,2024-01-31,\u00e91\n1,2024-01-31,e\u03011\n"
     columns = events.Columns(code="cod\u00e9", encounter="")
     file = write("d.csv", rows.replace("cod\u00e9", "code\u0301"))
@@ -309,7 +309,7 @@ def test_codes_in_both_forms_of_unicode_are_one(tables, write):
 
 
 def test_offsets_become_utc(tables, write):
-    """08:00 on the first day; the edge of the window is 30 days later at 08:00 in UTC."""
+    """The first event is at 08:00, so the window ends 30 days later at 08:00 UTC."""
     rows = "1,2024-01-31T10:00:00+02:00,in\n1,2024-01-31 06:01-02:00,out\n"
     cells = cells_with(tables, write("d.csv", "patient,time,code\n" + rows))
     assert ("north", "1", "3605", "in") in cells
@@ -343,7 +343,7 @@ def test_a_label_of_any_column_and_patients_who_are_not_in_its_table(tables, wri
         replace(table, missing="2")
 
 
-# --- files as other programs write them: each is read, or refused in one line
+# --- files from other programs: each is read, or refused in one line
 
 
 P = b"patient,time,code\n1,2024-01-01,3605\n2,2024-01-02,40\n"

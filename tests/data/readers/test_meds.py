@@ -17,7 +17,7 @@ ROWS = """(VALUES
 
 
 def write_meds(folder):
-    """Two shards and the descriptions, as MEDS 0.3 lays them out."""
+    """Write two shards and the descriptions in the layout of MEDS 0.3."""
     for part, ids in (("train", "= 1"), ("held_out", "= 2")):
         (folder / "data" / part).mkdir(parents=True)
         path = folder / "data" / part / "0.parquet"

@@ -97,7 +97,7 @@ def test_demo_has_the_patients_and_cells_it_is_known_for(ehr_data):
     assert sum(line.nonzeros for line in lines) == 7133
     assert [len(v) for v in everybody.vocabularies] == [164, 581]
     assert [v.descriptions.count("") for v in everybody.vocabularies] == [0, 0]
-    # 34 and 71 rows hold a code with a leading zero; these are the codes
+    # 34 and 71 rows have a code with a leading zero; these are the codes
     assert [sum(c.startswith("0") for c in v.codes) for v in everybody.vocabularies] == [20, 27]
     with_cells = read("mimic3", ehr_data / "mimic3_demo", top=(None, None)).summary()
     assert sum(line.nonzeros for line in with_cells) == 7133

@@ -8,7 +8,7 @@ from tests.data.readers.cells import cells_of, described
 
 pytestmark = pytest.mark.slow
 
-# The published columns of MIMIC-IV 3.1, in their order; only those that are read hold much.
+# The published columns of MIMIC-IV 3.1, in order. Only columns that are read have content.
 COLUMNS = {
     "hosp/patients": "subject_id,gender,anchor_age,anchor_year,anchor_year_group,dod",
     "hosp/admissions": "subject_id,hadm_id,admittime,dischtime,deathtime,admission_type,"

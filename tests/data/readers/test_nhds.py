@@ -1,4 +1,4 @@
-"""The National Hospital Discharge Survey: a made-up file of its layout, and the real one."""
+"""The National Hospital Discharge Survey: a made-up file in its layout, and the real file."""
 
 import bz2
 import gzip
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 
 def line(diagnoses, procedures, *, status="1", place="111", newborn="2", year="10"):
-    """One discharge; `place` is region, beds and ownership."""
+    """Return the line of one discharge; `place` is region, beds and ownership."""
     listed = ("".join(code.ljust(5, "-") for code in diagnoses).ljust(75),
               "".join(code.ljust(4, "-") for code in procedures).ljust(32))  # fmt: skip
     return f"{year}{newborn}119219{status:>3}   71{place}0087206{''.join(listed)}04  778203     "

@@ -1,4 +1,4 @@
-"""OMOP, one CDM in five forms: folder of CSV or Parquet, DuckDB, SQLite, PostgreSQL."""
+"""OMOP: one CDM in five forms (folder of CSV or Parquet, DuckDB, SQLite, PostgreSQL)."""
 
 import os
 import pwd
@@ -23,7 +23,7 @@ from tests.patience import await_that
 pytestmark = pytest.mark.slow
 
 # Person 1: fracture and cast in one visit, amoxicillin (a drug of the ingredient 9). Person 2 dies
-# in a visit, and takes a drug without an ingredient. Person 3: concept 0 alone. Person 9: unknown.
+# in a visit, and takes a drug without an ingredient. Person 3: only concept 0. Person 9: unknown.
 TABLES = {
     "person": ("person_id,care_site_id", ["1,7", "2,8", "3,"]),
     "visit_occurrence": (
@@ -61,7 +61,7 @@ CELLS = {("1", "200", "100"): 1, ("2", "200", "101"): 1}
 
 
 def fill(execute, tables=TABLES):
-    """The tables in any database, with types as the CDM's own scripts have them."""
+    """Create the tables in any database, with the types of the CDM's own scripts."""
     for table, (header, rows) in tables.items():
         names = header.split(",")
         kinds = ["date" if "date" in n else "varchar(255)" if n.endswith(("name", "class_id"))
@@ -75,7 +75,7 @@ def fill(execute, tables=TABLES):
 
 @pytest.fixture
 def cdm(tmp_path):
-    """As a folder of CSV, with names in upper case as many exports have them."""
+    """A folder of CSV files, with names in upper case, as in many exports."""
     for table, (header, rows) in TABLES.items():
         (tmp_path / f"{table.upper()}.csv").write_text("\n".join([header, *rows, ""]))
     return tmp_path
@@ -83,14 +83,14 @@ def cdm(tmp_path):
 
 @pytest.fixture(scope="module")
 def postgres():
-    """URL of a real server of our own, on a socket in a private folder; skips without one."""
+    """The URL of a test server on a socket in a private folder; skips if there is no PostgreSQL."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     places = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)]
     initdb = next((str(p / "initdb") for p in places), None) or shutil.which("initdb")
     if initdb is None:
         pytest.skip("no PostgreSQL server (initdb) on this machine")
     bin_folder = Path(initdb).resolve().parent
-    words, user = ["setpriv", "--pdeathsig", "INT"], None  # it ends with a test that is killed
+    words, user = ["setpriv", "--pdeathsig", "INT"], None  # the server ends if the test is killed
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
     if os.geteuid() == 0:  # the server refuses to run as root
@@ -99,8 +99,7 @@ def postgres():
         except KeyError:
             pytest.skip("PostgreSQL does not run as root, and there is no user postgres")
         words += [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
-    # Not pytest's own folder: that is for who runs the tests alone, and its name may be too long
-    # for a socket.
+    # pytest's own folder is accessible only to its user, and its name may be too long for a socket.
     with tempfile.TemporaryDirectory(prefix="dpfact-") as name:
         home = Path(name)
         if user is not None:
@@ -175,7 +174,7 @@ def test_a_line_break_in_a_name_of_a_database_begins_no_row(cdm, tmp_path):
 def test_a_database_that_another_program_writes_is_said_to_be_so(tmp_path):
     path = tmp_path / "cdm.duckdb"
     code = "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print(flush=True); input()"
-    with subprocess.Popen(  # one process alone may have a DuckDB file open for writing
+    with subprocess.Popen(  # only one process may have a DuckDB file open for writing
         [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         other.stdout.readline()

@@ -1,4 +1,4 @@
-"""Readers as files of SQL: what a script may say, and what is said to one that is wrong."""
+"""Readers as SQL files: valid scripts, and errors for invalid ones."""
 
 from types import SimpleNamespace
 

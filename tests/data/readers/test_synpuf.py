@@ -20,8 +20,8 @@ OUTPATIENT_COLUMNS = (
     "DESYNPUF_ID,CLM_ID,SEGMENT,CLM_FROM_DT,ICD9_DGNS_CD_1,ICD9_PRCDR_CD_1,"
     "ADMTNG_ICD9_DGNS_CD,HCPCS_CD_1,HCPCS_CD_2"
 )
-# A: claim 1 has a second segment without dates; claim 2 begins 30 days after it, claim 3 31 days.
-# B: claims of one day. C: no valid procedure.
+# A: claim 1 has a second segment without dates; claims 2 and 3 begin 30 and 31 days later. B:
+# claims of one day. C: no valid procedure.
 ONE = [
     "A,1,1,20081202,20081210,7777,0389,4019,0040,25000,99999",
     "A,1,2,,,,,,3893,,",
@@ -191,7 +191,7 @@ def test_real_outpatient_file_that_was_cut_between_two_lines(ehr_data):
     (site,) = read("synpuf", folder, drop_last_patient=True, **options).sites
     assert len(whole.patients) == 1198
     assert set(whole.patients) - set(site.patients) == {"286D3555B1415C68"}
-    # The data's own figure, 230,935, is of rows with a date of their own: it leaves out later
-    # segments, which are read here with their claim's date, and keeps the last patient.
+    # The data's own figure, 230,935, counts rows with their own date. It leaves out later segments,
+    # which are read here with their claim's date, and keeps the last patient.
     assert whole.tensor.nnz == 232_013
     assert site.tensor.nnz == 231_792

@@ -1,4 +1,4 @@
-"""The ledger: nothing charged is forgotten, whatever dies, and what was sent is sent again."""
+"""The ledger keeps every charge, whatever process dies, and returns sent releases again."""
 
 import hashlib
 import json
@@ -72,7 +72,7 @@ def assert_same(found: Release | None, expected: Release) -> None:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The file, past all our checks."""
+    """Open the file without any of our checks."""
     with closing(sqlite3.connect(folder / LEDGER, isolation_level=None)) as connection:
         yield connection
 
@@ -88,7 +88,7 @@ def ledger(folder) -> Iterator[Ledger]:
         yield ledger
 
 
-# --- what was sent is sent again
+# --- resending
 
 
 def test_before_the_first_release_there_is_nothing(ledger):
@@ -184,7 +184,7 @@ def test_of_a_release_without_charge_the_hash_is_kept_and_not_the_bytes(ledger, 
     assert [row.payload_kept for row in ledger.rows()] == [True, False, True]
     assert ledger.release_of("job-1", 1) is None
     assert [row.unprotected for row in ledger.rows()] == [False, True, False]
-    # What was sent is known all the same: by it, and it alone, the charge may be repeated.
+    # The hash of the sent release is known, so only the same release may be charged again.
     assert ledger.rows()[1].payload_sha256 == hashlib.sha256(pack(big.arrays)).hexdigest()
     assert ledger.verify() == []
     head = ledger.head()
@@ -229,7 +229,7 @@ def test_nothing_but_keys_charges_and_released_bytes_is_in_the_file(ledger, fold
 
 
 def test_a_row_has_the_time_of_its_request_and_a_head_that_cannot_be_guessed(tmp_path, monkeypatch):
-    """The time of the charge would tell how long the patients took. A head is a commitment."""
+    """The time of the charge would reveal the time of the computation. A head is a commitment."""
     heads, stopped = set(), SimpleNamespace(now=lambda zone: datetime(2027, 1, 31, tzinfo=zone))
     for name in ("one", "other"):
         with monkeypatch.context() as patch:
@@ -242,24 +242,24 @@ def test_a_row_has_the_time_of_its_request_and_a_head_that_cannot_be_guessed(tmp
     assert len(heads) == 2
 
 
-# --- the budget is the patients'
+# --- the patients' budget
 
 
 def test_what_others_charge_after_the_count_is_not_passed_over(ledger, folder):
-    """Where no lock holds (Windows, a deleted lock file), two jobs must not both find budget."""
+    """Without a lock (Windows, a deleted lock file), two jobs must not both find budget."""
     charge(ledger, "mine")
     assert len(ledger.count()) == 1
     with Ledger(folder) as other:
         assert len(other.count()) == 1
         charge(other, "theirs")
-        charge(other, "theirs", 2)  # one's own charges are no surprise
+        charge(other, "theirs", 2)  # a connection's own charges are known
     with pytest.raises(StateError, match="another process charged while round 2"):
         charge(ledger, "mine", 2)
     assert [row.job for row in ledger.rows()] == ["mine", "theirs", "theirs"]
-    ledger.rows()  # a look counts nothing
+    ledger.rows()  # reading does not count
     with pytest.raises(StateError, match="another process charged"):
         charge(ledger, "mine", 2)
-    charge(ledger, "mine")  # what is there already needs no budget
+    charge(ledger, "mine")  # a recorded release needs no budget
     assert len(ledger.count()) == 3
     charge(ledger, "mine", 2)
     assert ledger.verify() == []
@@ -292,7 +292,7 @@ def test_ledger_and_side_files_are_the_owners_alone(folder):
     with Ledger(folder) as ledger:
         charge(ledger)
         with ledger._transaction("IMMEDIATE") as connection:
-            connection.execute("PRAGMA cache_size = 1")  # so that the journal is not kept back
+            connection.execute("PRAGMA cache_size = 1")  # so that the journal is written at once
             connection.execute("UPDATE releases SET payload = zeroblob(200000)")
             modes = {path.name: mode_of(path) for path in folder.iterdir()}
     assert modes == dict.fromkeys((LEDGER, HEAD, f"{LEDGER}-journal"), 0o600)
@@ -303,7 +303,7 @@ def test_between_charges_the_ledger_is_one_file(ledger, folder):
     for number in (1, 2, 3):
         charge(ledger, round_number=number)
         assert sorted(path.name for path in folder.iterdir()) == [LEDGER, HEAD]
-    # So a copy is whole while the ledger is open.
+    # A copy is therefore complete while the ledger is open.
     copy = folder.parent / "copy"
     copy.mkdir()
     shutil.copy(folder / LEDGER, copy)
@@ -314,8 +314,8 @@ def test_between_charges_the_ledger_is_one_file(ledger, folder):
 
 @pytest.mark.parametrize(("durable", "synchronous"), [(True, 3), (False, 0)])
 def test_a_commit_survives_power_loss_except_in_simulation(folder, durable, synchronous):
-    # FULL (2) would not do: the deletion of the journal, which is the commit, must be durable too.
-    # A simulated site has its journal nevertheless: a killed process leaves a ledger that is whole.
+    # FULL (2) is not enough: the deletion of the journal, which is the commit, must be durable too.
+    # A simulated site also has a journal, so a killed process leaves a complete ledger.
     with Ledger(folder, durable=durable) as ledger:
         found = [ledger._connection.execute(f"PRAGMA {name}").fetchone()[0]
                  for name in ("journal_mode", "synchronous", "fullfsync")]  # fmt: skip
@@ -423,7 +423,7 @@ def test_a_file_that_was_cut_off_is_never_charged_or_counted(folder, share):
 
 # --- tampering
 
-# Where SQLite lets a cell hold anything, these stand for damage of every type.
+# SQLite lets a cell hold any type, and these values represent damage of every type.
 CELLS = {"number": 77, "document": "{}", "payload": bytes(108), "hash": START}
 
 
@@ -436,13 +436,13 @@ def template(tmp_path_factory) -> Path:
         charge(ledger, "job-2", noise=False)
         charge(ledger, round_number=3)
         assert ledger.verify() == []
-    (folder / HEAD).unlink()  # so that the rows alone tell what is wrong
+    (folder / HEAD).unlink()  # so that only the rows show the fault
     return folder
 
 
 @pytest.fixture
 def written(template, folder) -> Path:
-    """A ledger of four rows: three charged, the second job's without charge."""
+    """Write a ledger of four rows: three with a charge, and the second job's without."""
     shutil.copytree(template, folder)
     return folder
 
@@ -453,7 +453,7 @@ def problems_of(folder: Path, noted: Head | None = None) -> list[str]:
 
 
 def edit(folder: Path, number: int, **changes) -> None:
-    """Change a row's first event and make all hashes anew, as who knows the format can."""
+    """Change a row's first event and recompute all hashes, as an attacker can."""
     with opened(folder) as connection:
         rows = connection.execute("SELECT document FROM releases ORDER BY number").fetchall()
         documents = [json.loads(text) for (text,) in rows]
@@ -466,7 +466,7 @@ def edit(folder: Path, number: int, **changes) -> None:
 
 
 def use(folder: Path) -> int:
-    """Everything a site does with a ledger; how much of it was refused, and nothing else raised."""
+    """Use a ledger in all ways of a site, and return the number of refusals."""
     refused = 0
     with Ledger(folder) as ledger:
         for each in (
@@ -485,7 +485,7 @@ def use(folder: Path) -> int:
 @pytest.mark.parametrize("row", [1, 2, 3, 4])
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_changed_cell_is_found(written, cell, row):
-    """A document is hashed as text, so a changed field of it is a changed cell."""
+    """A document is hashed as text, so a changed field is a changed cell."""
     with opened(written) as connection:
         connection.execute(f"UPDATE releases SET {cell} = ? WHERE number = ?", (CELLS[cell], row))
     assert problems_of(written)
@@ -515,7 +515,7 @@ def test_rows_that_are_gone_added_or_moved_are_found(written, statements):
 
 
 def test_what_cannot_be_read_is_said(written):
-    """Under a chain that was made anew."""
+    """The chain of hashes was recomputed."""
     edit(written, 2, sigma=-1)
     assert problems_of(written) == ["row 2: cannot be read"]
     assert use(written) == 8
@@ -532,7 +532,7 @@ def test_missing_and_damaged_bytes_are_found_where_they_are_needed(written):
     assert [problem.partition(":")[0] for problem in problems] == ["row 1", "row 2", "row 4"]
     assert all("released bytes are missing" in problem for problem in problems)
     with Ledger(written) as ledger:
-        for number in (1, 2, 3):  # damage, and no invitation to make the release anew
+        for number in (1, 2, 3):  # damage must not lead to a new release
             with pytest.raises(StateError, match="released bytes are missing"):
                 ledger.release_of("job-1", number)
 
@@ -543,7 +543,7 @@ def test_newest_rows_that_are_gone_show_against_a_head_noted_elsewhere(written):
     assert head == Head(4, rows[-1].hash)
     with opened(written) as connection:
         connection.execute("DELETE FROM releases WHERE number = 4")
-    assert problems_of(written) == []  # the limit of a chain, as the docs say
+    assert problems_of(written) == []  # the limit of a hash chain, as documented
     (problem,) = problems_of(written, head)
     assert "the noted head has 4 rows, the ledger 3" in problem
     assert problems_of(written, Head(3, rows[2].hash)) == []
@@ -568,7 +568,7 @@ def test_a_head_is_read_as_it_is_written(ledger):
             Head.parse(text)
 
 
-# --- a disk that refuses
+# --- disk errors
 
 
 def test_on_a_full_disk_nothing_is_charged_and_nothing_is_lost(ledger, folder):
@@ -610,7 +610,7 @@ def test_a_disk_without_hard_links_is_named(folder, monkeypatch):
 
 
 def in_a_process(function: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a function of this module in a process of its own."""
+    """Run a function of this module in a separate process."""
     program = f"import {__name__} as tests; tests.{function}(*{arguments!r})"
     return subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
@@ -618,7 +618,7 @@ def in_a_process(function: str, *arguments: str) -> subprocess.CompletedProcess[
 
 
 def without_rights(folder: str) -> None:
-    """Use a ledger that one may only read; in a process of its own, for it gives up its rights."""
+    """Use a read-only ledger, in a separate process that gives up its rights."""
     if os.geteuid() == 0:
         os.setegid(65534)
         os.seteuid(65534)
@@ -635,7 +635,7 @@ def without_rights(folder: str) -> None:
 
 @pytest.mark.process
 def test_a_read_only_ledger_can_be_shown_and_not_charged():
-    with tempfile.TemporaryDirectory() as name:  # everybody may enter, unlike pytest's folders
+    with tempfile.TemporaryDirectory() as name:  # all users may enter, unlike pytest's folders
         folder = Path(name)
         with Ledger(folder) as ledger:
             charge(ledger)
@@ -658,7 +658,7 @@ def test_a_writer_that_gets_no_turn_says_so(folder, monkeypatch):
 
 
 def charge_rounds(folder: Path, seed: int) -> list[int]:
-    """Charge the same rounds as another connection with noise of its own; which were won."""
+    """Charge the same rounds as another connection, with own noise, and return the successes."""
     won = []
     with Ledger(folder) as ledger:
         for number in range(1, 61):
@@ -684,7 +684,7 @@ def test_of_two_connections_exactly_one_has_the_round(folder):
 
 
 def charge_and_die(folder: str, point: str) -> None:
-    """Charge the second round, and be gone at a point of it, without any cleaning up."""
+    """Charge the second round, and end without cleanup at a given point."""
     with Ledger(folder) as ledger:
         if point == "written":
             ledger.charge(make_key(round_number=2), "terms", make_release(2), lambda: os._exit(7))
@@ -708,7 +708,7 @@ def test_who_dies_in_a_charge_leaves_the_ledger_before_it_or_after_it(folder, po
 
 
 def test_a_charge_looks_a_last_time_after_it_has_waited_for_who_reads(folder):
-    """Or who reads for half a minute has a charge hold when its round is long over."""
+    """Otherwise, a slow reader could delay a charge until its round is over."""
     looked = []
     with Ledger(folder) as ledger:
         charge(ledger)

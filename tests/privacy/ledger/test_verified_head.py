@@ -1,4 +1,4 @@
-"""Old copies: a ledger that was rolled back is refused, and a backup comes back only whole."""
+"""Old copies: a rolled-back ledger is refused, and only a complete backup can be restored."""
 
 import shutil
 from contextlib import closing
@@ -13,7 +13,7 @@ from tests.cli.test_privacy import charge, ledger_text
 
 
 def filled(folder: Path, count: int) -> Path:
-    """A ledger with the first rounds of a job."""
+    """Write a ledger with the first rounds of a job."""
     with Ledger(folder) as ledger:
         for number in range(ledger.head().rows + 1, count + 1):
             charge(ledger, "job", number, "patient")
@@ -39,7 +39,8 @@ def head_of(folder: Path) -> Head:
         return ledger.head()
 
 
-# --- The newest head beside a ledger --------------------------------------------------------------
+# --- The newest head, next to a ledger
+# --------------------------------------------------------------
 
 
 def test_the_newest_head_is_noted_for_the_owner_alone(site):
@@ -55,7 +56,7 @@ def test_a_simulated_site_leaves_none(tmp_path):
 
 @pytest.mark.parametrize("other", ["an older copy", "one cut off", "a new one", "as long a one"])
 def test_a_ledger_that_was_rolled_back_is_refused(site, tmp_path, other):
-    """Its budget would be what was left when the copy was made."""
+    """Its budget would be the budget at the time of the copy."""
     copies = {"an older copy": shutil.copytree(site, tmp_path / "older"),
               "as long a one": filled(tmp_path / "same", 5)}  # fmt: skip
     newer = shutil.copytree(filled(site, 5), tmp_path / "newer")

@@ -55,9 +55,11 @@ def test_the_accountant_finds_no_more_than_epsilon(epsilon, delta, share, rounds
     found = account(events, delta).headline
     assert found.accountant in {GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT}
     assert found.epsilon <= epsilon
-    if epsilon < 400 and delta < 0.5 * epsilon:  # at a larger delta, epsilon is all but 0 anyway
+    if (
+        epsilon < 400 and delta < 0.5 * epsilon
+    ):  # at a larger delta, epsilon is almost 0 in any case
         assert found.accountant == GAUSSIAN_DP_DISCRETE
-        assert found.epsilon >= epsilon * (1 - 1e-6)  # nothing is left unspent
+        assert found.epsilon >= epsilon * (1 - 1e-6)  # the whole budget is used
     assert made.guarantee().headline.epsilon == found.epsilon
 
 
@@ -149,7 +151,7 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
     assert site.rounds == server.rounds
 
 
-# --- What is planned ------------------------------------------------------------------------------
+# --- Planned values ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_more_codes_sites_or_phenotypes_are_a_worse_outlook():
 
 
 def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
-    """The release holds sqrt(2) P; the noise of T sites on P is symmetric."""
+    """The release contains sqrt(2) P, and the noise of T sites on P is symmetric."""
     made = plan(sizes=(60, 90), sites=3, patients=5000, rank=10)
     rng = np.random.default_rng(0)
     noise = np.triu(rng.normal(0, made.start.sigma * math.sqrt(3 / 2), (150, 150)), 1)
@@ -230,7 +232,7 @@ def test_signal_is_patients_a_phenotype_over_the_noises_largest_eigenvalue():
         *(({"epsilon": 8.0}, "good"), ({}, "good"), ({"epsilon": 1.0}, "weak")),
         ({"patients": 1385, "epsilon": 1.0}, "hopeless"),
         ({"patients": 1000, "rank": 10, "epsilon": 2.0}, "hopeless"),
-        # One half of the real cohorts that the chance was calibrated on.
+        # One half of the real cohorts on which the chance was calibrated.
         ({"sizes": (100, 100), "rank": 10, "patients": 30_744, "epsilon": 2.0}, "good"),
         ({"sizes": (100, 100), "rank": 20, "patients": 30_744, "epsilon": 0.5}, "weak"),
         ({"rank": 10, "patients": 17_990, "epsilon": 8.0}, "good"),
@@ -280,7 +282,7 @@ def test_the_most_helpful_lever_comes_first_and_its_chance_is_that_of_a_plan():
     twice = plan(epsilon=2.0, patients=2 * 40_662).outlook.chance
     assert by_name["patients"] == chances[0] == pytest.approx(twice)
     assert by_name["rank"] == pytest.approx(plan(epsilon=2.0, rank=25).outlook.chance)
-    # That mu goes with a power of epsilon is exact between epsilon and what twice the mu costs.
+    # The power law between mu and epsilon is exact between epsilon and the epsilon of twice the mu.
     assert by_name["epsilon"] == pytest.approx(plan(epsilon=4.0).outlook.chance, abs=0.05)
     assert "What helps most: " in found.sentence
 
@@ -297,7 +299,7 @@ def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
     assert plan().needs.codes == ""
 
 
-# --- What is refused ------------------------------------------------------------------------------
+# --- Refusals ------------------------------------------------------------------------------
 
 
 def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
@@ -353,7 +355,7 @@ def test_what_is_too_large_for_a_site_is_known_before_it_reads_a_patient(largest
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-99, 1e-300])
 def test_a_spent_budget_has_no_room_for_another_release(delta):
-    """What rounding leaves of it would pay for a hundred thousand looks at how long they take."""
+    """The remainder from rounding would allow a hundred thousand measurements of reply times."""
     for cap in (0.5, 4.0, 500.0):
         spent = plan(epsilon=cap).guarantee().rho
         least = 0.5 / _MOST_NOISE**2
@@ -366,4 +368,4 @@ def test_the_server_needs_no_more_for_many_sites_than_their_replies():
     some, many = (plan(sizes=(1500, 1500), sites=sites) for sites in (20, 200))
     assert many.needs.server - some.needs.server == 180 * 4 * some.start.count
     assert outlook._APART == start._APART
-    assert plan(sizes=(50, 50)).needs.server == 80e6  # surrogates take that on any lists
+    assert plan(sizes=(50, 50)).needs.server == 80e6  # surrogates need this for any lists

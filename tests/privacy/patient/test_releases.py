@@ -1,4 +1,4 @@
-"""Patient mode's one way out: the sum plus exact noise in its own units, and nothing else."""
+"""Patient mode's only output: the sum plus exact noise, in grid units."""
 
 import inspect
 import math
@@ -95,7 +95,7 @@ def test_a_seed_voids_the_claim():
 
 
 def test_the_cost_does_not_depend_on_the_patients():
-    """One patient, or a thousand: the same event, so the charge tells nothing."""
+    """The event is the same for one patient or a thousand, so the charge reveals nothing."""
     rng = np.random.default_rng(0)
     factors = tuple(rng.random((size, 3), dtype=np.float32) for size in (5, 4))
     events = []

@@ -1,4 +1,4 @@
-"""How sites share one noise: who is honest, what each adds, and what that costs."""
+"""Shared noise: honest sites, each site's part, and the cost."""
 
 from dataclasses import replace
 
@@ -66,7 +66,7 @@ def test_alone_costs_as_much_as_a_site_s_own_noise(sites, epsilon, alone):
 def test_slots_are_as_many_as_the_signal_bears():
     assert planned(replace(SECURE, epsilon=1.0)).sharing.slots == 1
     assert planned(replace(SECURE, patients=100_000)).sharing.slots == 2
-    assert planned(replace(SECURE, patients=0)).sharing.slots == 2  # nobody knows
+    assert planned(replace(SECURE, patients=0)).sharing.slots == 2  # unknown
     assert planned(replace(SECURE, epsilon=1.0, secure_slots=3)).sharing.slots == 3
 
 
@@ -98,7 +98,7 @@ def test_noise_is_in_all_slots_and_the_statistic_in_one():
 
 @pytest.mark.slow
 def test_the_likelihood_of_a_sum_of_honest_shares_is_that_of_mu():
-    """4,000 sums with a patient and 4,000 without, of 16 values and four honest sites each."""
+    """There are 4,000 sums with and 4,000 without a patient, of 16 values and four honest sites."""
     sharing, own, blocks = Sharing(6, 1, 1, 2), 1.5, 4000
     part = np.arange(16) * 1.0
     part *= SIGMA / own / np.linalg.norm(part)  # of norm 1, in units of the grid

@@ -1,4 +1,4 @@
-"""Patient mode's sums against slow, dense references, and what their sensitivity rests on."""
+"""Patient mode's sums, compared with slow dense references, and the basis of their sensitivity."""
 
 import math
 
@@ -24,7 +24,7 @@ def sizes(request):
 
 
 def counts(sizes, patients=12, seed=0):
-    """Sparse counts; patient 3 has no cell, patient 4 a single one."""
+    """Draw sparse counts. Patient 3 has no cell, and patient 4 has a single cell."""
     rng = np.random.default_rng(seed)
     dense = rng.poisson(0.25, (patients, *sizes)).astype(float)
     dense[:, *(0 for _ in sizes)] += 1
@@ -46,7 +46,7 @@ def factors_for(sizes, rank=3, seed=1):
 
 
 def test_no_patient_has_a_phenotype_of_zeros(sizes):
-    """`auto_rank` fills the factors up with such phenotypes."""
+    """`auto_rank` pads the factors with such phenotypes."""
     factors, ridge, tensor = factors_for(sizes), np.full(3, 0.05), sparse(counts(sizes))
     wide = tuple(np.pad(factor, ((0, 0), (0, 2))) for factor in factors)
     given = {"bound": 0.1, "sigma": SIGMA_REAL}
@@ -71,7 +71,7 @@ def slow_codes(cells):
 
 
 def slow_pairs(cells):
-    """Strict upper triangle, times sqrt(2), of the matrix with all blocks, dense."""
+    """Return the strict upper triangle, times sqrt(2), of the dense matrix with all blocks."""
     sizes = cells.shape
     ends = np.cumsum(sizes)
     matrix = np.zeros((ends[-1], ends[-1]))
@@ -85,7 +85,7 @@ def slow_pairs(cells):
             columns = slice(ends[other] - sizes[other], ends[other])
             rest = tuple(m for m in range(len(sizes)) if m not in (mode, other))
             block = cells.sum(axis=rest)
-            norm = math.sqrt(2) * np.linalg.norm(block)  # it is there twice
+            norm = math.sqrt(2) * np.linalg.norm(block)  # it occurs twice
             matrix[rows, columns] = 2 * block / (norm or 1)
             matrix[columns, rows] = matrix[rows, columns].T
     upper = math.sqrt(2) * matrix[np.triu_indices(len(matrix), 1)]
@@ -138,7 +138,7 @@ def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
     dense = counts(sizes)
     found = statistic_of(kind, sparse(dense))
     wanted = sum(slow_of(kind, cells) for cells in dense)
-    # Truncation loses less than a unit a patient; coordinate descent stops at 1e-6.
+    # Truncation loses less than a unit per patient, and coordinate descent stops at 1e-6.
     tolerance = len(dense) * found.grid + (1e-5 if kind == "refine" else 1e-8)
     np.testing.assert_allclose(found.total * found.grid, wanted, atol=tolerance)
     assert wanted.any()
@@ -162,7 +162,7 @@ def test_parts_add_up_exactly_and_no_patient_changes_anothers(kind, sizes):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("threads", ["2", "3", "40"])  # 40: more than there are patients
+@pytest.mark.parametrize("threads", ["2", "3", "40"])  # 40: more than the number of patients
 def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
     tensor = sparse(counts(sizes, patients=30))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -201,19 +201,20 @@ def test_no_patient_moves_the_sum_by_more_than_the_sensitivity(kind, seed, size,
         for f in factors_for((5, 6))
     )
     found = statistic_of(kind, sparse(cells.astype(np.float32)), sigma, factors)
-    units = math.sqrt(sum(int(value) ** 2 for value in found.total))  # exact under the root
+    units = math.sqrt(sum(int(value) ** 2 for value in found.total))  # exact before the root
     assert units <= found.sensitivity / found.grid
 
 
 def part_of(indices, values, sizes):
-    """One patient's part of the start, in real units."""
+    """Return one patient's part of the start, in real units."""
     tensor = SparseTensor.from_coo([[0, *cell] for cell in indices], values, (1, *sizes))
     found = cooccurrence(tensor, sigma=SIGMA_REAL)
     return found.total * found.grid
 
 
 def test_the_start_of_one_patient_by_hand():
-    # X = [[1, 2], [0, 3]]: X X^T has 6 beside its diagonal, X^T X has 2; codes a, b, then c, d.
+    # X = [[1, 2], [0, 3]]: off the diagonal, X X^T has 6 and X^T X has 2. Codes are a, b, then c,
+    # d.
     found = part_of([(0, 0), (0, 1), (1, 1)], [1, 2, 3], (2, 2))
     cross = 2 * np.array([1, 2, 0, 3]) / math.sqrt(14)  # ac, ad, bc, bd
     wanted = np.array([1, *cross, 1]) / math.sqrt(1 + 4 + 1)
@@ -246,7 +247,7 @@ def test_counts_of_any_size_have_a_start_of_norm_one(values):
     found = part_of([(0, 0), (0, 1), (1, 1)], np.float32(values), (2, 2))
     assert 0.99999 < np.linalg.norm(found) <= 1
     x = np.array(values, np.float32).astype(np.longdouble)
-    cross = np.array([x[0], x[1], 0, x[2]])  # pairs of one mode stand alone in their blocks
+    cross = np.array([x[0], x[1], 0, x[2]])  # each block of one mode has a single pair
     wanted = np.array([1, *(2 * cross / np.sqrt((cross**2).sum())), 1]) / np.sqrt(6)
     np.testing.assert_allclose(found, wanted.astype(float), atol=1e-6)
 
@@ -272,7 +273,7 @@ def test_an_empty_site_gives_zeros_not_an_error(sizes):
 def test_no_factors_have_a_patient_computed_in_subnormal_numbers(
     shape, penalty, exponents, monkeypatch
 ):
-    """They take a hundred times as long: a server could time the only patient who needs them."""
+    """They take a hundred times as long, so a server could time the only patient who needs them."""
     for name in ("_refine", "_refit", "_products", "_joint_norm", "_add_part"):
         monkeypatch.setattr(statistics, name, getattr(statistics, name).py_func)
     rng = np.random.default_rng(3)
@@ -290,7 +291,7 @@ def test_no_factors_have_a_patient_computed_in_subnormal_numbers(
 def test_the_grid_follows_from_the_noise():
     found = statistic_of("start", sparse(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
     assert found.grid == 0.5
-    # A single pair: 2 units, less the safety, truncated.
+    # A single pair: 2 units, minus the safety margin, truncated.
     assert found.total.sum() == 1
 
 
@@ -311,7 +312,7 @@ def test_what_does_not_fit_is_refused(sizes, bound, error, text):
 
 
 def test_more_values_than_a_sum_is_safe_for_are_refused(monkeypatch):
-    """The longest list times the rank, and the rank squared: 6 * 3 + 3 * 3."""
+    """The number is the longest list times the rank, plus the rank squared: 6 * 3 + 3 * 3."""
     cells, factors = sparse(counts((5, 6))), factors_for((5, 6))
     monkeypatch.setattr(statistics, "MOST_REFINED", 27)
     refinement(cells, factors, 0, ridge=np.zeros(3), bound=0.1, sigma=1.0)

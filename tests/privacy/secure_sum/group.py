@@ -1,4 +1,4 @@
-"""All sites of a job and an honest server, step by step: what the tests of secure sums play."""
+"""All sites of a job and an honest server, step by step, for the tests of secure sums."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ class Group:
         return replace(Question(1, b"request", 1, 4, members), **changes)
 
     def ask(self, name, question=None):
-        """A site's answer to the server's question."""
+        """Return a site's answer to the server's question."""
 
         def draw():
             self.drawn[name] += 1
@@ -51,7 +51,7 @@ class Group:
         return {name: self.ask(name, question) for name in question.sites}
 
     def open(self, name, answers):
-        """A site's opening of the attempt that these answers are of."""
+        """Return a site's opening of the attempt to which these answers belong."""
         context = next(iter(answers.values())).context
         sealed = server.sealed_for(name, answers)
         self.states[name] = site.opened(self.jobs[name], self.states[name], context, sealed)
@@ -66,12 +66,12 @@ class Group:
 
 
 def close(found, exact, sites):
-    """Equal but for the bits that do not travel."""
+    """Return whether two sums are equal except for the bits that are not sent."""
     return bool(np.abs(found - exact).max() <= sites << (LOW - 1))
 
 
 def looks_uniform(raw):
-    """Bytes, bits and neighbours of a vector of bytes are as those of a uniform one."""
+    """Return whether bytes, bits and neighbours look like those of a uniform vector."""
     counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
     expected = len(raw) / 256
     chi_squared = float(((counts - expected) ** 2 / expected).sum())

@@ -1,4 +1,4 @@
-"""What a server learns that does not keep to the protocol, or that plays some of the sites."""
+"""What a server learns if it breaks the protocol or controls some of the sites."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +30,7 @@ def total_without_own_masks(group, answers):
 def test_a_masked_vector_is_uniform_and_so_is_every_sum_but_the_whole():
     group = Group(4, 1, 1, count=3000)
     for vector in group.vectors.values():
-        vector[:] = 7  # as far from uniform as can be
+        vector[:] = 7  # as far from uniform as possible
     answers = group.ask_all()
     for size in range(1, 4):
         for names in combinations(group.names, size):
@@ -60,11 +60,11 @@ def test_words_of_one_vector_in_two_attempts_have_nothing_in_common():
     assert group.drawn[name] == 1
 
 
-# --- Two sums of a round --------------------------------------------------------------------------
+# --- Two sums in a round --------------------------------------------------------------------------
 
 
 def test_without_own_masks_a_site_said_to_be_lost_would_be_given_away():
-    """Why there are own masks: the server has every vector, and asks the others once more."""
+    """This is why sites have own masks: a server with all vectors asks the others again."""
     group = Group(4, 1, 1)
     lost = group.names[3]
     whole = np.frombuffer(total_without_own_masks(group, group.ask_all()), "<u4")
@@ -75,7 +75,7 @@ def test_without_own_masks_a_site_said_to_be_lost_would_be_given_away():
 
 
 def test_of_a_site_said_to_be_lost_the_server_learns_nothing():
-    """The same with the protocol: only one of the two sums can be opened, whoever is asked."""
+    """With the protocol, only one of the two sums can be opened, whichever sites are asked."""
     group = Group(4, 1, 1)
     lost, first = group.names[3], group.ask_all()
     question = group.question(without=[lost], attempt=2)
@@ -83,13 +83,13 @@ def test_of_a_site_said_to_be_lost_the_server_learns_nothing():
     for name in question.sites:
         with pytest.raises(PrivacyRefusedError, match="only the last attempt"):
             group.open(name, first)
-    opening = {lost: group.open(lost, first)}  # it was asked for nothing since
+    opening = {lost: group.open(lost, first)}  # no other request reached it since
     assert server.unopened(group.terms, group.question(), opening) == group.names[:3]
     assert close(group.sum(question, second, question.sites), group.exact(question.sites), 4)
 
 
 def test_no_two_attempts_are_both_opened_whomever_the_server_tells_what():
-    """H = 6, T = 1, D = 2: any honest site may know of either alone; the sixth opens both."""
+    """H = 6, T = 1, D = 2: honest sites may know only one attempt. The sixth site opens both."""
     group = Group(6, 1, 2, count=4)
     *honest, helper = group.names
     questions = [group.question(), group.question(attempt=2, without=honest[4:])]
@@ -102,7 +102,7 @@ def test_no_two_attempts_are_both_opened_whomever_the_server_tells_what():
         openings = [{helper: opening} for opening in helped]
         for which, name in zip(told, honest, strict=True):
             group.states[name] = kept[which][name]
-            with suppress(PrivacyRefusedError):  # the fifth is no member of the second
+            with suppress(PrivacyRefusedError):  # the fifth site is not in the second attempt
                 openings[which][name] = group.open(name, answers[which])
         assert any(map(partial(server.unopened, group.terms), questions, openings))
 
@@ -114,7 +114,7 @@ def sealing(group, sender, receiver, context):
 
 
 def opened_anyway(group, name, answers):
-    """The opening of a site that breaks the rules, for any attempt at all."""
+    """Return the opening of a dishonest site for any attempt."""
     context = next(iter(answers.values())).context
     shares = {
         other: sealing(group, other, name, context).decrypt(bytes(12), sealed, context)
@@ -137,7 +137,7 @@ def test_colluding_sites_and_too_few_others_open_nothing():
         assert masks.seed_from(shares) != group.states[name].seed
 
 
-# --- Questions that are refused -------------------------------------------------------------------
+# --- Refused questions -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_a_server_cannot_play_a_site_without_its_long_term_key():
 
 
 def test_a_colluding_site_cannot_take_anothers_key_for_its_own(monkeypatch):
-    """If pairs of sites with the same keys had the same mask, the second's two would cancel."""
+    """If pairs with the same keys had the same mask, the second site's masks would cancel."""
     group = Group(4, 1, 1, count=3000)
     first, second, *_, last = group.names
     copied = signed_by(group, last, group.jobs[first].member.key)
     question = group.question(members=(*group.members[:2], copied))
     with pytest.raises(PrivacyRefusedError, match="two sites have the same key"):
         group.ask(second, question)
-    # Even if it were let in, a pair's mask depends on their names.
+    # Even if it were admitted, a pair's mask depends on the names.
     monkeypatch.setattr(keys, "check_members", lambda *_: None)
     answers = {second: group.ask(second, question)}
     assert looks_uniform(total_without_own_masks(group, answers))
@@ -244,14 +244,14 @@ def test_sites_that_were_asked_different_things_add_up_to_noise(changes):
     odd, *rest = group.names
     answers = {odd: group.ask(odd, group.question(**changes))} | {n: group.ask(n) for n in rest}
     left = total_without_own_masks(group, answers)
-    assert looks_uniform(left) == (changes != {"width": 4})  # which is no change
+    assert looks_uniform(left) == (changes != {"width": 4})  # not a change
     if changes != {"width": 4}:
         with pytest.raises(MessageError, match="'site-00' answered another request"):
             server.summed(group.terms, group.question(), answers, {})
 
 
 def test_sites_that_were_told_of_different_keys_add_up_to_noise():
-    """A colluding site signs two keys: one for the first site, another for the rest."""
+    """A colluding site signs two keys: one for the first site, and one for the others."""
     group = Group(4, 1, 0, count=3000)
     other = signed_by(group, group.names[3], Group(2).members[0].key)
     twice = group.question(members=(*group.members[:3], other))

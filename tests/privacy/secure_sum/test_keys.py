@@ -1,4 +1,4 @@
-"""Long-term keys as files and lines, a job's terms, and what depends on them."""
+"""Long-term keys as files and lines, and a job's terms."""
 
 from dataclasses import replace
 from itertools import product
@@ -20,7 +20,7 @@ def pem(key):
 
 
 def test_a_signature_is_rfc_8032s():
-    """Section 7.1, test 2, with a key that was read from a file."""
+    """Use section 7.1, test 2, with a key read from a file."""
     seed = bytes.fromhex("4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb")
     key = keys.read_signing_key(pem(Ed25519PrivateKey.from_private_bytes(seed)))
     text, public = keys.public_text(key), keys.read_public_key(f" {keys.public_text(key)}\n")
@@ -72,9 +72,9 @@ def test_who_is_honest_and_who_must_open(sites, colluding, dropouts, honest, thr
 
 
 def test_terms_are_refused_exactly_where_the_proof_ends():
-    """2 D < H - T and m >= 2; then as many are left as must open, and no two attempts are opened.
+    """The terms need 2 D < H - T and m >= 2. Then enough sites open exactly one attempt.
 
-    An attempt is opened by all its honest members, or by threshold - T of the honest.
+    An attempt is opened by all its honest members, or by threshold - T honest sites.
     """
     for sites, colluding, dropouts in product(range(1, 14), range(4), range(6)):
         proven = 2 * dropouts < sites - colluding and sites - colluding - dropouts >= 2

@@ -1,4 +1,4 @@
-"""Known answers of the primitives, which bits of a word travel, and shares of a seed."""
+"""Known answers of the primitives, the sent bits of a word, and shares of a seed."""
 
 import hmac
 import math
@@ -23,7 +23,7 @@ def keystream(key, count):
 
 
 def test_the_keystream_is_rfc_8439s():
-    """Appendix A.1, test vectors 1 and 2: key and nonce 0, blocks 0 and 1."""
+    """Use appendix A.1, test vectors 1 and 2: key and nonce 0, blocks 0 and 1."""
     expected = bytes.fromhex(
         "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
         "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
@@ -34,7 +34,7 @@ def test_the_keystream_is_rfc_8439s():
 
 
 def by_the_rfc(secret, salt, info, length):
-    """HKDF-SHA256 as RFC 5869 writes it down."""
+    """Compute HKDF-SHA256 as written in RFC 5869."""
     random = hmac.digest(salt, secret, "sha256")
     block, made = b"", b""
     for number in range(1, -(-length // 32) + 1):
@@ -44,7 +44,7 @@ def by_the_rfc(secret, salt, info, length):
 
 
 def test_derived_keys_are_rfc_5869s():
-    """Its test case 1 for the function above, and that for ours."""
+    """The RFC's test case 1 checks the function above, which then checks ours."""
     info = bytes.fromhex("f0f1f2f3f4f5f6f7f8f9")
     assert by_the_rfc(b"\x0b" * 22, bytes(range(13)), info, 42).hex() == (
         "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
@@ -54,7 +54,7 @@ def test_derived_keys_are_rfc_5869s():
 
 
 def test_what_two_agree_on_is_rfc_7748s():
-    """Section 6.1."""
+    """Use section 6.1."""
     alice, bob, secret = map(bytes.fromhex, (
         "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a",
         "5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb",
@@ -81,7 +81,7 @@ KEYS = st.lists(st.binary(min_size=32, max_size=32), max_size=3)
 def test_masks_are_sums_of_keystreams(count, added, subtracted):
     words = np.arange(count, dtype=np.uint64)
     masks.mask(words, added, subtracted)
-    longest = 3 * masks._BLOCK  # a keystream's beginning does not depend on its length
+    longest = 3 * masks._BLOCK  # the beginning of a keystream does not depend on its length
     total = np.arange(count, dtype=np.uint64)
     for key in added:
         total += keystream(key, longest)[:count]
@@ -127,7 +127,7 @@ def number(value):
 
 
 def test_the_worked_example(monkeypatch):
-    """1234 + 166 x + 94 x^2, the usual one: (1, 1494), (2, 1942), (3, 2578), ..."""
+    """The usual example is 1234 + 166 x + 94 x^2: (1, 1494), (2, 1942), (3, 2578), ..."""
     coefficients = iter([166, 94])
     monkeypatch.setattr(masks.secrets, "randbelow", lambda _: next(coefficients))
     shares = masks.shares_of(number(1234), 3, 6)

@@ -1,4 +1,4 @@
-"""Sums of shares of noise: their law, and how far from a discrete Gaussian it is.
+"""The distribution of sums of noise shares, and its distance from a discrete Gaussian.
 
 The bound is that of Kairouz, Liu & Steinke 2021, "The distributed discrete Gaussian mechanism for
 federated learning with secure aggregation".
@@ -18,10 +18,10 @@ ALPHA = 1e-6
 
 
 def log10_tau(honest, sigma=2.0**24):
-    """Logarithm of tau, ``10 sum_{k=1}^{m-1} exp(-2 pi^2 s^2 k / (k + 1))``, Proposition 14.
+    """Return the logarithm of ``tau = 10 sum_{k=1}^{m-1} exp(-2 pi^2 s^2 k / (k + 1))``.
 
-    For m shares of standard deviation s >= 1/2 on the grid, the logarithm of the ratio of their law
-    to that of one discrete Gaussian is within tau/2 at each value.
+    By Proposition 14, for m shares of standard deviation s >= 1/2 on the grid, the log ratio of
+    their distribution to one discrete Gaussian is within tau/2 at each value.
     """
     with mpmath.workdps(50):
         rate = -2 * (mpmath.pi * mpmath.mpf(sigma)) ** 2
@@ -30,7 +30,7 @@ def log10_tau(honest, sigma=2.0**24):
 
 
 def law(sigma, span):
-    """Exact probabilities of the discrete Gaussian on -span .. span, with 60 digits."""
+    """Return exact probabilities of the discrete Gaussian on -span .. span, with 60 digits."""
     weights = [mpmath.exp(-(n**2) / (2 * mpmath.mpf(sigma) ** 2)) for n in range(-span, span + 1)]
     total = sum(weights)
     return [weight / total for weight in weights]
@@ -47,7 +47,7 @@ def convolved(one, other):
 @pytest.mark.parametrize("sigma", ["0.5", "0.7", "1.0"])
 @pytest.mark.parametrize("honest", [2, 3, 4])
 def test_tau_bounds_the_logarithm_of_every_ratio(sigma, honest):
-    """By exact laws on grids so coarse that it shows; two shares come near."""
+    """Exact distributions on coarse grids show the difference. Two shares are near the bound."""
     with mpmath.workdps(60):
         sigma = mpmath.mpf(sigma)
         share = law(sigma, 22)
@@ -66,8 +66,7 @@ def test_tau_bounds_the_logarithm_of_every_ratio(sigma, honest):
 
 def test_at_the_products_grid_tau_is_nothing():
     assert log10_tau(50) < log10_tau(2) + 1 < -1e15
-    # So shares of m sites have the slack of m times the variance; tau, at each value and for each
-    # of two data sets, adds nothing.
+    # Shares of m sites therefore have the slack of m times the variance, and tau adds nothing.
     of_one = (3 * 134_000 + 3200) / (24 * SIGMA**2)  # the lemma of docs/explanation/noise.md
     slack = of_one / 4 + 2 * 134_000 * 10.0 ** log10_tau(4)
     assert slack == pytest.approx(of_one / 4, rel=1e-15)
@@ -77,10 +76,10 @@ def test_at_the_products_grid_tau_is_nothing():
 @pytest.mark.slow
 @pytest.mark.parametrize(("honest", "bits"), [(2, 1), (4, 1), (4, 2), (16, 1)])
 def test_sums_of_shares_have_the_discrete_gaussians_law(honest, bits):
-    """Chi-squared against the exact law, for shares of standard deviation 2 and 4."""
+    """A chi-squared test with the exact distribution, for shares of standard deviation 2 and 4."""
     count, scale = 400_000 // honest, 2**bits * honest**0.5
     shares = _sample(honest * count, bits, os.urandom, 4096).reshape(honest, count)
-    reach = int(3 * scale)  # what is beyond counts as one more value
+    reach = int(3 * scale)  # all larger values count as one value
     values = np.arange(-12 * int(scale), 12 * int(scale) + 1)
     exact = np.exp(-(values**2) / (2 * scale**2))
     inner = exact[np.abs(values) <= reach] / exact.sum()
@@ -93,7 +92,7 @@ def test_sums_of_shares_have_the_discrete_gaussians_law(honest, bits):
 
 
 def test_variance_at_the_products_grid_and_through_the_masks():
-    """Six sites, of which one colludes and one may be lost: a sum has 6 shares, 4 are sure."""
+    """Of six sites, one colludes and one may be lost, so 4 of the 6 shares in a sum are certain."""
     count = 20_000
     group = Group(6, 1, 1, count=count)
     for name in group.names:

@@ -1,4 +1,4 @@
-"""The sum is right whoever is lost, and a site goes on from what it kept."""
+"""The sum is correct whichever sites are lost, and a site continues from its stored state."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ def test_masks_cancel(sites, colluding, dropouts):
 @pytest.mark.slow
 @pytest.mark.parametrize(("sites", "colluding", "dropouts"), [(4, 0, 1), (5, 0, 2), (6, 1, 1)])
 def test_every_set_of_losses(sites, colluding, dropouts):
-    """Lost before their vectors, or before they open, at most so many in all."""
+    """Sites are lost before their vectors or before their openings, at most `dropouts` in all."""
     every = Group(sites, colluding, dropouts).names
     for early in range(dropouts + 1):
         for absent in combinations(every, early):
@@ -68,11 +68,12 @@ def test_what_is_lost_in_the_low_bits_is_uniform_and_has_mean_0():
     assert abs(lost.std() / scale - 1) < 0.05
 
 
-# --- What a site keeps ----------------------------------------------------------------------------
+# --- A site's stored state
+# ----------------------------------------------------------------------------
 
 
 def restarted(group, name):
-    """The site's process ended; what it had on disk is read again."""
+    """Restart the site's process from its disk."""
     job, state = group.jobs[name], group.states[name]
     group.jobs[name] = site.from_json(site.JobSecrets, json.loads(json.dumps(site.to_json(job))))
     assert group.jobs[name] == job

@@ -1,4 +1,4 @@
-"""The order of a pass: every entry once, zero cells by their chances, places random."""
+"""The order of a pass: every entry once, zero cells by probability, random places."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 
 
 def drawn(tensor: SparseTensor, zeros: int, rng: np.random.Generator, model=None):
-    """Cells and counts of a pass, its blocks one after the other."""
+    """Return the cells and counts of a pass, block after block."""
     blocks = list(visits(tensor, zeros, rng, model))
     rows = np.concatenate([rows for rows, _ in blocks])
     return rows - row_offsets(tensor.shape)[:-1], np.concatenate([counts for _, counts in blocks])
 
 
 def chances(factors, *, uniform=_UNIFORM) -> np.ndarray:
-    """Of every cell of a dense tensor, from their definition."""
+    """Return the probability of every cell of a dense tensor, from the definition."""
     model = dense_model([np.abs(factor) for factor in factors])
     return uniform / model.size + (1 - uniform) * model / model.sum()
 
@@ -39,7 +39,7 @@ def test_every_entry_is_visited_once_and_zero_cells_beside(shape, modelled):
     assert np.count_nonzero(counts <= 0) == 2000
     dense = tensor.to_dense()
     assert not dense[tuple(cells[counts < 0].T)].any()
-    assert dense[tuple(cells[counts == 0].T)].all()  # draws that hit an entry weigh nothing
+    assert dense[tuple(cells[counts == 0].T)].all()  # draws that hit an entry have weight 0
     uniform = 1.0 if model is None else _UNIFORM
     expected = 1 / (2000 * chances(case.factors, uniform=uniform))
     zeros = counts < 0
@@ -50,7 +50,7 @@ def test_every_entry_is_visited_once_and_zero_cells_beside(shape, modelled):
 def test_zero_cells_come_as_often_as_the_model_says(shape):
     case = make_problem(shape, density=0.2, signed=True)
     factors = [f.copy() for f in case.factors]
-    factors[0][1:4] = 0  # these have the uniform draws alone
+    factors[0][1:4] = 0  # these get only uniform draws
     factors[-1][:, 1] = 0  # a phenotype that is switched off
     model = np.concatenate(factors)
     number = 400_000
@@ -73,7 +73,7 @@ def test_without_any_model_zero_cells_are_uniform():
 
 
 def test_a_model_too_small_for_any_number_counts_as_none():
-    """The product of seven factors of the least float32 values has no inverse."""
+    """The product of seven factors with the smallest float32 values has no inverse."""
     tensor = SparseTensor.from_coo([[0] * 7, [1] * 7], [1, 1], (2,) * 7)
     least = np.full((14, 1), np.float32(1e-45))
     assert (least > 0).all()
@@ -88,7 +88,7 @@ def test_places_are_random(modelled):
     rng = np.random.default_rng(5)
     model = rng.random((6, 2)).astype(np.float32) if modelled else None
     draws = [drawn(tensor, 4, rng, model) for _ in range(4000)]
-    # All 9 visits are alike to a shuffle: each takes each place equally often.
+    # A shuffle treats all 9 visits alike: each visit is at each place equally often.
     places = np.zeros((6, 9))
     for cells, counts in draws:
         for k, cell in enumerate(tensor.indices):
@@ -99,7 +99,7 @@ def test_places_are_random(modelled):
 
 
 def test_random_numbers_are_splitmix64():
-    """The first numbers from seed 1234567 that the algorithm's other implementations give."""
+    """The first numbers from seed 1234567 match other implementations of the algorithm."""
     expected = [
         6457827717110365317, 3203168211198807973, 9817491932198370423,
         4593380528125082431, 16408922859458223821,

@@ -1,4 +1,4 @@
-"""Stochastic gradient steps against the plain loop."""
+"""Stochastic gradient steps, compared with a plain loop."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,9 @@ SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 @pytest.mark.parametrize(
     ("loss", "floor"), [(squared, 0.0), (squared, -np.inf), (poisson, 0.0), (bernoulli, 0.0)]
 )
-@pytest.mark.parametrize("rank", [5, 21])  # one vector a row, and three of which one is padded
+@pytest.mark.parametrize(
+    "rank", [5, 21]
+)  # one vector per row, and three vectors, one of them padded
 def test_visits_equal_the_plain_loop(shape, gamma, clip, loss, floor, rank):
     case = make_problem(shape, rank=rank, signed=floor < 0)
     rng = np.random.default_rng(1)

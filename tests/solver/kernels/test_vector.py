@@ -1,4 +1,4 @@
-"""Each vector operation against NumPy."""
+"""Each vector operation, compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ vectors = arrays(np.float32, SIZE, elements=numbers)
 
 @njit
 def computed(registers, x, y, z, number, found):
-    """One operation a row."""
+    """Compute one operation per row."""
     a, b = do.load(registers, do.pointer(x), 0), do.load(registers, do.pointer(y), 0)
     c = do.load(registers, do.pointer(z), 0)
     rows, size = do.pointer(found), len(x)
@@ -45,7 +45,7 @@ def test_operations_are_numpys(dtype, x, y, z, number):
     sum_of_x, second = computed(REGISTERS, x, y, z, number, rows)
     np.testing.assert_array_equal(rows[0], x * y)
     np.testing.assert_array_equal(rows[1], x + y)
-    # One rounding or two, of the product and of the sum; relative to normal numbers alone.
+    # One or two roundings, of the product and the sum, relative only to normal numbers.
     for found, a, b, c in ((rows[2], x, y, z), (rows[4], number, x, y)):
         expected = a.astype(np.float64) * b + c
         size = np.abs(a.astype(np.float64) * b) + np.abs(expected)

@@ -1,4 +1,4 @@
-"""Sends every node one message, and writes down what comes back."""
+"""An app that sends every node one message, and records the replies."""
 
 import json
 import time
