@@ -111,12 +111,12 @@ def export(
         some = sum(int(each.has.any(axis=1).sum()) for each in by_site.values())
         without = sum(each.without for each in by_site.values())
         missing = max(each.missing for each in by_site.values())
-        say(
-            f"{patients}: {count:,} patients; {some:,} have at least one phenotype, "
-            f"{count - some:,} have none; {without:,} of these have no cell with the model's "
-            f"codes\n{missing:,} codes of the model are not in the data's lists.\n"
-            "This file is about individual patients. No privacy guarantee covers it: keep it here."
-        )
+        say(f"{patients}: {some:,} of {count:,} patients have at least one phenotype")
+        if without:
+            say(f"patients who have no cell with the model's codes: {without:,}")
+        if missing:
+            say(f"codes of the model that are not in the data's lists: {missing:,}")
+        say("This file is about individual patients. No privacy guarantee covers it: keep it here.")
 
 
 def label(

@@ -83,7 +83,7 @@ def count(
     """Add a number to the report and log it, unless it is 0."""
     if number:
         connection.execute("INSERT INTO read_report VALUES (?, ?, ?)", [place, what, number])
-        logger.log(logging.WARNING if warn else logging.INFO, "%s: %d %s", place, number, what)
+        logger.log(logging.WARNING if warn else logging.INFO, "%s: %s: %d", place, what, number)
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:

@@ -233,7 +233,7 @@ class Cohort:
         self._check_sites()
 
     def __repr__(self) -> str:
-        lines = (f"  {where}: {count:,} {what}" for where, what, count in self.read_report)
+        lines = (f"  {where}: {what}: {count:,}" for where, what, count in self.read_report)
         return "\n".join([f"Cohort({self.name!r}, {len(self.sites)} site(s))", *lines])
 
     @property
@@ -388,7 +388,7 @@ class _CohortFile:
 def _read_cohort(path: Path) -> _CohortFile:
     try:
         return parse_as(_CohortFile, from_json(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{path}: no such file; is this a folder that dpfact data wrote?") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None

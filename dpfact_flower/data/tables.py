@@ -86,6 +86,10 @@ class Rows(NamedTuple):
     def __str__(self) -> str:
         return self.name
 
+    def given(self, column: str) -> str:
+        """Return the name that the frame's owner gave to a column."""
+        return next((old for old, new in self.renamed.items() if new == column), column)
+
     def sql(self, connection: Connection) -> str:
         """Return SQL for the rows on a connection."""
         for number, frame in enumerate(self.frames):
@@ -235,11 +239,12 @@ def load_table(
     import duckdb  # noqa: PLC0415 - the connection came from it
 
     wanted, kind = [*table.columns, *table.optional], _kind(place)
+    known = {name.lower() for name in wanted}
     try:
         if isinstance(place, Path) and kind == "CSV":
             source, found = _csv(place, dialect)
         else:
-            source, found = _typed(connection, place, wanted)
+            source, found = _typed(connection, place, known)
         check_columns(place, table.columns, found, kind, hint(found))
         query = (
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
@@ -377,15 +382,16 @@ def check_columns(
     """Refuse a table that lacks a column. `hint` is advice for the error message."""
     there = {name.lower() for name in found}
     there |= set(map(list_of, there))
-    missing = [name for name in wanted if name not in there]
+    missing = [name for name in wanted if name.lower() not in there]
     if not missing:
         return
     if kind != "CSV" or len(missing) < len(wanted):
-        what = f"it has {[*found]}" + f"; try {hint}" * bool(hint)
+        what = f"; it has {list(map(place.given, found) if isinstance(place, Rows) else found)}"
     else:  # the first line may hold a patient's data, so do not quote it
-        what = f"try {hint}" if hint else "does its first line name the columns?"
+        what = " (does its first line name the columns, with this delimiter?)"
+    what += f"; try {hint}" * bool(hint)
     named = ", ".join(name.replace("[]", "_1") for name in missing)
-    raise DataError(f"{place}: lacks the column(s) {named}; {what}")
+    raise DataError(f"{place}: lacks the column(s) {named}{what}")
 
 
 def list_of(column: str) -> str:
@@ -402,7 +408,7 @@ def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
     texts |= {name: f"list_distinct([{', '.join(sqls)}])" for name, sqls in lists.items()
               if name.endswith("[]")}  # fmt: skip
     return ", ".join(
-        f"{texts.get(name, 'NULL::VARCHAR')} AS {quoted(name.removesuffix('[]'))}"
+        f"{texts.get(name.lower(), 'NULL::VARCHAR')} AS {quoted(name.removesuffix('[]'))}"
         for name in wanted
     )
 
@@ -435,6 +441,7 @@ def refuse_rows(
 ) -> None:
     """Raise an error if a row meets the condition `where`. `right` describes a correct value."""
     if wrong := count_rows(connection, table, where):
+        column = place.given(column) if isinstance(place, Rows) else column
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 
@@ -474,9 +481,10 @@ def _typed(
         lower = name.strip().lower()
         asked = lower in wanted or list_of(lower) in wanted
         if asked and not _TEXT_OR_WHOLE.fullmatch(kind):
+            how = "; read it as text, in pandas with dtype=str" * isinstance(place, Rows)
             raise DataError(
-                f"{place}: column {lower} must hold text, whole numbers, dates or times; "
-                f"it holds {kind}"
+                f"{place}: column {name.strip()} must hold text, whole numbers, dates or times; "
+                f"it holds {kind}{how}"
             )
         column = quoted(name)
         if kind == "TIMESTAMP WITH TIME ZONE":  # otherwise shown in this machine's time zone

@@ -188,7 +188,10 @@ class GlobalModel:
         not all.
         """
         if not isinstance(site, SiteData):
-            raise DataError(f"memberships: need a SiteData, got {type(site).__name__}")
+            raise DataError(
+                "memberships: need a SiteData, such as read_events(frame).sites[0]; got "
+                f"{type(site).__name__}"
+            )
         positions, features = self._shared_codes(site)
         tensor, norms = site.tensor.select_features(positions), column_norms(self.factors)
         return Memberships(

@@ -200,8 +200,8 @@ def _write_names(folder: Path, names: Names, rank: int) -> None:
 def _checked(names: Names, rank: int) -> Names:
     """Check `names`, and return them without empty names."""
     for number in (*names.phenotypes, *names.reviewed):
-        if not 1 <= number <= rank:
-            raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number}")
+        if number not in range(1, rank + 1):
+            raise DataError(f"phenotype: must be a number from 1 to {rank}, got {number!r}")
     bare = {number: name.strip() for number, name in names.phenotypes.items()}
     for name in bare.values():
         if len(name) > _LONGEST_NAME or not name.isprintable():

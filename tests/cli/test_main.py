@@ -144,7 +144,7 @@ def test_the_flower_app_has_every_setting_at_the_librarys_default(tmp_path):
         (["simulate", "--out", "x", "--app", "/nowhere"], "is not a Flower App"),
         (["data", "show", "/nowhere"], "error (data): /nowhere/cohort.json: no such file"),
         (["run", "--out", "x", "-s", "job=[/red]"], "error (settings): job: '[/red]' does not"),
-        (["data", "show", "file"], "error (data): file/cohort.json: not readable"),
+        (["data", "show", "file"], "error (data): file/cohort.json: no such file; is this a"),
         (["report", "file"], "error (data): file/summary.json: not readable"),
         (["run", "--out", "x", "--app", "app"], "error (settings): --app: app/pyproject.toml is"),
     ],

@@ -52,4 +52,4 @@ def test_the_report_is_in_order_without_zeros_and_logged(connection, caplog):
         for place, number in (("b.csv", 3), ("c.csv", 0), ("a.csv", 2)):
             events.count(connection, place, "rows", number)
     assert events.read_report(connection) == (("b.csv", "rows", 3), ("a.csv", "rows", 2))
-    assert "b.csv: 3 rows" in caplog.text
+    assert "b.csv: rows: 3" in caplog.text

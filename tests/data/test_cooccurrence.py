@@ -119,7 +119,7 @@ def test_patients_without_a_cell_are_left_out_with_their_labels(filled, caplog):
         ("small-3", ("p3",), [0]),
         ("small-4", ("p4",), [1]),
     ]
-    assert "patients: 1 left out, since no window holds a code of each mode" in caplog.text
+    assert "patients: left out, since no window holds a code of each mode: 1" in caplog.text
     assert cohort.read_report[-3:] == (
         ("patients", "in the tables", 6),
         ("patients", "left out, since no window holds a code of each mode", 1),
@@ -146,7 +146,7 @@ def test_site_names_are_made_fit_to_stand(connection):
         fill(connection, [("p", raw, None)], [(mode, "p", "e", 0, "x") for mode in MODES[:2]])
         cohort = build(connection)
         assert cohort.sites[0].name == expected
-        assert ("sites: 1 patients of 'süd', renamed sud" in repr(cohort)) == (raw == "süd")
+        assert ("sites: patients of 'süd', renamed sud: 1" in repr(cohort)) == (raw == "süd")
 
 
 @pytest.mark.parametrize("names", [("süd", "sud"), ("a b", "a-b"), ("North", "north"), ("", "!")])

@@ -152,14 +152,17 @@ def test_who_has_what_stands_beside_the_patient_and_is_counted(run, cohort, tmp_
     assert [row["has"] for row in rows] == [";".join(own) for own in found]
     assert {len(own) for own in found} >= {0, 1, 2}
     some = sum(map(bool, found))
-    assert f"41 patients; {some} have at least one phenotype, {41 - some} have none; 1 of these " \
-        "have no cell with" in said  # fmt: skip
+    assert f"{own}: {some} of 41 patients have at least one phenotype\n" in said
+    assert "patients who have no cell with the model's codes: 1\n" in said
+    assert "not in the data's lists" not in said
 
 
 def test_a_cohort_is_exported_site_after_site(run, cohort, cohort_folder, tmp_path):
     own = tmp_path / "m.csv"
-    said = dpfact("export", run, "--patients", own, "--data", cohort_folder)
-    assert f"{len(cohort)} patients; " in said
+    cohort.save(tmp_path / "cohort")
+    said = dpfact("export", run, "--patients", own, "--data", tmp_path / "cohort")
+    assert f" of {len(cohort)} patients have " in said
+    assert "who have no cell" not in said
     rows = lines_of(own)
     at = [row.pop("site") for row in rows]
     assert at == [site.name for site in cohort.sites for _ in range(len(site))]

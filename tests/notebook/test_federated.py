@@ -120,7 +120,7 @@ def test_what_is_counted_and_logged_names_frames(caplog):
     cohort = read_events(frame, "here")
     assert ("diagnoses", "repeated rows, each counted once", 1) in cohort.read_report
     assert not [place for place, *_ in cohort.read_report if "parquet" in place or "/" in place]
-    assert "1 repeated rows" in caplog.text
+    assert "repeated rows, each counted once: 1" in caplog.text
     assert "/dpfact-" not in caplog.text
 
 
@@ -134,10 +134,58 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     with pytest.raises(DataError, match=r"^diagnoses: column time must be a date") as caught:
         read_events(wrong)
     assert "yesterday" not in str(caught.value)
-    with pytest.raises(DataError, match=r"a DataFrame with a column mode .* it has \['patient'"):
+    with pytest.raises(
+        DataError, match=r"need a DataFrame with a column mode .* got DataFrame with .* \['patient'"
+    ):
         read_events(HERE.drop(columns="mode"))
     with pytest.raises(DataError, match="sites: column site must be the same in all rows"):
         read_events(EVENTS.assign(site=["north", "south", "north", "south", "south"]))
+
+
+GERMAN = {"patient": "Fallnr", "code": "ICD", "time": "Datum", "mode": "Art", "site": "Klinik"}
+
+
+@pytest.mark.parametrize("other", [lambda frame: frame, duckdb.from_df])
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ("Fallnr", r"column Fallnr must be printable .*pandas with dropna\(subset='Fallnr'\)"),
+        ("ICD", r"column ICD must be printable text .*pandas with dropna\(subset='ICD'\)"),
+        ("Art", "column Art must not be blank; 1 row"),
+        ("Klinik", "column Klinik must be the same in all rows of a patient, or blank in all"),
+    ],
+)
+def test_a_missing_value_is_refused_by_the_frames_own_name_with_a_way_out(other, column, says):
+    frame = EVENTS.rename(columns=GERMAN)
+    frame.loc[1, column] = None
+    with pytest.raises(DataError, match=says):
+        read_events(other(frame), columns=GERMAN)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (
+            {"columns": {**GERMAN, "code": "OPS"}},
+            r"column\(s\) OPS; it has \['Fallnr', 'Art', 'ICD',",
+        ),
+        ({"time_format": "%Y-%m-%d"}, "or omit time_format= if it holds dates"),
+        (
+            {"labels": EVENTS[["patient"]]},
+            "labels={'LABEL': frame}, .* the columns Fallnr and LABE",
+        ),
+    ],
+)
+def test_a_newcomers_mistakes_have_a_way_out(given, says):
+    frame = EVENTS.rename(columns=GERMAN).assign(Datum=pd.Timestamp("2024-05-01"))
+    with pytest.raises(DataError, match=says):
+        read_events(frame, **{"columns": GERMAN, **given})
+    with pytest.raises(
+        DataError, match=r"column ICD must .*; read it as text, in pandas with dtyp"
+    ):
+        read_events(frame.assign(ICD=250.0), columns=GERMAN)
+    with pytest.raises(DataError, match=r"need a DataFrame .* got str"):
+        read_events("events.csv")
 
 
 def test_a_public_list_says_which_codes_count():

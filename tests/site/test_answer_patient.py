@@ -323,7 +323,7 @@ def test_no_job_takes_the_place_of_the_ledgers_files(data, tmp_path, caplog, nam
 
 
 def test_a_new_name_opens_no_new_budget(data, tmp_path, caplog):
-    """The ledger is found by the site's name in the node config or, without it, in the data file."""
+    """The ledger is found by the site's name in the node config or else in the data file."""
     client, server = make_client(data, tmp_path), make_server(data)
     with caplog.at_level(logging.WARNING):
         go_to(client, server, server.rounds)

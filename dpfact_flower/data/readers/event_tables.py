@@ -52,7 +52,6 @@ Place = str | Path | Rows
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
 _UNPRINTABLE = r"regexp_matches(replace({0}, ' ', ''), '[\pC\pZ]')"
 _NO_TEXT = f"({{0}} IS NULL OR {_NO_VALUE} OR {_UNPRINTABLE})"
-_TEXT = "printable text other than NaN or NULL in every row"
 _CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
 _TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
 _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
@@ -65,7 +64,7 @@ _ZONED, _MISTIMED = 10**12, -(10**12)
 """Number that marks minutes in UTC by addition, and number that stands for an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
-    "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation"),
+    "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation|schl(ü|ue)ssel"),
     "time": ("time", "date|datum", "day"),
     "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode", "fall"),
 }
@@ -75,6 +74,8 @@ _LIKE_A_NAME = re.compile(
     r"([^\W\d]|[ .()-]|icd-?(9|10))+"
 )
 """Form of a column name. A first line of other texts may hold a patient's data."""
+_NUMBER = re.compile(r"\d\D?\d\D?\d")
+"""Three digits, as in a year. A first line with these may hold a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes that differ from another only in leading zeros, dots or case": """
@@ -102,12 +103,12 @@ class Columns:
 
     def __post_init__(self) -> None:
         for what, name in self.names.items():
-            object.__setattr__(self, what, name.strip().lower())
+            object.__setattr__(self, what, name.strip())
         for needed in ("patient", "code"):
             if not self.names[needed]:
                 raise SettingsError(f"column {needed}: need a name")
-        names = [name for name in self.names.values() if name]
-        if len(set(names)) != len(names) or self.patient in (SITE, DIED):
+        names = [name.lower() for name in self.names.values() if name]
+        if len(set(names)) != len(names) or self.patient.lower() in (SITE, DIED):
             raise SettingsError(
                 f"columns: names must differ from each other, and the patient's from {SITE} and "
                 f"{DIED}; got {', '.join(names)}"
@@ -162,9 +163,9 @@ class LabelTable:
             raise SettingsError(f"label: missing must be 0 or 1, got {self.missing!r}")
 
     def complete(self, patient: str, column: str) -> LabelTable:
-        """Return the same table with both column names filled in, in lower case."""
-        own, label = self.patient.strip().lower(), self.column.strip().lower()
-        return replace(self, patient=own or patient, column=label or column.lower())
+        """Return the same table with both column names filled in."""
+        own, label = self.patient.strip(), self.column.strip()
+        return replace(self, patient=own or patient, column=label or column)
 
 
 def read(
@@ -250,8 +251,9 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         with report_progress(mode):
             added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # less than rows
-                refuse_rows(connection, "loaded", _NO_TEXT.format(what), place, names[what], _TEXT)
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # fewer than rows
+                bad, name = _NO_TEXT.format(what), names[what]
+                refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
         count(connection, place.name, "rows", found["true"])
         what = "repeated rows, each counted once"
         count(connection, place.name, what, found["true"] - added, warn=True)
@@ -279,6 +281,13 @@ def _place(given: Place) -> Path | Rows:
     return given if isinstance(given, Rows) else Path(given)
 
 
+def _text(place: Path | Rows, column: str) -> str:
+    """Return the rule for identifiers and codes, with the way out for rows that break the rule."""
+    how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
+    rule = "printable text other than NaN or NULL in every row"
+    return f"{rule} (delete the other rows first{how})"
+
+
 def _load_rows(
     connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
 ) -> dict[str, int]:
@@ -303,10 +312,12 @@ def _load_rows(
     _refuse_header(connection, "loaded", place, columns, source.dialect)
     option = "time_format=" if isinstance(place, Rows) else "--time-format"
     form = f"a date or time like 2024-05-31 or 2024-05-31 14:05 (or set {option})"
-    form = f"a time in the format {source.time_format}" if source.time_format else form
+    if source.time_format:
+        form = f"a time in the format {source.time_format}"
+        form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
     rules = [  # column, SQL of a wrong value, and the requirement
-        ("patient", "patient IS NULL", f"be {_TEXT}"),
-        ("code", "code IS NULL", f"be {_TEXT}"),
+        ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
+        ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
         ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
          "be text other than NaN or NULL, or blank"),
         ("time", f"time < {-_YEAR_1}", f"be {form}, or blank"),
@@ -339,24 +350,30 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return a hint that suggests arguments for the table, or an empty string."""
+    """Return a hint that suggests arguments for the table, with COLUMN for an unknown name."""
     written = {name.lower(): name for name in found}
-    taken = {what: name for what, name in names.items() if name in written}
+    taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
+    certain = bool(taken) or isinstance(place, Rows)
     for what in ("patient", "code", "time", "encounter"):
         free = written.keys() - taken.values()
         if what not in taken and (name := _likely(what, mode, free, written)):
             taken[what] = name
-    if not taken.keys() >= {"patient", "code"} or not taken.keys() & {"time", "encounter"}:
-        return ""
-    other = {  # includes columns that an option named, because the hint replaces the option
-        what: written[name] for what, name in taken.items() if {name, names[what]} != {what}
-    }
+    placed = taken.keys() & {"time", "encounter"}
+    complete = placed and taken.keys() >= {"patient", "code"}
+    if not certain and (not complete or any(map(_NUMBER.search, found))):
+        taken, placed = {}, set()  # the first line may hold a patient's data
+    needed = {"patient", "code", *[window.column] * (not placed), *taken}
+    own = {what: written.get(taken.get(what, ""), "COLUMN") for what in names if what in needed}
+    other = {  # also columns that an option named before, because the hint replaces the option
+        what: name for what, name in own.items()
+        if {name.lower(), names[what].lower()} != {what}
+    }  # fmt: skip
     if isinstance(place, Rows):
         options, unbounded = [f"columns={other}"], "window_days=None"
     else:
         pairs = ",".join(f"{what}={name}" for what, name in other.items())
         options, unbounded = [f"--mode {shlex.quote(f'{mode}={place},{pairs}')}"], "--window 0"
-    if window.column not in taken:
+    if window.column not in own:
         options.append(unbounded if window.column == "time" else "a window in days")
     return " and ".join(options[not other :])
 
@@ -380,7 +397,9 @@ def _refuse_header(
 
     `columns` maps columns of the table to their names in the file.
     """
-    header = " AND ".join(f"lower({column}) = {literal(name)}" for column, name in columns.items())
+    header = " AND ".join(
+        f"lower({column}) = {literal(name.lower())}" for column, name in columns.items()
+    )
     if repeated := count_rows(connection, table, header):
         line = isinstance(place, Path) and line_of_header(place, dialect)
         first = f"the first is line {line}; " if line else ""
@@ -462,6 +481,8 @@ def _load_label(
 ) -> None:
     own, table = quoted(name), table.complete(patient, name)
     example = f"--label {name}={{}},patient=COLUMN,column=COLUMN"
+    if isinstance(table.file, Rows):
+        example = f"labels={{{{'LABEL': frame}}}}, for a frame with the columns {patient} and LABEL"
     place = _load_facts(connection, table, dialect, example, "lower({})")
     bad = f"coalesce(value NOT IN {_YES + _NO}, true)"
     refuse_rows(connection, "facts", bad, place, table.column, "0 or 1 (or no, yes, false, true)")
@@ -489,12 +510,14 @@ def _load_facts(
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),
         select=f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value",
-        dialect=dialect, hint=lambda _: "" if isinstance(place, Rows) else example.format(place),
+        dialect=dialect, hint=lambda _: example.format(place),
     )  # fmt: skip
     _refuse_header(connection, "facts", place, {"patient": patient, "value": column}, dialect)
-    refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, _TEXT)
+    text = _text(place, patient)
+    refuse_rows(connection, "facts", _NO_TEXT.format("patient"), place, patient, text)
     bad = """patient IN (SELECT patient FROM facts GROUP BY patient
                          HAVING count(DISTINCT coalesce(value, '')) > 1)"""
-    refuse_rows(connection, "facts", bad, place, column, "the same in all rows of a patient")
+    same = "the same in all rows of a patient, or blank in all"
+    refuse_rows(connection, "facts", bad, place, column, same)
     count(connection, place.name, "rows", count_rows(connection, "facts"))
     return place

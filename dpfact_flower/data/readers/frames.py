@@ -52,8 +52,8 @@ def read(
     else:
         raise DataError(
             "events: need a DataFrame with a column mode (or columns={'mode': its name}), or a "
-            f'frame for each feature mode, as {{"diagnoses": frame, ...}}; it has '
-            f"{columns_of(events)}"
+            f'frame for each feature mode, as {{"diagnoses": frame, ...}}; got '
+            f"{type(events).__name__} with the columns {columns_of(events)}"
         )
     if missing := {name for frame in parts for name in renamed if name not in columns_of(frame)}:
         raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
@@ -104,10 +104,13 @@ def _by_mode(events: Rows) -> dict[str, Rows]:
     """Return the rows of each mode, in the order in which modes first appear."""
     with connect() as connection:
         found = connection.execute(
-            f"""SELECT mode::VARCHAR FROM
+            f"""SELECT mode::VARCHAR, count(*) FROM
                     (SELECT mode, row_number() OVER () AS place FROM {events.sql(connection)})
-                WHERE mode IS NOT NULL GROUP BY mode ORDER BY min(place)"""
+                GROUP BY mode ORDER BY min(place)"""
         ).fetchall()
-    for (mode,) in found:
+    for mode, rows in found:
+        if mode is None:
+            column = events.given(MODE)
+            raise DataError(f"events: column {column} must not be blank; {rows} row(s) are")
         check_name("mode", mode)
-    return {mode: events._replace(name=mode, mode=mode) for (mode,) in found}
+    return {mode: events._replace(name=mode, mode=mode) for mode, _ in found}

@@ -2,6 +2,7 @@ import bz2
 import gzip
 import logging
 import os
+import shlex
 from dataclasses import replace
 
 import duckdb
@@ -132,7 +133,7 @@ def test_sites_and_labels(tables, write):
 def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, write, caplog):
     cohort = events.read(tables, "region", sites=write("sites.csv", "patient,site\n2,\n"))
     assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
-    assert "sites.csv: 2 patients with events who are not in it, left out" in caplog.text
+    assert "sites.csv: patients with events who are not in it, left out: 2" in caplog.text
 
 
 # --- public code lists
@@ -146,8 +147,8 @@ def test_codes_outside_the_lists_are_counted_and_left_out(tables, caplog):
     assert [v.codes for v in cohort.vocabularies] == [v.codes for v in LISTS]
     assert cohort.vocabularies[1].descriptions[0] == "Unspecified essential hypertension"
     assert cells_of(cohort) == {("north", "2", "40", "4019"): 2}
-    assert "procedures: 2 events of codes outside the list, left out" in caplog.text
-    assert "diagnoses: 1 events of codes outside the list, left out" in caplog.text
+    assert "procedures: events of codes outside the list, left out: 2" in caplog.text
+    assert "diagnoses: events of codes outside the list, left out: 1" in caplog.text
     assert not [odd for odd in ("3605", "0040", "no privacy guarantee") if odd in caplog.text]
     events.read(tables, "north")
     assert "no privacy guarantee covers" in caplog.text
@@ -177,7 +178,7 @@ def test_a_malformed_table_is_named_and_not_quoted(old, new, message, tables):
 
 def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
     odd = events.Columns(code='x" FROM events; --', description="it's")
-    with pytest.raises(DataError, match=r"lacks the column\(s\) x\" from events; --;"):
+    with pytest.raises(DataError, match=r"lacks the column\(s\) x\" FROM events; --;"):
         events.read(tables, "north", columns=odd)
 
 
@@ -226,8 +227,8 @@ def test_names_of_columns_are_checked(names, message):
 def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
     with caplog.at_level(logging.DEBUG):
         events.read(tables, "north")
-    assert "procedures.csv: 1 repeated rows" in caplog.text
-    assert "diagnoses.csv: 1 rows without time, left out" in caplog.text
+    assert "procedures.csv: repeated rows, each counted once: 1" in caplog.text
+    assert "diagnoses.csv: rows without time, left out: 1" in caplog.text
     assert "41401" not in caplog.text
 
 
@@ -424,6 +425,23 @@ def test_it_is_refused_in_one_line(what, tmp_path, caplog):
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "4019" not in str(caught.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    ("header", "hint"),
+    [
+        ("Patienten-Nr,Schlüssel,Datum", "patient=Patienten-Nr,code=Schlüssel,time=Datum"),
+        ("Nummer,Kürzel,wann", "patient=COLUMN,code=COLUMN,time=COLUMN"),
+        ("patient,Kürzel,Datum", "code=COLUMN,time=Datum"),
+        ("Personal,Diagnose Asthma,x", "patient=COLUMN,code=COLUMN,time=COLUMN"),  # a patient's
+        ("Personal,Drug,Sunday,May 2024", "patient=COLUMN,code=COLUMN,time=COLUMN"),
+    ],
+)
+def test_other_names_of_columns_have_a_way_out_that_quotes_no_patient(tmp_path, header, hint):
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, "d.csv", header.encode())
+    words = shlex.split(str(caught.value).partition("; try --mode ")[2])
+    assert words == [f"diagnoses={tmp_path}/d.csv,{hint}"]
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff", "sep=,\n"])
