@@ -60,6 +60,10 @@ _SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic(
 GIVEN = {
     "README.md": ["import pandas\nevents = pandas.read_csv('events.csv', parse_dates=['time'])"],
     "docs/how-to/audit.md": [_EICU],
+    "docs/how-to/data.md": [
+        "import pandas\ndf = pandas.DataFrame({'mrn': [1], 'visit': [1], 'datum': ['31.12.2025'], "
+        "'icd10': ['I21'], 'ops_code': ['8-837']})"
+    ],
     "docs/how-to/existing-flower.md": [_EICU],
     "docs/how-to/results.md": [f"{_SITES}sites[0].save('SITE.npz')"],
 }
