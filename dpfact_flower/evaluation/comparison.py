@@ -60,7 +60,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
         "sites": str(summary.sites),
         "patients": errors and f"{sum(site.patients for site in fits):,}",
         "non-zeros": errors and f"{sum(site.nonzeros for site in fits):,}",
-        "R": str(summary.rank),
+        "phenotypes": str(summary.rank),
         "rounds": str(summary.rounds),
         "privacy": _privacy(summary),
         "epsilon (replacing a record)": _epsilon(summary.spent),
@@ -70,13 +70,15 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
         "AUC": first and _area(first.memberships),
         "AUC raw codes": first and _area(first.raw_codes),
         "AUC volume": first and _area(first.volume),
-        "FMS": f"{measured.fms:.2f}" if measured and measured.fms is not None else None,
+        "match with planted": f"{measured.fms:.2f}"
+        if measured and measured.fms is not None
+        else None,
         **{f"about one {name}": about.get(name) for name in (BODY_SYSTEMS, CCS)},
-        "NPMI of leading codes": together and f"{together.value:.2f}",
-        "MB down": f"{sent.bytes_down / 1e6:.1f}",
-        "MB up": f"{sent.bytes_up / 1e6:.1f}",
+        "coherence of leading codes (NPMI)": together and f"{together.value:.2f}",
+        "MB to sites": f"{sent.bytes_down / 1e6:.1f}",
+        "MB from sites": f"{sent.bytes_up / 1e6:.1f}",
         "seconds": f"{sent.seconds:.0f}",
-        "of them solver": errors and f"{errors.solver_seconds:.1f}",
+        "seconds of solver": errors and f"{errors.solver_seconds:.1f}",
     }
     return {header: text or "-" for header, text in known.items()}
 
