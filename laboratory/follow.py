@@ -31,7 +31,7 @@ from simulation.paper.datasets import open_data
 from tests.data.readers.test_event_tables import LABELS, SITES
 from tests.docs.pages import PATHS, ROOT, Unit, units
 from tests.docs.test_data import write_sources
-from tests.docs.test_extend import STAYS
+from tests.docs.test_extend import STAYS, blocks
 from tests.docs.test_pages import write_eicu, write_events
 
 LEFT_OUT = (
@@ -43,6 +43,7 @@ LEFT_OUT = (
     (r"postgresql://", "needs a database server; tests/data/readers has one"),
     (r"^python -m (simulation|benchmarks|laboratory)\b|^make (test|paper|bench)$",
      "minutes to hours; the suite runs each of them on little"),
+    (r" --read ann.csv ", "needs clinicians' answers; tests/evaluation/test_survey.py has some"),
     (r"^python -m pytest ", "needs pytest; the suite runs it"),
 )  # fmt: skip
 """Patterns of commands, and why they cannot be followed here."""
@@ -60,6 +61,10 @@ _SITES = "from dpfact_flower.data.synthetic import synthetic\nsites = synthetic(
 GIVEN = {
     "README.md": ["import pandas\nevents = pandas.read_csv('events.csv', parse_dates=['time'])"],
     "docs/how-to/audit.md": [_EICU],
+    "docs/how-to/clinical-reality.md": [
+        "dpfact run --out runs/demo",
+        "dpfact run --out runs/open -s privacy=none",
+    ],
     "docs/how-to/data.md": [
         "import pandas\ndf = pandas.DataFrame({'mrn': [1], 'visit': [1], 'datum': ['31.12.2025'], "
         "'icd10': ['I21'], 'ops_code': ['8-837']})"
@@ -209,6 +214,7 @@ def folder_of(path: Path, clone: Path, top: Path) -> Path:
     own(home)
     if home.name.endswith("extend-md"):
         (home / "stays.csv").write_text(STAYS)
+        (home / "stays.sql").write_text(*blocks("A reader", "sql"))
     return home
 
 
