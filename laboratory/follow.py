@@ -38,8 +38,9 @@ LEFT_OUT = (
     (r"^git clone |^cd dpfact-flower$|^python3 -m venv ", "the newcomer has done that already"),
     (r"^sudo |/srv/|/var/lib/|^export PATH=/opt/", "needs root, or what root has set up above"),
     (r"\bdocker ", "needs Docker's daemon"),
-    (r"^flower-superlink |^flwr supernode |^curl |s_client|^dpfact submit ",
+    (r"^flower-superlink |^flwr supernode |^curl |s_client|^dpfact submit |^sh try/|site-1/site",
      "needs a SuperLink that keeps running; tests/runtime has one"),
+    (r"^dpfact centre admit ", "asks a person; tests/runtime answers"),
     (r"postgresql://", "needs a database server; tests/data/readers has one"),
     (r"^python -m (simulation|benchmarks|laboratory)\b|^make (test|paper|bench)$",
      "minutes to hours; the suite runs each of them on little"),
@@ -68,6 +69,11 @@ GIVEN = {
     "docs/how-to/data.md": [
         "import pandas\ndf = pandas.DataFrame({'mrn': [1], 'visit': [1], 'datum': ['31.12.2025'], "
         "'icd10': ['I21'], 'ops_code': ['8-837']})"
+    ],
+    "docs/how-to/deploy.md": [
+        "import pandas\nfrom dpfact_flower import Vocabulary\n"
+        "listed = pandas.read_csv('procedures.csv', dtype=str).code.unique()\n"
+        "Vocabulary('procedures', tuple(listed)).save('procedures.json')"
     ],
     "docs/how-to/existing-flower.md": [_EICU],
     "docs/how-to/results.md": [f"{_SITES}sites[0].save('SITE.npz')"],
