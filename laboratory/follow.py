@@ -54,6 +54,7 @@ OPEN_DATA = {
     "eicu": "eicu_demo", "mimic3": "mimic3_demo", "mimic3_demo": "mimic3_demo",
     "cdm": "omop_synthea27nj", "synpuf": "synpuf/inpatient", "diabetes130": "diabetes130",
     "open-data": "", "D_ICD_PROCEDURES.csv": "mimic3_demo/D_ICD_PROCEDURES.csv",
+    "NHDS10.PU.txt.bz2": "nhds2010/NHDS10.PU.txt.bz2",
 }  # fmt: skip
 """The pages' names for open data, and the place of the data in the folder of open data."""
 EXTRAS = ".[simulation,data,report]"
