@@ -243,6 +243,11 @@ def test_verdicts_on_cohorts_that_were_measured(changes, verdict):
     assert plan(**changes).outlook.verdict == verdict
 
 
+def test_one_site_and_one_patient_are_known():
+    asked = {(0, 1): False, (1, 0): False, (1, 1): True}
+    assert {pair: outlook.Facts((3,), 2, *pair).known for pair in asked} == asked
+
+
 def test_the_rank_that_is_suggested_has_a_good_outlook():
     weak = plan(epsilon=2.0).outlook
     (rank,) = (int(lever.good) for lever in weak.levers if lever.name == "rank")
