@@ -79,6 +79,13 @@ def test_a_site_finds_the_same_plan_from_settings_that_are_settled(epsilon):
     assert again.settle(settled) == settled
 
 
+def test_slots_are_used_from_the_epsilon_at_which_they_have_a_good_outlook():
+    for epsilon in np.geomspace(2.0, 4.0, 9):
+        asked = replace(SECURE, epsilon=float(epsilon))
+        with_slots = planned(replace(asked, secure_slots=2)).outlook.verdict
+        assert (planned(asked).sharing.slots == 2) == (with_slots == "good"), epsilon
+
+
 def test_noise_is_in_all_slots_and_the_statistic_in_one():
     sharing, total = Sharing(20, 2, 2, 3), np.full(4000, 2**40)
     made = share(BoundedSum(total, 1.0, 2.5), Noise.from_seed(1), sharing, 1, name="x")
