@@ -535,5 +535,5 @@ def check_name(what: str, name: object, *, quote: bool = True) -> None:
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__
-        rule = "must be at most 64 letters of A to Z, digits, . _ and -, the first no sign"
+        rule = "must be at most 64 of A-Z, a-z, 0-9, . _ and -, and begin with a letter or digit"
         raise DataError(f"{what}: {rule}" + f"; got {got}" * quote)

@@ -50,6 +50,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
+    match = measured.fms if measured else None
     about = {
         each.classification: f"{each.about} of {model.rank}"
         for each in clinical_measures(model.factors, model.vocabularies)
@@ -70,9 +71,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
         "AUC": first and _area(first.memberships),
         "AUC raw codes": first and _area(first.raw_codes),
         "AUC volume": first and _area(first.volume),
-        "match with planted": f"{measured.fms:.2f}"
-        if measured and measured.fms is not None
-        else None,
+        "match with planted": None if match is None else f"{match:.2f}",
         **{f"about one {name}": about.get(name) for name in (BODY_SYSTEMS, CCS)},
         "coherence of leading codes (NPMI)": together and f"{together.value:.2f}",
         "MB to sites": f"{sent.bytes_down / 1e6:.1f}",

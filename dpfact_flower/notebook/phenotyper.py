@@ -80,7 +80,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     n_features_in_ : int
         As in scikit-learn, if the patients were given as a matrix.
     feature_names_in_ : ndarray of str
-        As `n_features_in_`.
+        As in scikit-learn, if the columns of this matrix had names.
 
     Notes
     -----

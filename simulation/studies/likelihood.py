@@ -122,7 +122,7 @@ def gcp_opt(loss: str, epochs: int) -> Callable[[Cohort, int, int], Factors]:
     """Return a function that fits pooled patients with pyttb's Adam on stratified samples."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
-        import pyttb  # noqa: PLC0415 - beside which we stand, not what we need
+        import pyttb  # noqa: PLC0415 - only for comparison
         from pyttb.gcp.handles import Objectives  # noqa: PLC0415
         from pyttb.gcp.optimizers import Adam  # noqa: PLC0415
 
