@@ -16,7 +16,10 @@ MODULE = '''
 def f(x: int | None, *, y: int = 2) -> bool:
     """At least 1."""
     _logger.info("%d", x + 1)
-    return x > 1
+    try:
+        return x > 1
+    except (OSError, ssl.SSLError):
+        raise
 '''
 
 
@@ -41,9 +44,10 @@ def test_a_sample_of_mutants_is_of_different_places_and_its_seed_gives_it_again(
     monkeypatch.chdir(tmp_path)
     one, places = mutants.sample(tmp_path, [Path("room")], 10, 0)
     assert one == mutants.sample(tmp_path, [Path("room")], 10, 0)[0]
-    # The default, the comparison and its number give mutants; annotation, `*` and log line do not.
-    assert [mutant.place.partition(":")[2] for mutant in one] == ["2", "5", "5"]
-    assert (one[1].before, places) == ("return x > 1", 7)
+    # The default, the comparison, its number and one exception give mutants; annotation, `*`, log
+    # line and the dotted exception do not.
+    assert [mutant.place.partition(":")[2] for mutant in one] == ["2", "6", "6", "7"]
+    assert (one[1].before, places) == ("return x > 1", 9)
 
 
 def test_mutants_that_are_explained_are_of_lines_that_are_there():
