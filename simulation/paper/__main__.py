@@ -127,6 +127,9 @@ def main() -> None:
     )
     parser.add_argument("--ranks", type=at_least(1), nargs="+", help="ranks of the table of AUC")
     parser.add_argument(
+        "--starts", type=at_least(1), default=1, help="starts behind every AUC and factor match"
+    )
+    parser.add_argument(
         "--out", type=Path, help="default: runs/paper, runs/paper-quick or runs/paper-thorough"
     )
     parser.add_argument(
@@ -145,6 +148,7 @@ def main() -> None:
     if given.quick and given.thorough:
         parser.error("--quick and --thorough exclude each other")
     plan = QUICK if given.quick else THOROUGH if given.thorough else FULL
+    plan = replace(plan, starts=given.starts)
     if given.cohort is not None:
         with one_line_errors(parser):
             if given.cohort not in OPEN:

@@ -31,6 +31,8 @@ class Plan:
         Values of `relative-l21` in the figure of column norms.
     convergence, prediction, epsilon, phenotypes : tuple of str
         Data sets of each experiment. The column norms use the first data set of `prediction`.
+    starts : int
+        Number of initialisations behind every AUC and every factor match score.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Plan:
     prediction: tuple[str, ...]
     epsilon: tuple[str, ...]
     phenotypes: tuple[str, ...]
+    starts: int = 1
 
     @property
     def names(self) -> tuple[str, ...]:

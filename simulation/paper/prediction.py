@@ -1,6 +1,7 @@
 """AUC of in-hospital death against rank, for all patients and for the site unlike all others."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -35,19 +36,24 @@ _LEAST = 20
 _L21 = (("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-l21"))
 
 
-def _job(plan: Plan, data: Dataset, system: str, rank: int) -> Job:
+def _jobs(plan: Plan, data: Dataset, system: str, rank: int) -> list[Job]:
+    """Return one fit per start, or one job for a system that is not a fit."""
     if system in _PLAIN:
-        return Job(data.name, system, 0, 0, splits=plan.splits)
-    tables = rank == data.rank
-    return fit_job(plan, data, system, rank=rank, seed=0, tables=tables)
+        return [Job(data.name, system, 0, 0, splits=plan.splits)]
+    return [
+        fit_job(plan, data, system, rank=rank, seed=seed, tables=rank == data.rank and not seed)
+        for seed in range(plan.starts)
+    ]
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return a fit for every system and rank. Seed 0 is enough, as splits vary more than starts."""
+    """Return the fits of every system and rank."""
     found = []
     for data in plan.sets(plan.prediction):
-        found += [_job(plan, data, system, 0) for system in _PLAIN]
-        found += [_job(plan, data, s, rank) for rank in plan.ranks for s in COMPARED]
+        for system in _PLAIN:
+            found += _jobs(plan, data, system, 0)
+        for rank, system in product(plan.ranks, COMPARED):
+            found += _jobs(plan, data, system, rank)
     return found
 
 
@@ -66,10 +72,12 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Utility: AUC of in-hospital death against rank",
         "Logistic regression is fitted to the memberships of 60 % of the patients and tested on "
-        f"the others, with the same {plan.splits} splits for all systems. *Random factors* are the "
-        "exact solver's factors with shuffled rows. The last site has its own regression, because "
-        "its patients are unlike all others, as in the paper's neonatal unit. Intervals come from "
-        "the corrected resampled t-test (Nadeau and Bengio 2003).",
+        f"the others, with the same {plan.splits} splits for all systems. The AUC of a split is "
+        f"the mean over starts (number: {plan.starts}), and ± is the standard deviation over "
+        "splits. *Random factors* are the exact solver's factors with shuffled rows. The last site "
+        "has its own regression, because its patients are unlike all others, as in the paper's "
+        "neonatal unit. Intervals come from the corrected resampled t-test (Nadeau and Bengio "
+        "2003).",
         _figures(plan, groups, results),
         [
             Table(
@@ -100,16 +108,22 @@ def _figures(
     return [("auc", "AUC against rank", figure)]
 
 
-def _scores(results: Results, job: Job, group: str) -> list[float] | None:
-    if job not in results:
+def _scores(
+    plan: Plan, data: Dataset, system: str, rank: int, group: str, results: Results
+) -> list[float] | None:
+    """Return the AUC of every split, as mean over the starts."""
+    wanted = _jobs(plan, data, system, rank)
+    if not results.complete(wanted):
         return None
-    found = results[job].values["auc"].get(group)
-    return list(found) if found else None
+    found = [results[job].values["auc"].get(group) for job in wanted]
+    return np.mean(found, axis=0).tolist() if all(found) else None
 
 
 def _has(plan: Plan, data: Dataset, group: str, results: Results) -> bool:
-    wanted = [_job(plan, data, system, rank) for rank in plan.ranks for system in COMPARED]
-    return any(_scores(results, job, group) for job in wanted)
+    return any(
+        _scores(plan, data, system, rank, group, results)
+        for rank, system in product(plan.ranks, COMPARED)
+    )
 
 
 def _rows(plan: Plan, data: Dataset, group: str, results: Results) -> list[dict[str, Any]]:
@@ -120,7 +134,7 @@ def _rows(plan: Plan, data: Dataset, group: str, results: Results) -> list[dict[
             "epsilon": f"{data.epsilon:g}" if SYSTEMS[system].noise else "",
         }  # fmt: skip
         for rank in plan.ranks:
-            scores = _scores(results, _job(plan, data, system, rank), group)
+            scores = _scores(plan, data, system, rank, group, results)
             shown = f"{np.mean(scores):.3f} ± {np.std(scores, ddof=1):.3f}" if scores else None
             row[f"R = {rank}"] = shown
         first, last = plan.ranks[0], plan.ranks[-1]
@@ -138,8 +152,8 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
     rows = []
     for better, than in _PAIRS:
         for rank in plan.ranks:
-            one = _scores(results, _job(plan, data, better, rank), group)
-            other = _scores(results, _job(plan, data, than, rank), group)
+            one = _scores(plan, data, better, rank, group, results)
+            other = _scores(plan, data, than, rank, group, results)
             if one is None or other is None:
                 continue
             found = paired(one, other)
@@ -192,7 +206,7 @@ def _draw(ax: Any, plan: Plan, data: Dataset, group: str, results: Results) -> N
         points = [
             (rank, scores)
             for rank in plan.ranks
-            if (scores := _scores(results, _job(plan, data, system, rank), group))
+            if (scores := _scores(plan, data, system, rank, group, results))
         ]
         if points:
             ax.errorbar(
@@ -201,7 +215,7 @@ def _draw(ax: Any, plan: Plan, data: Dataset, group: str, results: Results) -> N
                 lw=1.2, **style(system),
             )  # fmt: skip
     for system, line in (("raw-codes", "--"), ("volume", ":"), ("planted", "-.")):
-        scores = _scores(results, _job(plan, data, system, 0), group)
+        scores = _scores(plan, data, system, 0, group, results)
         if scores:
             ax.axhline(np.mean(scores), color="0.4", ls=line, label=SYSTEMS[system].title)
     ax.set(title=f"{data.title}: {group}", xlabel="rank", ylabel="AUC", xticks=plan.ranks)

@@ -297,6 +297,26 @@ def test_the_papers_numbers_are_the_papers():
     assert published.TRAFFIC["paper-icu"]["dpfact"] == published.TRAFFIC_BY_SITES["paper-icu"][5]
 
 
+def test_an_auc_and_a_match_are_means_over_starts(folder, tmp_path):
+    plan = replace(TINY.on(str(folder)), starts=2)
+    run(plan, ["prediction", "epsilon"], tmp_path, None)
+    store = Store(tmp_path / "results")
+
+    def mean(system, value):
+        jobs = [job for job in wanted(plan, ["prediction", "epsilon"]) if job.system == system]
+        found = [value(store.load(job).values) for job in jobs if job.epsilon in (0, 2)]
+        assert len(set(found)) == 2
+        return np.mean(found)
+
+    rows = json.loads((tmp_path / "auc.json").read_text())
+    shown = next(row["R = 3"] for row in rows if row["system"] == "TRIP")
+    auc = mean("trip", lambda values: np.mean(values["auc"]["overall"]))
+    assert float(shown.split()[0]) == pytest.approx(auc, abs=6e-4)
+    rows = json.loads((tmp_path / "fms_against_epsilon.json").read_text())
+    shown = next(r["fit, shared"] for r in rows if "naively" in r["system"] and r["epsilon"] == "2")
+    assert shown == pytest.approx(mean("naive", lambda values: values["shared"]["fit"]))
+
+
 def test_a_plan_says_what_it_does_less_of():
     assert reductions(THOROUGH) == []
     said = "; ".join(reductions(QUICK))
