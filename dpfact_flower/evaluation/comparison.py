@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation.clinical import BODY_SYSTEMS, CCS, clinical_measures
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, write_page
@@ -113,8 +113,6 @@ def _area(auc: AUC | None) -> str | None:
 
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """Write a page that compares finished runs. Only its owner can read the page."""
-    if not out.absolute().parent.is_dir():
-        raise SettingsError(f"--out: there is no folder {out.parent}")
     with belonging(folders[0]):
         return write_page(out, "compare.html.j2", _content(_read(folders)))
 

@@ -277,8 +277,6 @@ def write_phenotype_table(
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write a CSV file without formulas that only its owner can read."""
-    if not path.parent.is_dir():
-        raise DataError(f"{path}: there is no folder {path.parent}")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):

@@ -254,10 +254,7 @@ def new_files(folder: Path, out: Path) -> list[Path]:
     """
     check_libraries()
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
-    place = out.resolve().parent
-    if not place.is_dir():
-        raise SettingsError(f"--out: there is no folder {out.parent}")
-    if place.is_relative_to(folder.resolve()):
+    if out.resolve().parent.is_relative_to(folder.resolve()):
         raise SettingsError("--out: is in the run's folder, which others may read; write elsewhere")
     for file in files:
         if file.exists():

@@ -149,6 +149,8 @@ def test_what_was_not_measured_is_said(private, tmp_path):
     assert "proven: patient-level" in page.read_text()
     with pytest.raises(SettingsError, match="give a path"):
         private.report()
+    with pytest.raises(DataError, match=r"there is no folder .*none$"):
+        private.report(tmp_path / "none" / "page.html")
 
 
 def test_a_model_with_patients_is_a_cp_model(run, cohort):
