@@ -90,7 +90,7 @@ def centre_admit(
             "hospital for its file again"
         )
     node = Connection.of(str(folder.expanduser())).register(path, path.stem)
-    say(f"{path.stem} is admitted, as node {node}. Its SuperNode comes online within a minute.")
+    say(f"{path.stem} is admitted, as node {node}. Its SuperNode can now connect.")
 
 
 def superlink(context: typer.Context) -> None:

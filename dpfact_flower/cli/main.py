@@ -5,10 +5,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
 
+import click
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.centre import centre_app, status, submit, superlink
@@ -57,6 +59,19 @@ def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
         say(f"The Flower App in {flower_app} has different defaults: {', '.join(others)}")
 
 
+class _Command(TyperCommand):
+    """A command that explains `-s` to a user who writes ``--epsilon 4``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "settings" in {param.name for param in self.params}:
+                key = error.option_name.lstrip("-")
+                error.message += f" If it is a setting, write -s {key}=VALUE."
+            raise
+
+
 app = typer.Typer(name="dpfact", no_args_is_help=True, pretty_exceptions_enable=False)
 _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Runs": (demo, run, simulate),
@@ -70,7 +85,7 @@ for panel, commands in _PANELS.items():
         if isinstance(command, typer.Typer):
             app.add_typer(command, rich_help_panel=panel)
         else:
-            app.command(rich_help_panel=panel)(command)
+            app.command(cls=_Command, rich_help_panel=panel)(command)
 app.command(rich_help_panel="Deployment", **opt.PASSED_ON)(superlink)
 
 

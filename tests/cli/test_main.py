@@ -109,6 +109,12 @@ def test_what_is_not_installed_is_named_with_the_command_that_installs_it(tmp_pa
             dpfact(command, "--out", str(tmp_path / "run"))
 
 
+def test_a_setting_written_as_an_option_is_answered_with_how_to_write_it():
+    said = dpfact("simulate", "--epsilon", 4, code=2, width=200)
+    assert "No such option '--epsilon'. If it is a setting, write -s epsilon=VALUE." in said
+    assert "setting" not in dpfact("compare", "--epsilon", 4, code=2, width=200)
+
+
 def test_the_wheel_has_the_flower_app():
     """`dpfact demo` works without a clone of the repository."""
     root = APP.parents[1]
