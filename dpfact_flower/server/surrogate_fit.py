@@ -6,7 +6,7 @@ Surrogates are made up from noisy counts, so the fit costs no privacy (docs/expl
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ class LeastSquares:
         return (patients, *factors)
 
 
-class Likelihood(LeastSquares):
+class Likelihood:
     """A fit to surrogates as they are, by psgd and with any loss."""
 
     random = 2
@@ -75,17 +75,18 @@ class Likelihood(LeastSquares):
         return (patients * (sums / mass)[:, None], *wide)
 
 
+Fit: TypeAlias = LeastSquares | Likelihood
 _LEAST_SQUARES = LeastSquares()
 
 
-def fit_of(solver: SolverSettings) -> LeastSquares:
+def fit_of(solver: SolverSettings) -> Fit:
     """Return the fit for the loss in the settings."""
     return _LEAST_SQUARES if losses.find(solver.loss).is_squared else Likelihood(solver)
 
 
 def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
-    by: LeastSquares = _LEAST_SQUARES,
+    by: Fit = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
     """Return the factors that explain surrogates best, or the start's without surrogates.
 
@@ -140,14 +141,14 @@ def fitted_to_halves(
     return tuple(np.stack(factors) for factors in zip(*models, strict=True))
 
 
-def _prepared(surrogates: SparseTensor, number: int, by: LeastSquares) -> SparseTensor:
+def _prepared(surrogates: SparseTensor, number: int, by: Fit) -> SparseTensor:
     """Prepare the first `number` surrogates that have cells."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     return by.prepared(surrogates.select_patients(alive))
 
 
 def _fit(
-    tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: LeastSquares,
+    tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: Fit,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
     """Fit feature factors. Return the factors and the share of the loss that they explain."""
