@@ -20,7 +20,7 @@ from dpfact_flower.estimation.start import Start
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
-_FEW_CELLS, _DOUBTED = 16.0, 40.0
+_FEW_CELLS, _DOUBTED = 24.0, 40.0
 """Limits for drawing surrogates: a typical patient's largest number of cells, as estimated, and as
 estimated from masses that are shifted by `_DEVIATIONS` standard deviations of the noise."""
 _DEVIATIONS = 2.0
