@@ -271,6 +271,13 @@ def test_a_lever_is_good_from_where_it_says(name):
     assert at(int(enough) - 1 if whole else 0.999 * enough) == "weak"
 
 
+def test_fewer_codes_are_proposed_only_if_each_mode_keeps_two():
+    for changes, enough in (({"epsilon": 2.0}, True), ({"sizes": (3, 3), "patients": 100}, False)):
+        found = plan(**changes).outlook
+        (codes,) = (lever.good for lever in found.levers if lever.name == "codes")
+        assert (codes >= 4) == ("codes = " in found.sentence) == enough
+
+
 def test_a_lever_is_not_rounded_to_what_a_run_has():
     made = plan(sizes=(202, 316), patients=56_240, rank=20, epsilon=1.0)
     shown = {lever.name: lever.shown for lever in made.outlook.levers}
