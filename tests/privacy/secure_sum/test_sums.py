@@ -153,8 +153,9 @@ def test_rounds_go_on_and_never_back():
 
 def test_a_key_is_made_once_a_job_and_anew_only_before_the_first_round():
     group = Group(4, 1, 1)
-    name = group.names[0]
-    job, signing, peers = group.jobs[name], group.signing[name], group.peers
+    name = group.names[1]
+    job, signing = group.jobs[name], group.signing[name]
+    peers = {other: key for other, key in group.peers.items() if other != name}
     assert site.join(group.terms, name, signing, peers, kept=job) is job
     fewer = Group(3, 1, 0).terms
     other = site.join(fewer, name, signing, peers, kept=job)
@@ -165,8 +166,10 @@ def test_a_key_is_made_once_a_job_and_anew_only_before_the_first_round():
         site.join(fewer, name, signing, peers, kept=job, state=group.states[name])
     with pytest.raises(PrivacyRefusedError, match="not among"):
         site.join(fewer, "elsewhere", signing, peers)
-    with pytest.raises(PrivacyRefusedError, match="no key of 'site-01' is pinned"):
-        site.join(fewer, name, signing, {name: peers[name]})
+    for missing in (group.names[0], group.names[2]):
+        some = {other: key for other, key in peers.items() if other != missing}
+        with pytest.raises(PrivacyRefusedError, match=f"no key of '{missing}' is pinned"):
+            site.join(fewer, name, signing, some)
 
 
 def test_two_jobs_beside_each_other():
