@@ -1,4 +1,4 @@
-"""Run the `dpfact` command as ``python -m dpfact_flower`` if its script is not on the path."""
+"""Let ``python -m dpfact_flower`` run `dpfact`, in case the `dpfact` script is not on the path."""
 
 from dpfact_flower.cli.main import main
 

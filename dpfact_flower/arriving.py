@@ -1,7 +1,7 @@
-"""Message handling in an asynchronous run.
+"""Send requests and receive replies in an asynchronous run.
 
-`dpfact_flower.server.on_arrival.OnArrival` makes the decisions, and this module sends requests and
-receives replies. As in synchronous rounds, a request to a lost site is sent again.
+`dpfact_flower.server.on_arrival.OnArrival` makes the decisions, and this module handles the
+messages. As in synchronous rounds, a request to a lost site is sent again.
 """
 
 import time
@@ -25,7 +25,7 @@ Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], Site
 
 @dataclass(eq=False)
 class AsyncDispatcher:
-    """The dispatcher that sends requests and receives replies after the synchronous rounds.
+    """Sends requests and receives replies once the synchronous rounds are over.
 
     Nodes in `left_out` never get a request. `read` checks a node's reply against the given shapes,
     adds the site's name to `names`, and returns the reply or the reason why it cannot be used.
@@ -47,7 +47,7 @@ class AsyncDispatcher:
         self._began = time.monotonic()
 
     def resume(self) -> None:
-        """Learn the nodes' names, and repeat the requests that were open when the run stopped."""
+        """Learn the nodes' names, and repeat requests that were unanswered when the run stopped."""
         nodes = self.wait(True)
         self._ask_names(nodes)
         waited_for = self.coordinator.waited_for
@@ -59,7 +59,7 @@ class AsyncDispatcher:
         self._send(nodes)
 
     def step(self) -> None:
-        """Receive replies, send requests, and sleep if there is nothing to do.
+        """Receive replies and send requests, or sleep if there are none.
 
         The checkpoint is always written before a new request is sent.
         """

@@ -1,4 +1,4 @@
-"""Flower's entry points at a site, the ClientApp and `DPFactClient`, for both kinds of strategy.
+"""Flower's entry points at a site: the ClientApp and `DPFactClient`, for new and legacy strategies.
 
 The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
 config contains its `SiteSettings`. In a simulation, the node config contains Flower's
@@ -63,8 +63,8 @@ class DPFactClient(NumPyClient):
 
     `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`. `settings`
     must contain `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains
-    `simulation` and `beside`. `came_in` and `time_left` are times of the first request, which
-    `dpfact_flower.site.disclosure.ReplyDelay` explains.
+    `simulation` and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and
+    `time_left`, which are for the first request.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Raise the error that `fit` would raise before reading patients' data. Charge nothing."""
+        """Raise any error that `fit` would raise before reading patients' data. Charge nothing."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
@@ -188,8 +188,8 @@ def answered(
 ) -> Message:
     """Return a client's reply to a round's request, and never raise an error.
 
-    If the message is not a request, `refusal` waits until the reply is due, and returns the text
-    that may leave the site.
+    If the message is not a request, `refusal` is called, which waits until the reply is due and
+    returns the text that may leave the site.
     """
     try:
         request = records.read_request(message)
@@ -218,7 +218,7 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
-    """Log an error outside a client, wait until the reply is due, and return the public text."""
+    """Log an error from outside a client, wait until the reply is due, and return public text."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
     _wait(context, came_in)
     return reason

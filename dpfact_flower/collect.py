@@ -1,9 +1,9 @@
 """The messages to sites: a round's requests, which are repeated if they are lost, and preflights.
 
-A site's process may end after the charge but before the reply. In that case, a repeated request
-gets the bytes from the ledger without a second charge. So the server repeats its requests to lost
+A site's process may end after charging a release but before replying. The site then answers a
+repeated request from its ledger without a second charge. So the server repeats its requests to lost
 sites until the round ends. Halfway through the round, every silent site gets its request once more,
-because Flower's SuperNode silently loses a message if the connection breaks during the fetch.
+because Flower's SuperNode silently loses a message if the connection breaks during its transfer.
 """
 
 import math
@@ -57,11 +57,11 @@ _EXTRA = 1 / 4
 class RoundPolicy(NamedTuple):
     """The policy for missing replies in a round.
 
-    If sites are `charged`, the round waits a while for lost sites to return. If the round is
-    `required` by later rounds, sites that connect late also get the request. At the end of such a
-    round, connected sites without a reply get the request once more, with extra time. Nodes in
-    `left_out` never get a request. If a shortened round ends with fewer than `quorum` replies, the
-    missing sites get another `grace` seconds.
+    If the round is `charged` to sites' budgets, it waits a while for lost sites to return. If the
+    round is `required` by later rounds, sites that connect late also get the request. At the end of
+    such a round, connected sites without a reply get the request once more, with extra time. Nodes
+    in `left_out` never get a request. If a round with a shortened time limit has fewer than
+    `quorum` replies at its end, the missing sites get another `grace` seconds.
     """
 
     charged: bool = False
@@ -274,7 +274,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """Return the text that the history shows for an error instead of a reply."""
+    """Return the text that the history shows for an error received in place of a reply."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"

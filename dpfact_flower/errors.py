@@ -86,7 +86,7 @@ def code_in(reason: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Format a value for an error message like `repr`, on one line, cut after 80 characters."""
+    """Format a value for an error message: its `repr` on one line, cut after 80 characters."""
     if isinstance(value, (str, bytes, list, tuple)):
         value = value[:_MOST_SHOWN]  # no need to format characters that will be cut off
     try:

@@ -31,8 +31,8 @@ class DPFact(Strategy):
 
     Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, for which the
     privacy budget is planned, or to the number of remaining rounds after a resume. Also set
-    ``round_timeout`` there, because Flower itself enforces the deadline in this API. The bytes
-    recorded for a round are those of its serialised arrays.
+    ``round_timeout`` there, because Flower itself enforces the deadline in this API. The number of
+    bytes recorded for a round is the size of its serialised arrays.
 
     Examples
     --------

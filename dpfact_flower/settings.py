@@ -63,7 +63,7 @@ class Settings:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Refuse combinations of values that cannot work, which subclasses define."""
+        """Refuse combinations of values that cannot work. Each subclass defines its own."""
 
     @classmethod
     def names(cls) -> list[str]:
@@ -82,7 +82,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SolverSettings(Settings):
-    """Settings for a site's computation on its own data, with symbols as in the paper."""
+    """Settings for a site's computation on its own data. Symbols are those of the paper."""
 
     rank: int = setting(12, "number of phenotypes R", "[1, 1000]")
     solver: str = setting(
@@ -230,7 +230,7 @@ class PrivacySettings(Settings):
 
     @property
     def default_rule(self) -> str:
-        """Name of the privacy mode's own rule, which applies if the run names no rule."""
+        """Name of the privacy mode's default rule, which applies if the run names no rule."""
         return "patient" if self.privacy == "patient" else "elastic"
 
     @property
@@ -476,7 +476,7 @@ def _scalar(text: str) -> object:
 
 
 def refuse_unknown(config: Mapping[str, object], *classes: type[Settings]) -> None:
-    """Refuse keys that no class defines. Otherwise, a typo would silently keep the default."""
+    """Refuse keys that no settings class has. Otherwise, a typo would silently keep the default."""
     names = [name for settings in classes for name in settings.names()]
     for key in config:
         if key not in names:

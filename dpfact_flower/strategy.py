@@ -150,7 +150,7 @@ class DPFact(TrainOnlyStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return one request for each connected site, which expires when the round times out."""
+        """Return one request for each connected site. Requests expire when the round times out."""
         coordinator, number = self.coordinator, self._resumed + server_round
         self._left_out = frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
@@ -262,7 +262,7 @@ class DPFact(TrainOnlyStrategy):
         ]
 
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Return this round's replies, each under the node that got the request.
+        """Return this round's replies, keyed by the node that got the request.
 
         Flower's error for a lost node contains the SuperLink's node ID instead of this node's ID.
         """
@@ -292,7 +292,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Return the nodes that would refuse a round, before any charge; none in a simulation."""
+        """Return, before any charge, the nodes that would refuse a round. A simulation has none."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -314,7 +314,7 @@ class DPFact(TrainOnlyStrategy):
         return judge(sites, quorum=run.min_sites, leave_out=leave_out)
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Wait for the quorum or, if `first`, for all expected sites, and return the nodes."""
+        """Wait for the quorum (for all expected sites if `first`), and return the nodes."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

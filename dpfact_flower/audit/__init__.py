@@ -1,8 +1,8 @@
 """Audits of patient mode, which test the proof's claims on a site's own data.
 
-``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends nothing and
-charges nothing. Findings contain no patient's values. They are computed without noise, so only the
-site may see them.
+``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends no data and
+uses no privacy budget. Findings contain no patient's values. However, they are computed without
+noise, so only the site may see them.
 """
 
 from dpfact_flower.audit.finding import Finding

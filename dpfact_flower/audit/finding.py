@@ -12,7 +12,7 @@ below `ALPHA`."""
 
 @dataclass(frozen=True)
 class Finding:
-    """One measured number (NaN if an audit broke off), and the lowest and highest correct value."""
+    """One measured number (NaN if the audit failed), and the lowest and highest allowed values."""
 
     name: str
     measured: float

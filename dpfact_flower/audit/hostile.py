@@ -1,4 +1,4 @@
-"""Hostile input: patients and transcripts against which a bound must hold."""
+"""Hostile input: patients and transcripts for which a bound must still hold."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
 
 
 def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
-    """Return the site with more patients, inserted at row `at` or, by default, at the end."""
+    """Return the site with additional patients, inserted at row `at` or, by default, at the end."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
     at = len(own) if at is None else at
     return alone(site, [*own[:at], *patients, *own[at:]])
@@ -78,14 +78,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell, at the largest codes of one phenotype."""
+    """Return a patient with one cell, at the codes with the largest weights in one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose cells follow a phenotype, at the phenotype's largest codes."""
+    """Return a patient whose values follow one phenotype, at the codes with its largest weights."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -114,7 +114,7 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose values are among the largest and the smallest in float32."""
+    """Return a patient with values close to the largest and the smallest in float32."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -180,7 +180,7 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
     """Return a trial's transcript. Successive trials cover all kinds of factors and starts.
 
     Every second trial has a ridge, because a server may ask for a ridge under any settings. The
-    strength is the settings' `relative_l21`, or 1 if that is 0.
+    ridge's strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
@@ -195,5 +195,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Return values as the release that a site reads from its ledger."""
+    """Return values in the form in which a site reads a release from its ledger."""
     return replay([values.astype(np.float32)], [])

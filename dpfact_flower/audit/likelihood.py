@@ -2,14 +2,14 @@
 
 The adversary knows everything except whether a group of patients is present.
 
-A tiny site answers the same run many times, with and without the group, each time with an empty
-ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman & Pearson). For
-a Gaussian mechanism, this ratio is normal. Its two means are mu standard deviations apart. The
-audit compares its estimate of mu with the mu of the ledger's events.
+A tiny site goes through the same run many times, with and without the group, each time with an
+empty ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman &
+Pearson). For a Gaussian mechanism, this ratio is normal, and its means with and without the group
+are mu standard deviations apart. The audit compares its estimate of mu with the ledger's mu.
 
-The group consists of identical patients, the canaries. There are enough of them to make the error
-of the estimate small. For k canaries with Gaussian noise, mu is exactly k times as large (Dong,
-Roth & Su 2022, Theorem 2.14). The audit checks that canaries reach the bound in every release.
+The group consists of identical patients, the canaries. Their number makes the estimate's error
+small. For k canaries with Gaussian noise, mu is exactly k times as large (Dong, Roth & Su 2022,
+Theorem 2.14). The audit checks that canaries reach the largest allowed norm in every release.
 """
 
 import math
@@ -41,7 +41,7 @@ _LEDGERS_READ = 3
 
 
 class Estimate(NamedTuple):
-    """An adversary's estimate of the group's mu, with its standard error."""
+    """An adversary's estimate of mu for the group, with the estimate's standard error."""
 
     mu: float
     error: float
@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """Two data sets to distinguish, the canaries alone, and the adversary's other knowledge."""
+    """Both data sets, one of only the canaries, and the adversary's other knowledge."""
 
     target: AuditTarget
     transcript: Transcript
@@ -64,8 +64,8 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Apply the most powerful test that distinguishes two neighbouring sites by their replies.
 
-    Two findings compare the estimated mu with the ledger's mu, in standard errors: for the whole
-    run and for each release. The third is the fraction of the bound that the canaries reach.
+    Two findings, for the whole run and for the worst release, are the estimated mu minus the
+    ledger's mu, in standard errors. The third is the fraction of the bound that is reached.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -122,9 +122,9 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return a game at a tiny made-up site, with the epsilon and bound of the settings.
+    """Return the test's data sets for a tiny made-up site, with the settings' epsilon and bound.
 
-    Every release costs the same, so a ledger that omits any release causes a large error.
+    All releases have the same cost, so omitting any one from the ledger causes a large error.
     """
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
@@ -149,7 +149,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes: the canaries' two codes, and all other codes."""
+    """Return a transcript with two phenotypes: one of the canaries' codes and one of all others."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -159,7 +159,7 @@ def _transcript(tiny: AuditTarget) -> Transcript:
 
 
 def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """Return a site's replies by round, in a whole run that starts with an empty ledger."""
+    """Run a site from an empty ledger to the end of a run, and return its replies by round."""
     client, replies = game.target.client(state_dir, site), {}
     for planned in game.target.plan.releases:
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
@@ -169,10 +169,10 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return each release's log likelihood ratio, and the smallest share of the sensitivity.
+    """Return each release's log likelihood ratio, and the smallest fraction of a bound reached.
 
-    Each ratio is conditional on earlier releases, because sums without noise are computed from the
-    site's own earlier replies. The log ratio of the whole run is therefore the sum of all ratios.
+    Each ratio is conditional on earlier releases, because the sums before noise are computed from
+    the site's earlier replies. The log ratio of the whole run is therefore the sum of these ratios.
     """
     heard = replace(
         game.transcript, releases={number: as_release(values) for number, values in replies.items()}

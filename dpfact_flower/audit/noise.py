@@ -1,7 +1,7 @@
 """Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
-The noise is the release minus the sum without noise. The scale is tested at several bounds, because
-at bound 1 a variance mistaken for a standard deviation would go unnoticed. Noise is compared
+The noise is the release minus the sum without noise. The standard deviation is tested at several
+bounds, because at bound 1 a variance used in its place would go unnoticed. Noise is compared
 between rounds, jobs and sites, within one release, and with the noise of a site that lost its
 state. A comparison at every offset reveals a random number generator that was restarted.
 """
@@ -25,14 +25,14 @@ _STREAMS = ("site", "asked again", "other site")
 _LEAST_OVERLAP = 1000
 """Number of value pairs below which a correlation is not tested."""
 _LEAST_COMPARED = 5
-"""Number of values from which equal noise of two releases, one pair in 907**5, is no accident."""
+"""Fewest values to compare. All five are equal by accident in only one pair in 907**5."""
 _MOST_VALUES = 20_000
 """Largest number of values per release in a correlation. This is enough to find any reuse."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """The standardised noise of one release: an array of shape (jobs, count) per stream."""
+    """The standardised noise in one release: for each stream, an array of shape (jobs, count)."""
 
     planned: PlannedRelease
     streams: dict[str, Floats]
@@ -52,8 +52,8 @@ def audit_noise(
     """Test the noise in every release of the plan, with at least `values` values per release.
 
     `seeded` is true if the settings have a noise seed, which makes the noise predictable. The
-    findings are each release's standard deviation as a fraction of the planned value, the mean, the
-    shape, the largest correlation of each kind, and repeated or predictable noise.
+    findings are the standard deviation in each release (as a fraction of the planned value), the
+    mean, the shape, the largest correlation of each kind, and any repeated or predictable noise.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -165,7 +165,7 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
-    """Return the largest absolute Fisher z of the correlations of paired rows, over all offsets."""
+    """Return the largest absolute Fisher z of correlations of paired rows, over all offsets."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = min(len(one), len(two))
@@ -188,7 +188,7 @@ def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
 
 
 def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the summed products of paired rows, and the number of overlaps, at every offset."""
+    """Return, for every offset, the summed products of paired rows and the number of products."""
     n, m = one.shape[1], two.shape[1]
     pairs = zip(one, two, strict=True)
     products = np.sum([signal.correlate(a, b, method="fft") for a, b in pairs], axis=0)
@@ -197,7 +197,7 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Divide the rows by their own standard deviation, because another test checks the scale."""
+    """Divide the rows by their joint standard deviation, because another test checks its value."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 

@@ -36,11 +36,11 @@ def audit(
     seed: int = 0,
     watch: ProgressCallback = no_progress,
 ) -> tuple[Finding, ...]:
-    """Audit patient mode on a site's own settings and data.
+    """Audit patient mode with a site's settings and data.
 
     The audit uses at most 200 patients of one site, by default the first site of a cohort. A noise
     seed in the settings is reported but not used. The site's ledger is checked only if `state_dir`
-    is given. `seed` determines the audit's choices, but the noise has no seed.
+    is given. `seed` determines the audit's random choices, but not the noise.
     """
     sites = (data,) if isinstance(data, SiteData) else data.sites
     chosen = next((one for one in sites if site in ("", one.name)), None)

@@ -1,9 +1,9 @@
-"""Test that adding one patient changes a release only by that patient's own bounded part.
+"""Test that adding one patient changes a release by that patient's bounded part and no more.
 
 Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
 sums are exact integers and may differ by at most the sensitivity. The difference must also equal
-the patient's own contribution, so that no other patient's part has changed. The patients are chosen
-to reach the bound. If no patient reaches the bound, the audit has no power and fails.
+the patient's own contribution, so that no other patient's part has changed. The added patients are
+chosen to reach the bound. If none of them reaches it, the audit has tested nothing and fails.
 """
 
 import math
@@ -43,8 +43,8 @@ def audit_sensitivity(
     """Test the sensitivity of every release in the plan with random and hostile input.
 
     Each trial has a small site, a transcript and two patients to add. For each release, one finding
-    is the largest distance as a fraction of the sensitivity, which must be 0.99 to 1. Another
-    counts the changes to other patients' parts, and must be 0.
+    is the largest change as a fraction of the sensitivity, and must be 0.99 to 1. Another counts
+    the changes to other patients' parts, and must be 0.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -80,7 +80,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with some of the target's patients, made-up patients, or one empty patient."""
+    """Return a site with some of the target's patients, made-up ones, or one without cells."""
     if trial % 8 == 3:
         return alone(target.site, [empty(target.site.tensor.feature_shape)])
     if trial % 4 < 2:
@@ -91,7 +91,7 @@ def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> Si
 def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
-    """Return the sums without noise from a site's rounds, played in order."""
+    """Run a site's rounds in order, and return the sums before noise."""
     world = SimulatedSite(target, transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 

@@ -57,7 +57,7 @@ class AuditTarget:
         return self.privacy.codes_kept or self.site.tensor.feature_shape
 
     def name(self, planned: PlannedRelease) -> str:
-        """Return the name of a release for the findings."""
+        """Return a release's name, as shown in the findings."""
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
     def sensitivity(self, planned: PlannedRelease) -> float:
@@ -72,7 +72,7 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> "Transcript":
-        """Return a server's requests for a run, with these factors in each round that needs any."""
+        """Return a server's requests for a run, with `anchors` in each round that needs factors."""
         solver = self.solver
         if relative_l21 is not None:
             solver = replace(solver, relative_l21=relative_l21)

@@ -1,6 +1,6 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-Costs are exact for full-batch Gaussian noise and the neighbouring relation of the sensitivity.
+Costs are exact for full-batch Gaussian noise, and for neighbours as defined for the sensitivity.
 Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke
 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
@@ -53,7 +53,7 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Return the total cost of releases from the same data, even if they are chosen adaptively."""
+    """Return the total cost of releases, possibly chosen adaptively, from the same data."""
     costs = [positive("rho", rho) for rho in rhos]
     if not costs:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -117,11 +117,11 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return epsilon for a total of `count` values with noise from `privacy.noise`.
+    """Return epsilon for releases of `count` values in total, with noise from `privacy.noise`.
 
     For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
-    `epsilon_gaussian` holds to within `DISCRETE_SLACK`. Outside the range of the proof
-    (``docs/explanation/noise.md``), the result is infinite.
+    `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite where the proof does
+    not apply (``docs/explanation/noise.md``).
     """
     if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf

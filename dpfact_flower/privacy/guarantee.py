@@ -28,7 +28,7 @@ def rounded_up(epsilon: float) -> str:
 
 
 def price_of_replacing(epsilon: float | None) -> str:
-    """Return text that states the epsilon for replacing a record, or "" if `epsilon` is None."""
+    """Return text with the epsilon for replacing a record, or "" if `epsilon` is None."""
     if epsilon is None:
         return ""
     return f"; replacing a patient's record: {rounded_up(epsilon)}"
@@ -52,7 +52,7 @@ class Figure:
 
     @property
     def number(self) -> str:
-        """The figure's text without the claim."""
+        """The figure as text, without the claim."""
         return (
             f"epsilon {rounded_up(self.epsilon)} at delta {self.delta:g} ({self.accountant}"
             f"{price_of_replacing(self.replacing)})"
@@ -79,7 +79,7 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The paper's conversion in paper mode, and the smallest proven epsilon otherwise."""
+        """The epsilon by the paper's conversion in paper mode, else the smallest proven epsilon."""
         return self.figures[0]
 
     def __str__(self) -> str:
@@ -214,5 +214,5 @@ NOT_COVERED: tuple[str, ...] = (
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text with the name of the unit in a row, such as "discharge"."""
+    """Replace "patient" in a text with the name of what each row describes, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

@@ -10,7 +10,7 @@ flip is a comparison of random bits, and no number exceeds 2**49.
 
 The random bytes form one stream of bits, lowest bit first. If a draw runs out of bits, the buffer
 is refilled and the draw starts again at its own first bit. Each value therefore depends only on its
-own bits, and how long a draw takes depends on the noise, never on the data
+own bits, and the duration of a draw depends on the noise, never on the data
 (``docs/explanation/noise.md``).
 """
 
@@ -149,7 +149,7 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 
     A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). If the distance between
     |y| and S is whole * S + rest, this probability is the product of exp(-whole**2 / 2),
-    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)), which stays exact for y of any size.
+    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). All exponents are exact for every y.
     """
     while True:
         value = _laplace(bits, words, cursor)

@@ -38,8 +38,7 @@ class Noise:
     def from_seed(cls, *key: int) -> Noise:
         """Make a source of repeatable noise for simulation, marked "seeded: not private".
 
-        The key is the seed, followed by the site and the round. Without the site, two sites would
-        add the same noise.
+        The key is the seed, site and round. Without the site, two sites would add the same noise.
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")

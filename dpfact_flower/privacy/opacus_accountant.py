@@ -5,8 +5,8 @@ the name ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplie
 accountant="zcdp")``.
 
 A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP, and epsilon comes from
-the tight conversion over all orders. Under zCDP, subsampling does not reduce the cost, so any
-history with a sample rate below 1 is composed entirely by Opacus' RDP analysis.
+the tight conversion over all orders. Under zCDP, subsampling does not reduce the cost. Therefore,
+Opacus' RDP analysis composes all steps if any step has a sample rate below 1.
 """
 
 import logging

@@ -225,7 +225,7 @@ def release_unprotected_sum(values: Array) -> Release:
 
 
 def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Return read-only copies of feature factors, which must be finite and have the same rank."""
+    """Return read-only copies of feature factors. They must be finite and have the same rank."""
     matrices = tuple(np.array(factor) for factor in factors)
     if not matrices:
         raise DataError("factors: need at least one feature factor")

@@ -1,1 +1,1 @@
-"""A hospital's part of a run, without Flower: admission, computation, charges, files, replies."""
+"""A hospital's Flower-independent code: admission, computation, charges, files and replies."""

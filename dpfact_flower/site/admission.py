@@ -1,7 +1,7 @@
 """All checks that a request must pass before the site reads patients' data.
 
-The checks use public facts, the hospital's settings and the site's record of its releases, so a
-refusal reveals nothing about a patient. `admitted` runs the checks for rounds and preflights.
+The checks use only public facts, the hospital's settings and the site's record of its releases, so
+a refusal reveals nothing about a patient. `admitted` runs the checks for rounds and preflights.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +41,9 @@ class Admitted:
     """A request that has passed every check.
 
     `ledger` is None if the site has no ledger yet. `rows` contains all rows of the ledger, and
-    `last` is the job's latest row. `repeated` is the row that already answers this request. `store`
-    gives access only to files without patient data. Call `free_disk` right before the reserved disk
-    space is needed.
+    `last` is the job's latest row. If this request was already answered, `repeated` is the answer's
+    row. `store` gives access only to files without patient data. Call `free_disk` right before the
+    reserved disk space is needed.
     """
 
     request: RoundRequest
@@ -72,8 +72,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    A second request waits for the lock, and its reply delay begins only then. Otherwise, the second
-    reply would reveal when the first reply was ready.
+    A second request waits for the lock, and its reply delay begins when it has the lock. Otherwise,
+    the second reply would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -110,7 +110,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """Return a request's `RoundWork` after checks that use public facts alone."""
+    """Check a request by public facts alone, and return its `RoundWork`."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
@@ -125,7 +125,7 @@ def _planned(work: RoundWork) -> PlannedRelease | None:
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:
-    """Return the ledger row that already answers this request, if its release can be resent."""
+    """Return the row of an earlier answer to this request, if its release can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
             # A release whose bytes are not kept can be rebuilt only in the job's latest round.
@@ -150,7 +150,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse a state-dir if other users could create, change or move it or its contents."""
+    """Refuse a state-dir if other users could create, change or move it or anything in it."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -223,7 +223,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged.
 
-    This check limits the number of uncharged requests to the number of charged runs.
+    Thus, a site gets at most one uncharged last round for each run in which it was charged.
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -294,7 +294,7 @@ def check_memory(work: RoundWork) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to create a ledger next to an unknown ledger, which may be for the same patients."""
+    """Refuse to create a ledger next to an unknown one, which may be for the same patients."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

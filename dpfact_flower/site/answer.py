@@ -1,9 +1,9 @@
-"""The class `Site`, which answers each request to a hospital with one release, without Flower.
+"""The class `Site`, which answers each request to a hospital with one release. Flower is not used.
 
-The order of the steps enforces the privacy policy: admit the request, compute, charge, reply. No
+The fixed order of steps enforces the privacy policy: admit the request, compute, charge, reply. No
 patient's data is read before the request is admitted (`admission.admitted`). A release is charged
-on disk before it leaves the site, and no later error takes the release back. All failures that
-follow the reading of patients' data raise the same error.
+on disk before it leaves the site, and is sent even if an error follows. All failures after
+patients' data has been read raise the same error.
 """
 
 import logging

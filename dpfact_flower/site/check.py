@@ -1,7 +1,7 @@
-"""Checks of a hospital's machine, on which only the installed code may answer requests.
+"""Check that only the installed code on a hospital's machine can answer requests.
 
-Each function with the decorator `@check` describes each fault and its remedy. The checks change
-nothing. Only root can see the files and processes of both the SuperNode and the executor.
+Each function with the decorator `@check` yields faults with their remedies, and changes nothing.
+Only root can see the files and processes of both the SuperNode and the executor.
 """
 
 import shutil
@@ -69,7 +69,7 @@ class Place:
 
     @property
     def supernode(self) -> Process:
-        """The running SuperNode. If there is none, a `StateError` is raised."""
+        """The running SuperNode. If no SuperNode is running, a `StateError` is raised."""
         for process in self.processes:
             if process.runs(*_OURS, _SUPERNODE) and process.path(_KEY) == self.key.resolve():
                 return process
@@ -77,7 +77,7 @@ class Place:
 
     @property
     def executor(self) -> Process:
-        """The running executor. If there is none, a `StateError` is raised."""
+        """The running executor. If no executor is running, a `StateError` is raised."""
         for process in self.processes:
             answers = process.runs(*_OURS) and "answer" in process.words
             if answers and process.path("--config") == self.config.resolve():
@@ -109,7 +109,7 @@ def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]
 
 
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
-    """Run all checks or, before the processes are `started`, only checks that work without them.
+    """Run all checks, or only those that need no running processes if none are `started`.
 
     If the settings or the key cannot be read, that fault is the only finding.
     """

@@ -1,11 +1,11 @@
-"""What a reply reveals besides a release: an error code, and the time at which the reply leaves.
+"""All that a reply reveals besides a release: an error code, and the time when the reply leaves.
 
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 
 The duration of a round depends on patients' data. With `reply-after`, every reply leaves that many
-seconds after the request arrived. A reply that is not ready by then is held for twice that time, or
-four times, and so on, and reports that the round failed. A late reply thus reveals one bit, and one
-more bit for each doubling, but not the exact duration.
+seconds after the request arrived. A reply that is not ready by then leaves after twice that time,
+or four times, and so on, and only reports that the round failed. A late reply thus reveals one bit,
+and one more for each doubling, but not the exact duration.
 
 A message's time to live sets the deadline of its round. A charge after the deadline would be
 wasted, because the server no longer collects the reply. The deadline is therefore checked before
@@ -33,7 +33,7 @@ PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refuse
 def log_privately(site: str, error: Exception) -> str:
     """Write an error to the site's own log, and return the text that may leave the site.
 
-    Errors from other packages may quote patients' data, so only their type and place are logged.
+    Errors from other packages may quote patients' data, so only their type and location are logged.
     """
     if isinstance(error, DPFactError):
         text = str(error)
@@ -95,7 +95,7 @@ class ReplyDelay:
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """Return how many seconds after the request a reply that is ready now may leave."""
+        """For a reply that is ready now, return the seconds from the request until it may leave."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2

@@ -2,8 +2,8 @@
 
 A server may request runs of any size, and a preflight costs the server nothing. If each run
 reserved only what it needs, the server could measure the free disk space, which depends on the size
-of the patients' file. Therefore, every run reserves enough space for the largest run that the
-hospital's code lists and `max-rank` allow.
+of the patients' file. Therefore, every run reserves enough space for the largest run possible with
+the hospital's code lists and its `max-rank`.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Sized
@@ -29,8 +29,8 @@ def bytes_to_reserve(
 ) -> int:
     """Return the number of bytes to reserve for the rest of a run.
 
-    All runs with noise and a rule of this package reserve the same size. With another rule, a run
-    may need more, and then reserves 4 times this size, 16 times this size, and so on.
+    All runs with noise and a rule of this package reserve the same size. A run with another rule
+    may need more. It then reserves 4 or 16 times this size, and so on.
     """
     if not events:
         return _LEAST
@@ -43,7 +43,7 @@ def bytes_to_reserve(
 
 
 def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
-    """Return the number of bytes that the largest run allowed by a hospital's settings needs."""
+    """Return the number of bytes needed by the largest run that a hospital's settings allow."""
     rank, sizes = settings.max_rank, [len(vocabulary) for vocabulary in vocabularies]
     refinement = sum(size * rank + whole_size(rank) for size in sizes)
     start = sum(sizes) + strict_size(sum(sizes))
@@ -52,7 +52,7 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the number of bytes needed to charge values: 4 per value, plus pages and journal."""
+    """Return the number of bytes for values in the ledger: 4 per value, plus pages and journal."""
     return 4 * values + values // 50 + _BESIDE
 
 

@@ -96,11 +96,10 @@ def run_round(
     modes: Sequence[str],
     simulation: bool,
 ) -> RoundOutcome:
-    """Factorise locally and perturb the feature factors (Algorithm 1, site).
+    """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
 
     `state` is the site's state after the previous round, or None to start from the global factors.
-    The site's name and the public seed determine the start and the visiting order. Releases are
-    named after `modes`.
+    The site's name and public seed determine start and visiting order. `modes` name the releases.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -140,7 +139,7 @@ def starting_state(
 def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Return scaled random patient factors, uniform on (0, 1), and the global feature factors.
+    """Return random patient factors, uniform on (0, 1) and scaled, and the global feature factors.
 
     With the paper's elastic weight, the scale gives the model the same squared norm as the data,
     which keeps the first pass stable. With a relative weight, the scale minimises the squared
@@ -162,7 +161,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release the co-occurrences WITHOUT noise, or counts of codes if the code lists are long."""
+    """Release WITHOUT noise the co-occurrences, or the codes' counts if the code lists are long."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

@@ -91,7 +91,7 @@ def check_choices(settings: SiteSettings) -> None:
 
 
 def check_data_site(name: str, settings: SiteSettings) -> None:
-    """Refuse another site's data file, because its patients would be charged to this ledger."""
+    """Refuse another site's data file, because its releases would be charged to this ledger."""
     expected = settings.data_site or settings.site
     if expected and name != expected:
         raise SettingsError(

@@ -1,10 +1,10 @@
 """Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
 
-A round that fails after patients' data was read is not charged. However, the failure and its timing
-can depend on that data, and a server could provoke failures. So attempts are counted in advance.
+A round that fails after patients' data was read is not charged. But the failure and its timing can
+depend on that data, and a server could provoke failures. So attempts are counted at their start.
 
-A folder restored from an old backup lacks the later charges. The site can notice this, because each
-request states the last round that the site has answered. Because servers can err, a person decides.
+A folder restored from an old backup lacks later charges. The site can notice this, because each
+request states the last round that the site answered. The server may be wrong, so a person decides.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def failed_attempts(folder: Path) -> int:
 
 
 def check_attempts(folder: Path) -> None:
-    """Refuse another attempt if too many attempts in a row have released nothing."""
+    """Refuse another attempt if too many consecutive attempts have released nothing."""
     failed = failed_attempts(folder)
     if failed >= ATTEMPT_LIMIT:
         raise StateError(

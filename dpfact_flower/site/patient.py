@@ -158,8 +158,8 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's l2,1 weight on a patient's factor, computed from released values.
 
     Up to a constant, the l2,1 term of A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the
-    norm of column r, estimated from the phenotype's usage in the released start. Average usage
-    gives the ridge `relative_l21`. A phenotype whose usage is within the noise is turned off.
+    norm of column r, estimated from the phenotype's usage in the released start. A phenotype of
+    average usage gets the ridge `relative_l21`. One whose usage is below the noise is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
@@ -181,7 +181,7 @@ _PERSONAL_PASSES = 10
 def refit(
     data: SiteData, settings: SiteSettings, job: str, *, simulation: bool = False
 ) -> RoundMeasures:
-    """Fit a site's own model around the final global factors, and write it to the job's folder."""
+    """Fit a site's model, with the final factors as anchors, and write it to the job's folder."""
     hospital = Hospital(data, settings, simulation)
     store = hospital.store(job, data_tag(hospital.folder, data.fingerprint))
     request = last_request(store)
@@ -215,7 +215,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit the site's own factors, without noise, around the global factors in the last request.
+    """Fit the site's own factors, without noise, with the last request's factors as anchors.
 
     `tensor` contains only the selected codes.
     """

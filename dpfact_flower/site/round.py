@@ -1,4 +1,4 @@
-"""The parts of a site's round that all modes share, without any access to a disk or to Flower."""
+"""The parts of a site's round that all modes share. None of them uses a disk or Flower."""
 
 import hashlib
 import math
@@ -37,14 +37,14 @@ class JobState(Protocol):
     """The data that a site has kept from a job's earlier rounds."""
 
     def state(self) -> SiteState | None:
-        """Return the site's factors after the last round, or None before the first round."""
+        """Return the site's factors after the latest round, or None before the first round."""
 
     def release(self, round_number: int) -> Release | None:
         """Return the site's release in a round, or None if the site did not answer the round."""
 
 
 class RoundWork(Protocol):
-    """A privacy mode's part of a round, made from a request that fits the site."""
+    """A privacy mode's part of a round, made from a request that the site can answer."""
 
     cost_scope: str
     """Name, in error messages, of the part of the run that `cost` covers."""
@@ -57,7 +57,7 @@ class RoundWork(Protocol):
         """Return the releases that must fit the budget, computed from public facts alone."""
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Compute the round. Keep no patients' data outside the outcome."""
+        """Compute the round. Keep no patients' data except in the outcome."""
 
 
 def solved(
@@ -69,7 +69,7 @@ def solved(
     *,
     site: str,
 ) -> LocalResult:
-    """Run the solver around the request's global factors."""
+    """Run the solver with the request's global factors as anchors."""
     try:
         # Use one BLAS thread, because the result's last bits depend on the number of threads.
         with one_blas_thread:
@@ -120,7 +120,7 @@ def measure(
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection that exceeds the vocabularies, or factors that have the wrong size."""
+    """Refuse a selection of codes outside the vocabularies, or factors of the wrong size."""
     if request.selection and len(request.selection) != len(sizes):
         raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):

@@ -11,7 +11,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 
 class SiteRule(Protocol):
-    """A callable that makes a rule's part of a round, usually a class that is a `RoundWork`."""
+    """A callable that makes a rule's part of a round, usually a `RoundWork` class."""
 
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool

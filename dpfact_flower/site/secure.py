@@ -98,7 +98,7 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage against the hospital's settings, keys and earlier answers.
 
-    Read no patient's data. Return None in a preflight, which has no stage. The state in the job's
+    Read no patient's data. In a preflight, which has no stage, return None. The state in the job's
     folder counts only if the ledger contains an answer to this request.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name

@@ -1,4 +1,4 @@
-"""Checks of the connection to the centre: address, certificate and clock."""
+"""Checks of a site's connection to the server: address, certificate and clock."""
 
 import http.client
 import ssl
@@ -13,10 +13,10 @@ _CLOCK_SECONDS = 3.0
 
 
 def server_faults(address: str, certificates: Path) -> list[str]:
-    """Return the faults of the connection to a SuperLink, each with its remedy.
+    """Return the faults in the connection to a SuperLink, each with its remedy.
 
     Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
-    `--root-certificates`. The check requests a public page, and reads its certificate and time.
+    `--root-certificates`. The check requests a public page to get the certificate and time.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -95,8 +95,8 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Load a round's factors, or return None if the factors are not kept.
 
-        The ledger decides which round counts. Without a number, the latest file is loaded, for
-        inspection only.
+        The ledger decides which round counts. Without a number (for inspection), read the last
+        file.
         """
         path = self._path(round_number or 0)
         if round_number is None:

@@ -51,12 +51,12 @@ class RoundRequest:
     `vocabulary` contains the digests of the feature vocabularies, one per mode, joined by commas,
     or is empty if they are unknown. `anchors` (float32) are the global feature factors, each of
     shape (I_n, R), or empty before the start. In mode "none", a request without factors asks for
-    co-occurrences. If the code lists are long, the first such request asks for counts of codes.
-    `selection` (int32) contains the positions of each mode's selected codes, or is empty if all
-    codes are used. `weights` (float32) contains the factors for cells with these codes, or is empty
-    if all factors are 1. With secure sums, `usages` has shape (slots, 2, R). It gives each
+    co-occurrences. If the code lists are long, the first such request asks for codes' counts
+    instead. `selection` (int32) contains the positions of each mode's selected codes, or is empty
+    if all codes are used. `weights` (float32) contains multipliers for cells with these codes, or
+    is empty if all are 1. With secure sums, `usages` has shape (slots, 2, R). It gives each
     phenotype's usage in each slot, and the standard deviation of the noise on this usage.
-    `answered` gives the last round that the server received from each site. `answered` and
+    `answered` gives the last round in which the server got each site's reply. `answered` and
     `secure`, the stage of a secure sum, are not part of `digest` and `terms`.
     """
 
@@ -231,7 +231,7 @@ def round_timeout(config: Mapping[str, object]) -> float:
 
 
 def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a message's arrays without the stand-in for an empty list."""
+    """Return a message's arrays, without the placeholder that is sent in place of an empty list."""
     for array in arrays:
         if not isinstance(array, np.ndarray):
             raise MessageError(f"message: need arrays, got {type(array).__name__}")

@@ -1,7 +1,7 @@
 """The stages of secure sums in a round's request.
 
-There are three stages: `keys`, once per job; `sum`, for each release; and `open`, if sites may be
-lost. A stage does not change the requested release, so it is not part of the request's digest.
+There are three stages: `keys`, once per job; `sum`, for each release; and `open`, if lost sites are
+allowed. A stage does not change the requested release, so it is not part of the request's digest.
 """
 
 import json
@@ -111,7 +111,7 @@ def sealed_text(shares: Mapping[str, bytes]) -> bytes:
 
 
 def read_sealed(content: bytes, names: Sequence[str]) -> dict[str, bytes]:
-    """Read the named sites' shares from the bytes that `sealed_text` returned."""
+    """Read the named sites' shares from the bytes made by `sealed_text`."""
     try:
         sealed = {_site(site): _bytes(share) for site, share in from_json(content).items()}
     except (AttributeError, TypeError, ValueError) as error:

@@ -2,27 +2,27 @@
 
 Each site has one SQLite file, ``state-dir/site/ledger.sqlite``. Each row records a release: the
 request, the charge and the sent float32 values. For values without noise and for shares of secure
-sums, a row contains only a hash. The budget belongs to the site's patients, so every charged row
-counts, whatever the job or data.
+sums, a row contains only their hash. The budget belongs to the site's patients, so every charged
+row counts toward it, in any job and with any data.
 
 *Durability.* `Ledger.charge` returns only after one transaction has put the row, events and bytes
 on the disk. With a rollback journal (journal_mode DELETE), the ledger is a single file between
-transactions, and a copy of this file is complete. Deleting the journal commits the transaction, and
-only synchronous EXTRA makes the deletion durable. Otherwise, a power loss could undo the charge. A
-new ledger gets its name only when it is complete, so an empty or truncated file always means
-damage. In a simulation (`durable` False), the operating system decides when to write.
+transactions, and a copy of this file is complete. Deleting the journal commits the transaction.
+Only ``synchronous=EXTRA`` ensures that a power loss cannot undo the deletion and therefore the
+charge. A new ledger file gets its name only when it is complete, so an empty or truncated file
+always means damage. In a simulation (`durable` False), the operating system decides when to write.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. Every use of the ledger checks all hashes, which detects damage and careless
-edits. A file next to the ledger contains the newest head (`verified_head`), so a restored old copy
-is detected. To detect a rewrite of both the chain and this file, keep a `Head` from the log
-elsewhere.
+edits. A file next to the ledger contains its newest head, that is, the last hash and the number of
+rows (`verified_head`). Therefore, an old copy is detected if it replaces the ledger. To detect a
+rewrite of both files, keep a `Head` from the log elsewhere.
 
 *Secrecy.* A head is a hiding commitment to the rows, because each row includes random bytes. A row
-does not contain the data's fingerprint but its HMAC under a key that is kept next to the ledger.
-The time in a row is the time of the request. A head, a backup and `dpfact ledger show` therefore
-reveal nothing about patients except the released values. Treat the key, and any folder that
-contains it, as patient data.
+contains only an HMAC of the data's fingerprint, under a key that is kept next to the ledger. The
+time in a row is the time of the request. A head, a backup and `dpfact ledger show` therefore reveal
+nothing about patients except the released values. Treat the key, and any folder that contains it,
+as patient data.
 
 Two processes may use the same ledger. The folder must be on a local disk, because SQLite's locks
 are unreliable on network shares.

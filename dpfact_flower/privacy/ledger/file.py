@@ -1,4 +1,4 @@
-"""Store a ledger's rows, its file, a note of its newest head, and its key on disk.
+"""Store a ledger on disk: its rows, its file, a note of its newest head, and its key.
 
 Each row is a JSON document that is chained to the previous row by a hash.
 """
@@ -152,7 +152,7 @@ def digest_of(content: bytes) -> str:
 
 
 def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
-    """Return all values as little-endian float32 (int64 for a share), array by array in C order."""
+    """Return all arrays' values as little-endian float32 (int64 for a share), in C order."""
     if any(array.dtype not in (np.float32, np.int64) for array in arrays):
         raise DataError("release: every array must be float32, or the int64 of a share")
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
@@ -237,7 +237,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn SQLite and disk errors into our own errors, with no values in the messages."""
+    """Turn SQLite and disk errors into this package's errors, with no values in the messages."""
     try:
         yield
     except DPFactError:  # one of our own errors, even if it is also an OSError
@@ -259,7 +259,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file with the newest head. No job may have the file's name."""
+    """Return the path of the file with the newest head. No job may have the same name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 

@@ -35,8 +35,8 @@ class Ledger:
 
     If a hash is wrong, every method that reads the ledger, except `verify`, raises an error.
 
-    With `create`, a missing ledger is created. The caller must be certain that no ledger existed,
-    because an empty ledger has its full budget. With `durable`, `charge` waits for the disk.
+    If `create`, a missing ledger is created. The caller must be sure that none ever existed,
+    because a new ledger has its whole budget left. If `durable`, `charge` waits for the disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -119,14 +119,14 @@ class Ledger:
     ) -> Head:
         """Record a release and its cost on disk so that the release may be sent.
 
-        Return the new head for the site's log. The ledger keeps the bytes of charged releases, and
-        only the hash of shares and of other bytes. After an exception, nothing may be sent. (If the
-        disk failed late, the row may still exist, which wastes budget.) Recording the same release
-        again has no effect. A different release, a past round or other data is refused, and so is
-        any release if another process has charged since `count`.
+        Return the new head for the site's log. The ledger keeps the bytes of charged releases, but
+        only a hash of shares and of uncharged bytes. After an exception, nothing may be sent. If
+        the disk failed late, the row may still exist, which wastes budget. Recording the same
+        release again has no effect. A different release, a past round and other data are refused.
+        Any new release is refused if another process has charged since `count`.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
-        called just before the commit, and an exception in `last_look` undoes the charge.
+        called just before the commit. If it raises an exception, nothing is charged.
         """
         self._check_own()
         payload = pack(release.arrays)
@@ -180,7 +180,7 @@ class Ledger:
         return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Yield problems that make the spent budget unknown, and add readable rows to `rows`."""
+        """Yield problems that hide how much budget is spent, and add readable rows to `rows`."""
         previous = START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"

@@ -57,7 +57,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Noise variance, in units of sigma**2, of the sum of all vectors the server learns."""
+        """Variance of the noise in the sum of all vectors that the server learns, over sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -74,7 +74,7 @@ class Facts(NamedTuple):
     def signal(self, rho: float) -> float:
         """Return the signal of one refinement with the whole budget and bound 1, or 0 if unknown.
 
-        The noise is measured by its norm in a column of the largest mode, summed over all sites.
+        The noise is the norm of a column of the largest mode's noise, summed over all sites.
         """
         if not self.known:
             return 0.0
@@ -85,8 +85,8 @@ class Facts(NamedTuple):
 class Lever(NamedTuple):
     """A quantity that could change while the others stay fixed. New sites would bring new patients.
 
-    `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance`
-    applies at half the current rank or number of codes, or at twice any other value.
+    `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance` is
+    the chance at half the current rank or number of codes, or at twice any other value.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -95,7 +95,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text. A value that must grow is rounded up, and so exceeds the current one."""
+        """`good` as text. A value that must grow is rounded up, so it exceeds the current value."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -126,7 +126,7 @@ class Needs(NamedTuple):
     """Bytes of memory and traffic that a run needs at one site, and bytes of the server's memory.
 
     `memory` is for the largest release, without patients' data. `server` is for the start, or 0 if
-    the number of sites is unknown. `codes` is a setting that would shrink a large start.
+    the number of sites is unknown. With many codes, `codes` is a suggested value of this setting.
     """
 
     memory: int
@@ -146,7 +146,7 @@ def good_strength() -> float:
 
 
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run from the start's sensitivity / sigma and the run's Gaussian-DP cost."""
+    """Forecast a run from its Gaussian-DP cost and the start's ratio of sensitivity to sigma."""
     if not facts.known:
         return Outlook(
             "unknown",

@@ -71,7 +71,7 @@ def _number_codes(
     begin: int, end: int, indices: Array, offsets: Array, slot: Array, codes: Array, bounds: Array,
     places: Array,
 ) -> None:  # fmt: skip
-    """Number one patient's distinct codes, mode by mode, in ascending order.
+    """Give numbers to one patient's distinct codes, mode by mode, in ascending order.
 
     Fill `codes` (numbered over all modes), `bounds` (each mode's first code, then the number of
     codes) and `places` (the numbers of each cell's codes). `slot` is -1 before and after the call.
@@ -179,8 +179,8 @@ def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> N
 def _block_norm(pairs: Array, bounds: Array, mode: int, other: int) -> float:
     """Return the norm of a block.
 
-    Values are divided by the largest value, so a square that underflows is negligible. Squares are
-    summed row by row, so rounding errors grow with the number of codes, not of pairs.
+    Values are divided by the largest, so a square that underflows is negligible. Squares are summed
+    row by row, so rounding errors grow with the number of codes, not with the number of pairs.
     """
     count = bounds[-1]
     largest, squares = 0.0, 0.0

@@ -166,7 +166,7 @@ def plan_patient(
 
 
 def _is_weak(facts: Facts, split: "_Split") -> bool:
-    """Return whether the start's signal is too weak to divide the start among slots."""
+    """Return whether the start's signal is too weak to be divided among several slots."""
     signal = facts.start_scale * math.sqrt(2 * split.start)
     return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
@@ -219,7 +219,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """The zCDP costs of the code counts (or 0), the start and each refinement.
+    """The zCDP costs of the code counts (0 if there are none), the start and each refinement.
 
     `share` is the start's share of the budget left after the code counts, and every mode is refined
     `rounds` times.
@@ -239,7 +239,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget. Settings that are not set get planned values."""
+    """Divide a budget, with planned values for settings that are not set."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds

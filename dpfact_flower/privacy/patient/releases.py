@@ -181,8 +181,8 @@ def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, nam
     """Add this site's part of the noise that all sites share.
 
     The sum goes into the site's slot, and noise goes into all slots. The integers are not rounded,
-    because a sum of rounded values would not be a function of the exact sum. The integers must be
-    masked before they leave the site. `bounded` must have been made for this site's own noise.
+    because a sum of rounded values would not be a function of the exact sum. They must be masked
+    before they leave the site. The noise level of `bounded` must be that of this site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

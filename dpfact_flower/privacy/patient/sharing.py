@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-Each sum contains the noise of at least `honest` sites, and the server does not know this noise. A
-site puts its statistic in one of the `slots` and noise in all slots, and the server learns the
-total of each slot. Proof: ``docs/explanation/secure-sums.md``.
+Each sum contains noise from at least `honest` sites, and the server does not know this noise. A
+site puts its statistic in one of the `slots` and noise in all slots, and the server learns each
+slot's total. Proof: ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -20,7 +20,7 @@ _SLOTS = 2
 
 
 class Sharing(NamedTuple):
-    """Numbers of sites, colluding sites, lost sites and slots in secure sums."""
+    """The numbers of sites, colluding sites, lost sites and slots in secure sums."""
 
     sites: int
     colluding: int

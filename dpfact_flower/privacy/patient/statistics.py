@@ -119,17 +119,17 @@ def refinement(
 ) -> BoundedSum:
     """Compute sufficient statistics for a least-squares update of one mode's factor.
 
-    The slice X_i of patient i, scaled to norm 1, is refitted on the released factors: a_i minimises
-    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2`` over a_i >= 0, where f_r is the outer
-    product of the factors' columns r. The patient's part is (M_i, a_i a_i^T). M_i is the
-    matricised-tensor-times-Khatri-Rao product of X_i for `mode`, with columns weighted by a_i. One
-    weight scales both M_i and a_i a_i^T to a joint norm of at most `bound`, so the update remains a
-    weighted least-squares problem. The sum contains the rows of M, then the Gram matrix's
+    Let X_i be the slice of patient i, scaled to norm 1, and f_r the outer product of the released
+    factors' columns r. The patient's factor a_i >= 0 minimises
+    ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's part is (M_i, a_i a_i^T).
+    M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`, its columns weighted by
+    a_i. One weight scales both M_i and a_i a_i^T to a joint norm of at most `bound`, so the update
+    remains a weighted least-squares problem. The sum contains the rows of M, then the Gram matrix's
     `triangle` with the diagonal. Unit: one patient. Neighbours: add or remove one. Sensitivity:
     `bound`.
 
-    `factors` and `ridge` (of shape (R,)) are released or public values. An infinite ridge removes
-    a phenotype.
+    `factors` and `ridge`, of shape (R,), are public or released. An infinite ridge removes a
+    phenotype.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
@@ -167,7 +167,7 @@ def _units(sensitivity: float, sigma: float) -> float:
 
 
 def sum_threads(size: int) -> int:
-    """Return the number of threads for a sum of this size, independently of patients' data."""
+    """Return the number of threads for a sum of this size. It must not depend on patients' data."""
     return thread_count() if size <= _MOST_SHARED else 1
 
 
@@ -226,7 +226,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """Fit one patient's factor by coordinate descent from 0. `pull` is work space for gram @ a."""
+    """Fit one patient's factor by coordinate descent from 0. `pull` is memory for gram @ a."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0

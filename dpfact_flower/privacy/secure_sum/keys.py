@@ -194,7 +194,7 @@ def _statement(terms: Terms, site: str, key: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Question:
-    """The server's question in one attempt at a round's sum.
+    """The server's question to all members in one attempt at a round's sum.
 
     Masks cancel only among sites with the same `request` (a digest of the request's other parts).
     Another `attempt` is made if a site was lost before it sent its vector. `width` is the number of

@@ -37,8 +37,8 @@ _BLOCK = 1 << 14  # words per block, small enough for the cache
 def width_of(patients: int | None, ratio: float) -> int:
     """Return the number of bytes to send for each word so that no sum overflows.
 
-    The sum has at most `patients` parts, plus noise of up to 64 standard deviations of one site's
-    noise. Each part has at most `ratio` such deviations. The width allows for 16 times this sum.
+    The unit is the standard deviation of one site's noise. The sum has at most `patients` parts of
+    up to `ratio` units each, and noise of up to 64 units. The width allows for 16 times this sum.
     """
     if patients is None:
         return MOST_WIDTH
@@ -82,7 +82,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return, as bytes, those bits of each word that are sent."""
+    """Return as bytes only those bits of each word that are sent."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -135,7 +135,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    The shares are keyed by place and not authenticated: a false share yields a wrong seed.
+    The shares are keyed by place. They are not authenticated, so a false one gives a wrong seed.
     """
     seed = 0
     for place, share in shares.items():
@@ -150,7 +150,7 @@ def seed_from(shares: Mapping[int, bytes]) -> bytes:
 
 
 def _value(polynomial: Sequence[int], place: int) -> int:
-    """Return the value at `place` of a polynomial whose constant coefficient is listed first."""
+    """Return a polynomial's value at `place`. The constant coefficient is listed first."""
     value = 0
     for coefficient in reversed(polynomial):
         value = (value * place + coefficient) % PRIME

@@ -35,9 +35,9 @@ def summed(
 ) -> NDArray[np.int64]:
     """Return the sum of all members' vectors, with the mean in place of the low bits.
 
-    Per member, the error has the variance of a uniform number below 2**16, about a millionth of the
-    noise's variance. A QuorumError means that a vector is missing (start another attempt) or that
-    openings are missing (request them again). If no site may be lost, nothing is opened.
+    The error per member is that of a uniform number below 2**16, whose variance is about a
+    millionth of the noise's. A QuorumError means that a vector is missing (start another attempt)
+    or that openings are missing (request them again). With `dropouts` = 0, nothing is opened.
     """
     missing = [site for site in question.sites if site not in answers]
     if missing:

@@ -1,7 +1,7 @@
 """The site's half of a secure sum, as functions that turn stored values into new values.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
-is sent. The functions here enforce three rules:
+is sent. The functions in this module enforce three rules:
 
 - a vector is drawn once per round;
 - a repeated question gets the same bytes, a question with other members must be a later attempt,
@@ -10,8 +10,8 @@ is sent. The functions here enforce three rules:
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
 site. The server would then know the site's vector with only one share of noise. For the same
-reason, a site adds its own mask and shares the mask's seed among the other sites (Bonawitz et al.
-2017). If no site may be lost, a round has a single attempt, without openings or sites' own masks.
+reason, each site also adds a mask of its own, and shares the mask's seed among the other sites
+(Bonawitz et al. 2017). With `dropouts` = 0, a round has one attempt, no opening and no such masks.
 """
 
 import os
@@ -55,7 +55,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """A site's own seed and its shares of the other sites' seeds, which open an attempt."""
+    """A site's own seed and its shares of other sites' seeds, with which the server opens a sum."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
@@ -69,10 +69,10 @@ class Opening:
 class RoundState:
     """A site's state in a round: the last question answered, and the values used in the answer.
 
-    `seed`, which generates the site's own mask, is empty if no site may be lost. `sealed` holds a
-    share of the seed for each member, readable by that member only. An `opening` ends the round.
-    The array `noisy` is the site's vector with its own share of the noise. The array must not leave
-    the site and is stored apart from the other fields.
+    `seed` generates the site's own mask, and is empty with `dropouts` = 0. `sealed` holds a share
+    of the seed for each member, readable by that member only. An `opening` ends the round. The
+    array `noisy` is the site's vector with its own share of the noise. The array must not leave the
+    site and is stored apart from the other fields.
     """
 
     __pydantic_config__ = _KEPT
@@ -113,8 +113,7 @@ def join(
 ) -> JobSecrets:
     """Return a fresh key for a job, or the stored key if the terms are unchanged.
 
-    Only the result's `member` is sent. If the terms changed, a fresh key is made, unless a round
-    was answered.
+    Only the result's `member` is sent. Changed terms are refused once a round has been answered.
     """
     if kept is not None and kept.terms == terms:
         return kept
