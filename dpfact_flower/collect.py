@@ -51,7 +51,7 @@ LEAST_SECONDS = 10.0
 """Minimum time for a repeated request, in which a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra time, as a share of the round, if a required round lacks a connected site's reply."""
+"""Extra time, as a share of the round, if a connected site has not replied to a required round."""
 
 
 class RoundPolicy(NamedTuple):
@@ -75,9 +75,9 @@ class RoundPolicy(NamedTuple):
 class InFlight:
     """A request to a node, together with the node's replies.
 
-    `group` is Flower's name for the round, and `who` is the caller's name for the site. `waiting`
-    contains the messages that may still get a reply. `seconds` is the time from the request to the
-    first reply without an error.
+    `group` is Flower's name for the round, and `who` is the name that the caller gave to the site.
+    `waiting` contains the messages that may still get a reply. `seconds` is the time from the
+    request to the first reply without an error.
     """
 
     content: RecordDict
@@ -167,7 +167,7 @@ class RetryingGrid(Grid):
 
     `sent` is called for every message of a round except the first one to each node. `policy`
     applies to the next round. `seconds` contains the reply time of each node that answered in the
-    last round, and `registered` the registered name of every node that has ever been connected.
+    last round. `registered` contains the registered name of every node that ever connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:

@@ -14,7 +14,7 @@ from dpfact_flower.privacy import Release, replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of cells of a dense patient, enough to expose a bound that grows with the number."""
+"""Number of a dense patient's cells, enough to expose a bound that grows with this number."""
 
 
 class Patient(NamedTuple):
@@ -164,7 +164,7 @@ FACTORS: dict[str, Callable[[tuple[int, int], np.random.Generator], NDArray[np.f
     "nothing": lambda shape, rng: np.zeros(shape),
     "mixed": lambda shape, rng: rng.normal(size=shape) * 10.0 ** rng.uniform(-6, 5, shape[1]),
 }
-"""Functions that make global factors that a server might send, by name."""
+"""Functions, by name, that make global factors that a server might send."""
 
 STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64]]] = {
     "large": lambda count, sigma, rng: np.full(count, 100 * sigma),
@@ -173,7 +173,7 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
     "negative": lambda count, sigma, rng: -sigma * rng.random(count),
     "huge": lambda count, sigma, rng: np.full(count, 1e15),
 }
-"""Functions that make values that a site might have released for the start, by name."""
+"""Functions, by name, that make values that a site might have released for the start."""
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:

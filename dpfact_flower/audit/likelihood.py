@@ -35,7 +35,7 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
 _SEPARATION = 6.0
-"""Distance between the two means if the ledger is correct, in standard deviations."""
+"""Distance, in standard deviations, between the two means if the ledger is correct."""
 _LARGEST_GROUP = 10_000
 _LEDGERS_READ = 3
 

@@ -44,7 +44,7 @@ RDP_ORDERS: tuple[float, ...] = (
 
 
 def sigma_of(rho: float, sensitivity: float) -> float:
-    """Return the standard deviation sensitivity / sqrt(2 rho), at which a release costs `rho`.
+    """Return the standard deviation at which a release costs `rho`: sensitivity / sqrt(2 rho).
 
     The paper's text mistakenly gives the variance, sensitivity**2 / (2 rho), as the standard
     deviation. The paper's Proposition 2.7 and Bun & Steinke give the correct value.

@@ -109,7 +109,7 @@ class Guarantee:
 
 
 Accountant = Callable[[Sequence[ReleaseEvent], float], float]
-"""A function that computes the epsilon of one site's releases at a given delta, or raises a
+"""A function that computes epsilon for one site's releases and a given delta, or raises a
 `MissingDependencyError` if the package that it needs is missing."""
 accountants: Registry[Accountant] = Registry("accountant", "dpfact_flower.privacy.guarantee")
 """Accountants for second opinions, keyed by the name printed with each figure. A site's decisions

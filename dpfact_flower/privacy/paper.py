@@ -28,15 +28,16 @@ def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
-    """Return the L2 sensitivity 2 tau L eta that the paper claims for a factor after `tau` passes.
+    """Return 2 tau L eta, the L2 sensitivity that the paper claims for a factor after `tau` passes.
 
-    The solver is permutation SGD. The claim (Wu et al. 2017) assumes one L-Lipschitz loss that is
-    convex in all updated variables, eta <= 2/beta, and one visit to each entry per pass. Neither
-    visiting order nor start may depend on the data. Clipping each entry's data gradient to `clip`
-    enforces L for any loss, but the other assumptions do not hold. The joint pass over the factors
-    is not convex, and the l2,1 step couples all patients. Factors are carried over from round to
-    round without noise. A zero that becomes a one changes the length of the pass, sampled zeros may
-    repeat, and the step size adapts to the data. The result is a noise scale, not a bound.
+    The solver is permutation SGD. The claim (Wu et al. 2017) assumes one L-Lipschitz, beta-smooth
+    loss that is convex in all updated variables, eta <= 2/beta, and one visit to each entry per
+    pass. Neither visiting order nor start may depend on the data. Clipping each entry's data
+    gradient to `clip` enforces L for any loss, but the other assumptions do not hold. The joint
+    pass over the factors is not convex, and the l2,1 step couples all patients. Factors are carried
+    over from round to round without noise. A zero that becomes a one changes the length of the
+    pass, sampled zeros may repeat, and the step size adapts to the data. The result is a noise
+    scale, not a bound.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 

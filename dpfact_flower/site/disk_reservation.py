@@ -21,7 +21,7 @@ _FILE = ".reservation"  # no job can have this name
 _SHARED = 16
 """Number of bytes per value of a share. The old share is kept until the new one is complete."""
 _BESIDE = 2**18
-"""Number of bytes for everything except released values (64 SQLite pages)."""
+"""Number of bytes for all data except released values (64 SQLite pages)."""
 
 
 def bytes_to_reserve(

@@ -99,7 +99,8 @@ def run_round(
     """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
 
     `state` is the site's state after the previous round, or None to start from the global factors.
-    The site's name and public seed determine start and visiting order. `modes` name the releases.
+    The site's name and the public seed determine the start and the visiting order. Releases are
+    named after `modes`.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")

@@ -17,7 +17,7 @@ from dpfact_flower.privacy.ledger import LedgerRow
 from dpfact_flower.wire.protocol import RoundRequest
 
 ATTEMPT_LIMIT = 10
-"""Maximum number of attempts in a row that release nothing. A release resets the count."""
+"""Maximum number of consecutive attempts that release nothing. A release resets the count."""
 ATTEMPTS = ".failed-attempts"  # no job can have this name
 _NOTE = "LEDGER-LACKS-ROUNDS.txt"
 _TEXT = """The server says that this site has answered round {answered} of job {job!r}. The

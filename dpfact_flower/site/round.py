@@ -85,7 +85,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return this round's solver settings, with the l2,1 weight scaled to the starting factors."""
+    """Return this round's solver settings. The l2,1 weight is scaled to the starting factors."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the mean square of A's column norms.

@@ -1,4 +1,4 @@
-"""A site's half of secure sums: its keys, the stages of a request, and a job's files.
+"""A site's part in secure sums: its keys, the stages of a request, and a job's files.
 
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
 public keys without the server, because an attacker who replaces a key could impersonate a site.

@@ -1,9 +1,9 @@
 """The files, besides the ledger, that a site keeps between the rounds of a job.
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
-before the round's ledger row, and the previous round's file is deleted after that row. The ledger's
-last row decides which file counts, so a crash never leaves the site in the middle of a round. The
-site sends values from such a file only to answer a repeated request in mode "none".
+before the round's ledger row, and the previous round's file is deleted after that row is written.
+The ledger's last row decides which file counts, so a crash never leaves the site in the middle of a
+round. The site sends values from such a file only to answer a repeated request in mode "none".
 """
 
 import json
@@ -95,8 +95,8 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Load a round's factors, or return None if the factors are not kept.
 
-        The ledger decides which round counts. Without a number (for inspection), read the last
-        file.
+        The ledger decides which round counts. If no number is given (for inspection), the latest
+        file is loaded.
         """
         path = self._path(round_number or 0)
         if round_number is None:

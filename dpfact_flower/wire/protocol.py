@@ -27,7 +27,7 @@ PROTOCOL_VERSION = 4
 SPEAKERS = "the server must run the strategy dpfact_flower.DPFact or dpfact_flower.legacy.DPFact"
 """Advice in errors about unknown messages."""
 _NO_ARRAYS = (np.empty(0, np.float32),)
-"""Stand-in for an empty list, which Flower's layout would turn into an unreadable array."""
+"""Placeholder for an empty list, which Flower's layout would turn into an unreadable array."""
 MAX_FACTOR = 1e6
 """Largest entry of a feature factor in a message. With larger entries, a single cell could decide
 whether a solver succeeds."""

@@ -21,8 +21,8 @@ rewrite of both files, keep a `Head` from the log elsewhere.
 *Secrecy.* A head is a hiding commitment to the rows, because each row includes random bytes. A row
 contains only an HMAC of the data's fingerprint, under a key that is kept next to the ledger. The
 time in a row is the time of the request. A head, a backup and `dpfact ledger show` therefore reveal
-nothing about patients except the released values. Treat the key, and any folder that contains it,
-as patient data.
+nothing about patients except the released values. Protect the key, and any folder that contains it,
+like patient data.
 
 Two processes may use the same ledger. The folder must be on a local disk, because SQLite's locks
 are unreliable on network shares.

@@ -1,8 +1,8 @@
 """Forecast the outcome of a run in patient mode, and the resources it needs, from public facts.
 
 The forecast is the chance that every model of a real cohort beats every model of shuffled data
-(docs/results.md). The chance depends only on the *strength*, which is the signal times the square
-root of the rank, and was calibrated on real cohorts.
+(docs/results.md). The chance depends only on the *strength*, that is, the signal times the square
+root of the rank. This relation was calibrated on real cohorts.
 """
 
 import math
@@ -17,8 +17,8 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the chance is one half, and slope of its log-odds in the logarithm of strength
-(docs/explanation/start.md)."""
+"""Strength at which the chance is one half, and slope of the chance's log-odds over the logarithm
+of strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 _CLEAR = 1.5
 """Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""

@@ -74,7 +74,8 @@ def _number_codes(
     """Give numbers to one patient's distinct codes, mode by mode, in ascending order.
 
     Fill `codes` (numbered over all modes), `bounds` (each mode's first code, then the number of
-    codes) and `places` (the numbers of each cell's codes). `slot` is -1 before and after the call.
+    codes) and `places` (the numbers of each cell's codes). All entries of `slot` are -1 before and
+    after the call.
     """
     count = 0
     for mode in range(len(offsets) - 1):

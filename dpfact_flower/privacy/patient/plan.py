@@ -43,9 +43,9 @@ from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.tensor.triangle import strict_size
 
 _START_SHARE = 0.7
-"""Share of the model's budget for the start, which determines the optimum that is reached."""
+"""Share of the model's budget for the start. The start decides which optimum is reached."""
 _ROUND = 4.0
-"""Signal per planned refinement round, given the signal of one refinement with all the budget."""
+"""Signal (of one refinement with the whole budget) for which one more round is planned."""
 _MOST_ROUNDS, _QUICK_RANK = 40, 20
 """Largest number of refinement rounds, and the rank above which the planned number falls as 1 /
 rank, because each round takes longer."""

@@ -80,7 +80,7 @@ class BoundedSum:
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Count the patients with each code, with each patient's part scaled to norm 1.
+    """Count the patients with each code, after scaling each patient's part to norm 1.
 
     Before scaling, a patient's part has a 1 for each of the patient's codes. The sum has one value
     per code, mode by mode. Unit: one patient. Neighbours: add or remove one. Sensitivity: 1.
@@ -256,8 +256,8 @@ def _products(
 ) -> int:  # fmt: skip
     """Compute one patient's MTTKRP for `mode`, and return the number of rows that have cells.
 
-    Fill `rows`, `product` and `score` (the inner product of the patient's slice and each f_r).
-    `slot` is -1 before and after the call.
+    Fill `rows`, `product` and `score` (the inner product of the patient's slice and each f_r). All
+    entries of `slot` are -1 before and after the call.
     """
     rank, used = len(score), 0
     score[:] = 0.0

@@ -1,4 +1,4 @@
-"""The server's half of a secure sum, which turns masked vectors and openings into the sum."""
+"""The server's part in a secure sum: it turns masked vectors and openings into the sum."""
 
 from collections.abc import Mapping
 

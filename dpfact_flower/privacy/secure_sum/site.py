@@ -1,4 +1,4 @@
-"""The site's half of a secure sum, as functions that turn stored values into new values.
+"""The site's part in a secure sum, as functions that turn stored values into new values.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
 is sent. The functions in this module enforce three rules:
