@@ -34,7 +34,7 @@ _WORDS = 4096  # number of 64-bit words requested at a time
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation `SIGMA`.
 
-    `random_bytes` is `os.urandom`, or a seeded source in a simulation. A sample uses about 24 bytes.
+    `random_bytes` is `os.urandom`, or a seeded source in a simulation. Each uses about 24 bytes.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
