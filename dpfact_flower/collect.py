@@ -92,7 +92,7 @@ class InFlight:
 
     @property
     def may_be_sent(self) -> bool:
-        """Whether the request is new, or could get a reply if it were repeated.
+        """Whether the request is new, or might get a reply if it is repeated.
 
         A site whose reply was late raised a `RoundFailedError`, and may have the reply by now.
         """

@@ -323,7 +323,7 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True)
 class AppSettings(Settings):
-    """Settings of the Flower App, which say where a run reads its data and writes its results."""
+    """Settings of the Flower App: where a run reads its data and writes its results."""
 
     data: str = setting(
         "synthetic:demo", "simulation: a folder of `dpfact data`, or synthetic:PRESET; else empty"

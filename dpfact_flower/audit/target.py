@@ -152,7 +152,7 @@ class SimulatedSite:
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
-        """Return the exact sum without noise for a planned release, in grid units."""
+        """Return the exact sum, before noise, for a planned release, in grid units."""
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:

@@ -54,7 +54,7 @@ class RoundWork(Protocol):
     """Whether the round ends a run. The site then only stores the public request."""
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return the releases that must fit the budget, computed from public facts alone."""
+        """Return the releases that must fit the budget. Compute them from public facts alone."""
 
     def run(self, kept: JobState) -> RoundOutcome:
         """Compute the round. Keep no patients' data except in the outcome."""

@@ -74,7 +74,7 @@ class Facts(NamedTuple):
     def signal(self, rho: float) -> float:
         """Return the signal of one refinement with the whole budget and bound 1, or 0 if unknown.
 
-        The noise is the norm of a column of the largest mode's noise, summed over all sites.
+        The signal is relative to the norm of all sites' noise in one column of the largest mode.
         """
         if not self.known:
             return 0.0

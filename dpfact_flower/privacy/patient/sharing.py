@@ -33,7 +33,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return one site's noise (standard deviation) if `honest` sites together reach `sigma`."""
+        """Return the sigma of one site's noise, given that of `honest` sites' noise together."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:

@@ -204,7 +204,7 @@ def answer(
 
 
 def masked(job: JobSecrets, state: RoundState) -> Masked:
-    """Return the answer to the question in a state. Repeated calls return the same bytes."""
+    """Return the answer to the question in `state`. Repeated calls return the same bytes."""
     context, site = context_of(job.terms, state.question), job.member.site
     added = [own_key(state.seed, context, site)] if job.terms.dropouts else []
     subtracted: list[bytes] = []
