@@ -144,7 +144,7 @@ def _shared_parameters(script: scripts.Script) -> Iterator[tuple[str, Any, Any]]
 
 
 class _Readers(TyperGroup):
-    """A group with a command for each reader script, of this or another package, or a file."""
+    """A group of commands: one for each reader script in a package or in a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         from dpfact_flower.data.readers.script import script_names
@@ -314,7 +314,7 @@ def data_show(folder: opt.Folder) -> None:
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
-    """Make and write a cohort, unless the folder holds another cohort, and show its sites."""
+    """Make and write a cohort, and show the sites. Refuse a folder that holds another cohort."""
     from dpfact_flower.data.site_data import COHORT, remove_cohort
     from dpfact_flower.data.tables import watched
 
@@ -387,7 +387,7 @@ def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
 def _read_event_tables(
     values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
 ) -> dict[str, EventTable]:
-    """Return the event tables by mode, each with its own columns."""
+    """Return the event tables by mode, each with its own column names."""
     from dataclasses import replace
 
     from dpfact_flower.data.readers.event_tables import EventTable

@@ -1,7 +1,7 @@
 """Options that several subcommands of `dpfact` share, and functions that read these options.
 
-Docstrings of commands explain the arguments, because Flower requires Typer below 0.21, which loses
-the help of arguments with click 8.5.
+Docstrings of commands explain the arguments, because Flower requires Typer below 0.21. With click
+8.5, such a Typer loses the help of arguments.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
 
 def echo_json(content: Any) -> None:
-    """Print JSON for another program. The rich library would wrap long lines."""
+    """Print JSON for another program, not through rich, which would wrap long lines."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
 
 

@@ -157,7 +157,7 @@ def _accounted(
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
     """Return the running total after each row with a charge, and the final totals.
 
-    Only events with the same unit and neighbouring relation can be added up.
+    The costs of events can be added up only if unit and neighbouring relation are the same.
     """
     from dpfact_flower.privacy import account
 

@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation of text columns, with one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. Encounters need to be distinct only within a patient, so only their hashes are kept.
+raised. Encounters of different patients may share a hash, so their originals are not kept.
 
 `count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` gives the number of most frequent codes to keep in each mode, or None for all.
-    `vocabularies` gives public code lists instead. Both follow the order of the modes. `rolled_up`
-    maps modes to groupings, which replace codes before the most frequent codes are chosen. Sites
+    `top` gives, for each mode, how many of the most frequent codes to keep, or None for all.
+    `vocabularies` gives public code lists instead. Both are in the order of the modes. `rolled_up`
+    maps modes to groupings. Groups replace codes before the most frequent ones are chosen. Sites
     with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
     patients without a cell as empty rows. `memory` limits the memory that DuckDB uses before it
     spills to disk.
@@ -93,14 +93,14 @@ def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
 
 
 def table_of(mode: str) -> str:
-    """Return the SQL name of the table of a mode's events: patient, encounter, time and code."""
+    """Return the SQL name of a mode's event table: patient, encounter, time and code."""
     return quoted(f"events of {mode}")
 
 
 def add_events(connection: Connection, mode: str, source: str) -> int:
-    """Add the events in a relation to a mode, and return the number of new events.
+    """Add events to a mode, and return the number of new events.
 
-    `source` is the relation's SQL. Rows without a patient or a code are ignored.
+    `source` is SQL for a relation with the events. Rows without a patient or a code are ignored.
     """
     connection.execute(
         f"""CREATE TEMP TABLE IF NOT EXISTS {table_of(mode)}
@@ -143,7 +143,7 @@ def refuse_equal_hashes(connection: Connection) -> None:
 def replace_codes(
     connection: Connection, mode: str, groups: Mapping[str, list[tuple[str, str]]]
 ) -> tuple[int, int]:
-    """Replace a mode's codes by groups. Each group counts once per time and encounter.
+    """Replace a mode's codes with groups. Each group counts once per time and encounter.
 
     `groups` maps each code to pairs of group and description; a code may be in several groups.
     Events of other codes are dropped. Return the numbers of dropped events and codes.

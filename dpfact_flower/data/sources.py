@@ -1,8 +1,8 @@
 """Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
-Databases are opened read-only. To bound memory, their rows pass through a CSV file in DuckDB's
-private folder for spilled data. DuckDB's own extensions for databases are not used, because they
-would have to be downloaded.
+Databases are opened read-only. To limit the use of memory, their rows pass through a CSV file in
+DuckDB's private folder for spilled data. DuckDB's own extensions for databases are not used,
+because they would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
 
 
 def _missing(places: Sequence[Path], name: str) -> str:
-    """Return an error message about a table that no place has. The last place is the source."""
+    """Return an error message about a table that is in no place. The last place is the source."""
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))

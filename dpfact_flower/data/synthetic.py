@@ -157,9 +157,9 @@ PRESETS: Mapping[str, SyntheticSettings] = {
 class _Planted(NamedTuple):
     """The population model, from which patients are drawn.
 
-    `sources` are distributions of each mode's codes, shape (I_n, R + 1): R phenotypes, then the
-    background. `prevalence` is each phenotype's share at each site, shape (T, R). `risk` is
-    the log odds of death that an active phenotype adds, shape (R,).
+    In `sources`, shape (I_n, R + 1) for each mode, columns are distributions of codes: R
+    phenotypes, then the background. `prevalence` is each phenotype's relative frequency at each
+    site, shape (T, R). `risk` is what a phenotype adds to the log odds of death, shape (R,).
     """
 
     sources: tuple[Floats, ...]
@@ -203,7 +203,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
-    """Return which patients have which phenotypes at each site of `synthetic`, shape (I_t, R)."""
+    """Return which patients of `synthetic` have which phenotypes, shape (I_t, R) for each site."""
     if isinstance(settings, str):
         settings = preset(settings)
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
@@ -303,7 +303,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """For each number in `column`, draw from that column's distribution, by inversion."""
+    """For each number in `column`, draw from the distribution in this column, by inversion."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -314,7 +314,7 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return each combination of one code per mode: its window (rows,) and codes (rows, modes)."""
+    """Return all combinations of one code per mode: windows (rows,) and codes (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -330,7 +330,7 @@ def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 def _deaths(
     members: NDArray[np.bool_], risk: Floats, mortality: float, rng: np.random.Generator
 ) -> NDArray[np.int8]:
-    """Draw deaths from a logistic model whose intercept is set to give the expected share."""
+    """Draw deaths from a logistic model whose intercept is set to give `mortality` on average."""
     score = members @ risk
 
     def excess(intercept: float) -> float:
@@ -364,7 +364,7 @@ def _sites(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017. Each description names the phenotype with the largest weight."""
+    """Return codes such as P017. A description names the phenotype where the code weighs most."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -69,11 +69,11 @@ _PLAIN = Dialect()
 class Rows(NamedTuple):
     """Rows that DuckDB scans in place, and their name for error messages.
 
-    Rows come from frames (of pandas, polars or Arrow, or DuckDB's relations), which are
-    concatenated, or from `table`, the SQL name of a table in an attached database. With `mode`,
-    only rows with this value in the column ``mode`` count. `renamed` maps names of columns to new
-    names. `sites` names the site of each frame. The rows then get a column ``site``, and
-    identifiers become ``SITE/PATIENT``, because two sites may use the same identifier.
+    Rows come from `frames` of pandas, polars, Arrow or DuckDB, which are concatenated, or from
+    `table`, the SQL name of a table in an attached database. With `mode`, only rows with this value
+    in the column ``mode`` are used. `renamed` maps column names to new names. `sites`, if given,
+    names the site of each frame. The rows then get a column ``site``, and identifiers become
+    ``SITE/PATIENT``, because two sites may use the same identifier.
     """
 
     name: str
@@ -87,11 +87,11 @@ class Rows(NamedTuple):
         return self.name
 
     def given(self, column: str) -> str:
-        """Return the name that the frame's owner gave to a column."""
+        """Return a column's name in the frame, before any renaming."""
         return next((old for old, new in self.renamed.items() if new == column), column)
 
     def sql(self, connection: Connection) -> str:
-        """Return SQL for the rows on a connection."""
+        """Register the frames on a connection, and return SQL for the rows."""
         for number, frame in enumerate(self.frames):
             _refuse_twins(self, [name.lower() for name in columns_of(frame)])
             if hasattr(type(frame), "write_parquet"):  # polars, or another connection
@@ -167,7 +167,7 @@ def _spill_of(connection: Connection) -> str:
 
 @contextmanager
 def watched(watch: ProgressCallback) -> Iterator[None]:
-    """Send the progress of every `report_progress` inside the block to `watch`."""
+    """Send every report of `report_progress` inside the block to `watch`."""
     token = _watch.set(watch)
     try:
         yield
@@ -185,7 +185,7 @@ def report_progress(name: str) -> Iterator[None]:
 
 
 def list_tables(folder: Path) -> dict[str, Path]:
-    """Map the tables' names in lower case to their files, or to their folders of Parquet files.
+    """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
     Files take precedence over folders, and shorter file names over longer ones.
     """
@@ -203,11 +203,11 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    `columns`, in lower case, are required, but the table may use any case. A missing `optional`
-    column is NULL. ``code[]`` is a list of the distinct values, without blanks, of the columns
-    ``code_1``, ``code_2``, ... `where` is an SQL condition on all these columns that rows must meet
-    to be kept. `there` is a condition that rows must meet to be sent by a database, in which
-    ``$schema`` stands for the table's schema.
+    `columns` are required. They are in lower case, but the table's columns may be in any case. A
+    missing `optional` column is NULL. ``code[]`` is a list of the distinct values, without blanks,
+    of the columns ``code_1``, ``code_2``, ... Only rows that meet `where`, an SQL condition on
+    these columns, are kept. A database sends only rows that meet `there`, in which ``$schema``
+    stands for the table's schema.
     """
 
     name: str
@@ -229,9 +229,9 @@ def load_table(
 ) -> None:
     """Read columns into the temporary table `into`, as trimmed text in Unicode's form NFC.
 
-    `place` is a CSV file with a header line, plain or gzipped, or else `Rows`, a file named
-    ``.parquet`` or a folder of Parquet files, whose columns hold text, whole numbers, dates or
-    times. A time with a zone is converted to UTC. A blank field is NULL.
+    `place` is a CSV file with a header line (plain or gzipped), `Rows`, a Parquet file or a folder
+    of Parquet files. Except in a CSV file, columns hold text, whole numbers, dates or times. A time
+    with a zone is converted to UTC. A blank field is NULL.
 
     `select` is SQL for the columns of the result. `hint` returns advice about a missing column,
     given the existing columns.
@@ -322,8 +322,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
     Errors do not quote a first line that is not a header, because the line may hold a patient's
-    data. DuckDB's own sniffer is not used: it reads a file with an open quote as a single column,
-    renames the second of two equal columns, and can take a patient's row for a header.
+    data. DuckDB's own sniffer is not used: it reads a file with an unclosed quote as a single
+    column, renames the second of two equal columns, and can take a patient's row for a header.
     """
     if path.exists() and not path.is_file():  # a pipe: DuckDB would miss what is read here
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -359,7 +359,7 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
 
 
 def line_of_header(path: Path, dialect: Dialect) -> int:
-    """Return the number of the first line below the header that repeats it, or 0."""
+    """Return the number of the first line below the header that repeats the header, or 0."""
     if _kind(path) != "CSV":
         return 0
     with _open(path, "rt", dialect.encoding, errors="replace") as file:
@@ -400,7 +400,7 @@ def list_of(column: str) -> str:
 
 
 def _fields(found: Mapping[str, str], wanted: Sequence[str]) -> str:
-    """Return SQL for the wanted columns. `found` maps existing columns to their SQL."""
+    """Return SQL for the wanted columns. `found` maps each existing column to its SQL."""
     texts = {name.lower(): f"nullif(trim(nfc_normalize({sql})), '')" for name, sql in found.items()}
     lists: dict[str, list[str]] = {}
     for name, sql in texts.items():
@@ -446,7 +446,7 @@ def refuse_rows(
 
 
 def _csv(path: Path, dialect: Dialect) -> tuple[str, dict[str, str]]:
-    """Return SQL that reads a CSV file, and SQL for each of the file's columns."""
+    """Return SQL that reads a CSV file, and SQL for each column of the file."""
     header, delimiter, skip = _header(path, dialect)
     types = ", ".join(f"'c{position}': 'VARCHAR'" for position in range(len(header)))
     encoding = dialect.encoding.replace("utf-16", "utf-8")  # see `_run_csv`
@@ -466,7 +466,7 @@ def _kind(place: Path | Rows) -> str:
 def _typed(
     connection: Connection, place: Path | Rows, wanted: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """Return SQL for rows with typed columns, and SQL for each column as text."""
+    """Return SQL for rows of typed columns, and SQL that turns each column into text."""
     if isinstance(place, Rows):
         source = place.sql(connection)
     elif place.exists():

@@ -29,8 +29,8 @@ class Vocabulary:
     """Codes of one feature mode; the position of a code is its index in the tensor.
 
     Codes are unique and printable, without blanks at either end. Codes are text, because ``0040``
-    is not ``40``, and have Unicode's form NFC. Descriptions are for human readers, and do not
-    affect the vocabulary's digest. An unknown description is ``""``. An empty tuple means that all
+    is not ``40``. Their Unicode form is NFC. Descriptions are for human readers, and do not affect
+    the vocabulary's digest. An unknown description is ``""``. An empty tuple means that all
     descriptions are unknown.
     """
 
@@ -129,9 +129,9 @@ def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes, in the order of the file.
 
     A ``.json`` file is a list of codes, or a vocabulary with this `name` that `Vocabulary.save`
-    wrote. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, in
-    any case, or MIMIC's ``icd9_code`` and ``long_title``. Any other file is text with one code per
-    line. Empty lines and lines that begin with ``#`` are skipped.
+    wrote. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, or
+    MIMIC's ``icd9_code`` and ``long_title``. Case does not matter. Any other file is text with one
+    code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
     text = read_text(path)
@@ -191,7 +191,7 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, in the form NFC that codes have."""
+    """Return the text of a UTF-8 file in Unicode's form NFC, which codes need."""
     try:
         # Spreadsheets write a byte order mark.
         return normalize("NFC", path.read_text(encoding="utf-8-sig"))

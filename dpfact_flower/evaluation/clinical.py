@@ -1,8 +1,8 @@
 """Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
 Groups and pairs need only the model and a public classification of its codes, so the results are as
-public as the model. Coherence needs patients' data, so a site's coherence stays there. Each figure
-is shown next to the mean of *shuffled* models, which give a code's weights to random phenotypes.
+public as the model. Coherence needs patients' data, so a site's value stays there. Each figure is
+shown next to the mean of *shuffled* models, in which each code's weights go to random phenotypes.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class Classification:
 
     @cached_property
     def tested(self) -> list[tuple[list[str], NDArray[np.bool_]]]:
-        """Groups of two or more codes and the mask of their codes, (groups, I_n), by mode."""
+        """For each mode, groups of two or more codes, and a mask of their codes, (groups, I_n)."""
         found = []
         for groups in self.groups:
             counts = Counter(filter(None, groups))
@@ -63,7 +63,7 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    The group contains `codes` of the `leading` codes. `p_value` is from a hypergeometric test,
+    Of the `leading` codes, the group contains `codes`. `p_value` is from a hypergeometric test,
     corrected for the number of groups (Bonferroni). `q_value` is also corrected for the number of
     phenotypes (Benjamini and Hochberg).
     """
@@ -86,8 +86,8 @@ class Enrichment:
 class ClinicalMeasures:
     """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
 
-    `codes` counts the codes of the modes that have groups, and `grouped` counts the codes that have
-    a group. `pairs` is the result of `known_pairs`.
+    `codes` counts all codes in those modes that have groups, and `grouped` counts the codes that
+    have a group. `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -191,7 +191,7 @@ def enrichments(
 
 
 def known_pairs(features: Sequence[NDArray[Any]], classification: Classification) -> float:
-    """Return how well the cosine of two codes' rows predicts that they share a group (AUC).
+    """Return how well the cosine of two codes' rows predicts that the codes share a group (AUC).
 
     Chance gives 0.5. Codes of all modes are compared with each other. Columns must have norm 1.
     """
@@ -237,8 +237,8 @@ def _name(group: str) -> str:
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
     """Return the phenotypes' mean coherence in these patients, and that of shuffled models.
 
-    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. In each mode,
-    these are at most five codes, each with at least a third of the largest weight.
+    A phenotype's coherence is the mean `npmi` over all pairs of its leading codes. A mode has up to
+    five leading codes, each with at least a third of the largest weight.
     """
     patients, together = _counts(tensors)
     model = tuple(unit_columns(factor.astype(np.float64)) for factor in features)
@@ -251,8 +251,8 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     """Return the normalised pointwise mutual information of each pair of codes.
 
     It is 1 for codes that always occur together, 0 for independent codes, and -1 for codes that
-    never do. `together` counts patients with both codes, and on its diagonal patients with one
-    code.
+    never occur together. `together` counts patients with both codes; its diagonal counts patients
+    with one.
     """
     both = together / patients
     alone = np.diag(both)

@@ -1,6 +1,6 @@
-"""Comparison of finished runs: a table, a page, and the phenotypes that return in other runs.
+"""Comparison of finished runs: a table, a page, and the phenotypes that other runs found again.
 
-A phenotype that returns in runs with other noise, without noise, or on other data is unlikely to be
+A phenotype that is found again with fresh noise, without noise, or in other data is unlikely to be
 an accident of one run. Only models are compared.
 """
 
@@ -46,7 +46,7 @@ def comparison(folders: Sequence[Path]) -> str:
 
 
 def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
-    """Return a run's values for the table, by column heading."""
+    """Return a run's values for the table, each under its column heading."""
     errors, measured, sent = summary.errors, summary.measured, summary.exchange
     fits = errors.per_site_data if errors else ()
     together = measured.coherence if measured else None
@@ -90,14 +90,14 @@ def protection(summary: Summary) -> str:
 
 
 def _privacy(summary: Summary) -> str:
-    """Return the privacy mode, with the claim if its epsilon is not a guarantee."""
+    """Return the privacy mode, with the run's claim if epsilon is not a guarantee."""
     claim = SEEDED_CLAIM if SEEDED_CLAIM in summary.claim else summary.claim
     is_less = claim == SEEDED_CLAIM or "not proven" in claim
     return f"{summary.privacy} ({claim})" if is_less else summary.privacy
 
 
 def _epsilon(spent: RunSpending | None) -> str | None:
-    """Return epsilon, and in brackets the epsilon for replacing a record."""
+    """Return epsilon and, in brackets, the epsilon that applies if a record is replaced."""
     if spent is None:
         return None
     replacing = "" if spent.replacing is None else f" ({rounded_up(spent.replacing)})"
@@ -163,7 +163,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return the measured qualities by title and run, and a figure if there are any."""
+    """Return the measured qualities by title and run, and a figure of them (or None)."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -217,7 +217,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
 
 
 def by_chance(ours: Dense, theirs: Dense) -> list[float]:
-    """Return `Pair.chance` of each phenotype, computed by recombining the other run's modes."""
+    """Return each phenotype's `Pair.chance`, computed by recombining the other run's modes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

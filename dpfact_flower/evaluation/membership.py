@@ -37,7 +37,7 @@ def scores(
 
 
 def column_norms(features: Factors) -> NDArray[np.float64]:
-    """Return the product over the modes of each component's column norms, shape (R,)."""
+    """Return, for each component, the product of its column norms in all modes, shape (R,)."""
     return np.asarray(
         np.prod([np.linalg.norm(factor.astype(np.float64), axis=0) for factor in features], axis=0)
     )

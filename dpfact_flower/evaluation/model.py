@@ -1,4 +1,4 @@
-"""The global model of a run: its phenotypes, and the scores of patients fitted to the phenotypes.
+"""The global model of a run: its phenotypes, and scores of patients who are fitted to them.
 
 The run's noise, if any, protects the model. No noise protects a table of memberships, which is made
 from a site's own data and stays at that site.
@@ -51,7 +51,7 @@ class CodeRow:
     The code with `place` 1 has the largest share in its mode. `weight` is the factor's entry, and
     `share` is that entry divided by the absolute sum of the column. `lift` is the share divided by
     the code's mean share over all phenotypes. `false_discovery` is the probability, if known, that
-    other patients lack the phenotype.
+    the phenotype is absent in other patients.
     """
 
     phenotype: int
@@ -68,7 +68,7 @@ class CodeRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memberships:
-    """The score of each patient of a site for each phenotype. Scores must not leave the site.
+    """One site's scores of each patient for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
     (patients, R). `without` is the number of patients who score 0 because they have none of the
@@ -142,20 +142,20 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique name for each phenotype. A name that occurs twice is followed by the number."""
+        """A unique name for each phenotype. Equal names are followed by the phenotype's number."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
 
     def rows(self, *, top: int | None = None) -> tuple[CodeRow, ...]:
-        """Return each phenotype's codes with non-zero weight, or the `top` codes of each mode."""
+        """Return each phenotype's codes of non-zero weight, or only `top` codes of each mode."""
         if top is not None and top < 1:
             raise SettingsError(f"top: must be 1 or more, got {top}")
         lists = (rows for by_mode in self.codes_by_mode().values() for rows in by_mode.values())
         return tuple(row for rows in lists for row in rows[:top])
 
     def codes_by_mode(self) -> dict[int, dict[str, list[CodeRow]]]:
-        """Return each phenotype's codes with non-zero weight by mode, largest share first."""
+        """Return, by phenotype and mode, the codes of non-zero weight, largest share first."""
         found: dict[int, dict[str, list[CodeRow]]] = {r: {} for r in range(1, self.rank + 1)}
         chances = dict(enumerate(self.false_discovery, start=1))
         for vocabulary, weights in zip(self.vocabularies, self.factors, strict=True):
@@ -184,8 +184,8 @@ class GlobalModel:
         """Fit a site's patients, old or new, to the phenotypes, which do not change.
 
         (By contrast, ``dpfact site refit`` fits the site's own model.) Codes are matched by name. A
-        site's list may be longer, be in a different order, and lack some of the model's codes, but
-        not all.
+        site's list may be longer or in a different order, and may lack some, but not all, of the
+        model's codes.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -203,7 +203,7 @@ class GlobalModel:
         )
 
     def with_patients(self, site: SiteData) -> CPModel:
-        """Return a CP model of a site's scores and the feature factors, with columns of norm 1."""
+        """Return a CP model: a site's scores, and the feature factors with columns of norm 1."""
         wide = (factor.astype(np.float64) for factor in self.factors)
         return CPModel((self.memberships(site).scores, *map(unit_columns, wide)))
 
@@ -225,7 +225,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Return the shared codes' positions in the site's lists, ascending, and their rows."""
+        """Return shared codes' positions in the site's lists, ascending, and their factor rows."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
@@ -276,7 +276,7 @@ def write_phenotype_table(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file without formulas that only its owner can read."""
+    """Write a CSV file that only its owner can read, with formulas made harmless."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):

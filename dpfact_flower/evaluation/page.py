@@ -1,4 +1,4 @@
-"""Self-contained HTML pages that load nothing, and the formats of the numbers on pages.
+"""Self-contained HTML pages, which load nothing, and the formats of numbers on these pages.
 
 The Content-Security-Policy allows only the page's own script, identified by its hash. Equal content
 gives equal bytes. matplotlib and Jinja2 are imported when needed, because they are slow to import.
@@ -42,7 +42,7 @@ def check_libraries() -> None:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Report files that do not belong together as a `DataError` about the folder."""
+    """Raise a `DataError` about the folder if its files do not fit each other."""
     check_libraries()
     from jinja2 import UndefinedError  # noqa: PLC0415
 
@@ -123,7 +123,7 @@ def outcome(label: str) -> str:
 
 
 def counted(count: int) -> str:
-    """Format a count for a sentence: as a word up to twenty, and otherwise in digits."""
+    """Format a count for a sentence: up to twenty as a word, and above twenty in digits."""
     return _NUMBERS[count] if count < len(_NUMBERS) else f"{count:,}"
 
 

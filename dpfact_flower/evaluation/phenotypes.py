@@ -132,7 +132,7 @@ def _share(count: Count, patients: Count) -> float | str:
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Return `_share`, ``all`` for all but a few patients, or None if there are no patients."""
+    """Return `_share`; ``all`` if the count is nearly `patients`; None if there are no patients."""
     if not patients:
         return None
     return "all" if patients - count < SMALL <= count else _share(count, patients)
@@ -146,7 +146,7 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
     """Return a phenotype's prevalence at each site, from the counts of its patients.
 
-    If the overall prevalence would reveal a small count, the smallest counts of other sites are
+    If the overall prevalence would reveal a small count, the smallest counts at the other sites are
     hidden too.
     """
     shown = {site: _share(count, sizes[site]) for site, count in counts.items()}
@@ -199,7 +199,7 @@ def top_codes(
 def _associations(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Return each phenotype's rate of an outcome, and its odds given the other phenotypes."""
+    """For each phenotype, return an outcome's rate, and its odds ratio given other phenotypes."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())
@@ -230,7 +230,7 @@ def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | N
 def _coefficients(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """Fit one logistic regression on all usable memberships of up to `MOST_PREDICTED` patients."""
+    """Fit one logistic regression on all usable phenotypes, in up to `MOST_PREDICTED` patients."""
     rank = memberships.shape[1]
     if len(label) > MOST_PREDICTED:
         some = np.random.default_rng(0).permutation(len(label))[:MOST_PREDICTED]
@@ -249,7 +249,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype has no coefficient, or None. `label` covers only these patients."""
+    """Return why a phenotype has no coefficient, or None. `label` is its patients' label."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

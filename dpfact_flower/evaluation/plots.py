@@ -124,7 +124,7 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
-    A cell shows a column norm of the site's patient factor, divided by the site's largest norm
+    A cell shows a column norm of the site's patient factor, divided by the site's largest norm,
     because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
     switched off. Up to 60 phenotypes are labelled with their `names`, if any.
     """
@@ -160,7 +160,7 @@ QUALITIES: dict[str, Callable[[Summary], float | None]] = {
 
 
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:
-    """Plot a quality against epsilon. Runs without noise are horizontal lines."""
+    """Plot a measure of quality against epsilon. Runs without noise are horizontal lines."""
     text: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}
     for name, (spent, value) in runs.items():
         if spent is None:

@@ -1,6 +1,6 @@
 """Prediction of an outcome from phenotype scores, compared with predictions from codes alone.
 
-The mere number of a patient's codes predicts outcomes well, and even random factors predict a
+The number of a patient's codes alone predicts outcomes well, and even random factors predict a
 little. Therefore every AUC is shown next to those of raw codes and code volume on the same splits.
 Scores never leave a site, so only a simulation has an overall AUC.
 """
@@ -41,9 +41,9 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
 
-    A split covers the patients of all sites and is stratified by site and label, so all figures of
-    a split use the same test patients. A column of `patient_factors` must mean the same phenotype
-    at every site. Sites without the label are left out.
+    A split divides all sites' patients and is stratified by site and label, so all figures from a
+    split use the same test patients. A column of `patient_factors` must mean the same phenotype at
+    every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -66,7 +66,7 @@ def predict_outcome(
 def _areas(
     labelled: Sequence[int], memberships: Sequence[ArrayLike], sites: Sequence[SiteData], label: str
 ) -> dict[int, dict[str, AUC]]:
-    """Return each predictor's AUC by group of patients. Small groups have no AUC."""
+    """Return each predictor's AUC for each group of patients. Small groups have no AUC."""
     tensors = [sites[t].tensor for t in labelled]
     own = [np.asarray(memberships[t], np.float64) for t in labelled]
     kinds: dict[str, tuple[Callable[[], Any], Any]] = {
@@ -94,7 +94,7 @@ def split_scores(
     masks: Iterable[NDArray[np.bool_]],
     least: int,
 ) -> dict[int, list[float]]:
-    """Return the AUC on the test patients of each split, by group of patients.
+    """For each group of patients, return the AUC on the test patients of each split.
 
     `model` returns a new scikit-learn classifier, which is trained and tested on one group's
     patients. Groups with fewer than `least` patients of either label are left out.
@@ -118,7 +118,7 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Return the fourth roots of the skewed memberships. The power was chosen on tuning data."""
+    """Return the fourth roots of the scores, which are skewed. The root was chosen by tuning."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 
@@ -147,7 +147,7 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield a mask of the training patients for each split, with the same share of each stratum.
+    """Yield a mask of each split's training patients, the same share of patients in each stratum.
 
     Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
     """

@@ -1,7 +1,7 @@
 """A run in words: titles of phenotypes, sentences for clinicians, and lines for a terminal.
 
-A title such as ``Stroke with hypertension`` says no more than the codes do, so a name from a person
-is better. The same model always gets the same titles.
+A title such as ``Stroke with hypertension`` says no more than the codes, so a name that a person
+gives is better. The same model always gets the same titles.
 """
 
 import math
@@ -76,7 +76,7 @@ def titles(model: GlobalModel) -> dict[int, str]:
 
 
 def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
-    """Make a unique title for each phenotype, in which diagnoses come before treatments."""
+    """Make a unique title for each phenotype. In titles, diagnoses come before treatments."""
     led = Counter(
         (mode, row.code)
         for rows in phenotypes.values()
@@ -92,12 +92,12 @@ def made_titles(phenotypes: Mapping[int, Rows]) -> dict[int, str]:
 
 
 def leading(rows: Sequence[CodeRow]) -> list[CodeRow]:
-    """Return a phenotype's leading codes in one mode. Rows must start with the largest weight."""
+    """Return a phenotype's leading codes in one mode. The largest weight must come first."""
     return [row for row in rows if abs(row.weight) >= LEADING * abs(rows[0].weight)]
 
 
 def phrase(description: str, code: str) -> str:
-    """Return a short name for a code: the end of its description's path, or the code itself.
+    """Return a code's short name: the last part of a description that is a path, or the code.
 
     The fourth level of a path is a subtype, so the third level is named too: ``sepsis – severe``.
     """
@@ -179,7 +179,7 @@ def rate(association: Association, everybody: Share, unit: str) -> str:
 
 
 def leading_sentence(rows: Rows) -> str:
-    """List a phenotype's leading codes, for a run without counts of patients."""
+    """List a phenotype's leading codes in a sentence, for a run without counts of patients."""
     parts = []
     for mode, of_mode in rows.items():
         names = (named(row.description, row.code) for row in leading(of_mode)[:_CODES])
@@ -190,7 +190,7 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe a phenotype's certainty. Phenotypes `same` differ from it in one mode only.
+    """Describe a phenotype's certainty. `same` are phenotypes that differ in only one mode.
 
     The other arguments are those of `certainty`.
     """
@@ -250,7 +250,7 @@ def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
 
 
 def search_words(texts: Iterable[str]) -> str:
-    """Return everyday words for a phenotype's codes, which a page's search finds."""
+    """Return everyday words for a phenotype's codes, so that a page's search finds them."""
     known: dict[str, str] = tomllib.loads(_SEARCH_WORDS.read_text("utf-8"))
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in known.items() if re.search(names, text))

@@ -131,7 +131,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
-    """Return each distinct spending, with the names of the sites that spent it."""
+    """Return each distinct `SiteSpending`, with the names of the sites that have it."""
     rows: list[tuple[SiteSpending, list[str]]] = []
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
         if not any(own == spent for own, _ in rows):
@@ -153,7 +153,7 @@ def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
 
 
 def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
-    """Return each site's number of asynchronous replies, with their mean and maximum staleness."""
+    """Return how many asynchronous replies each site sent, and their mean and largest staleness."""
     staleness: dict[str, list[int]] = {}
     for record in records:
         for arrival in record.arrivals:
@@ -164,7 +164,7 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 def _figures(
     summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
-    """Return the figures that have values, as inline SVG by name."""
+    """Return, by name, the figures that have data, as inline SVG."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}
@@ -196,7 +196,7 @@ class Card:
     `title` is the name that a person gave the phenotype, or a title made from its codes. If a
     person gave a name, `made` is the title made from the codes. `text` describes the patients, the
     certainty and the chart review. `codes` lists the codes of each mode, largest share first.
-    `search` holds everyday words for the codes, which the page's search finds.
+    `search` holds everyday words for the codes, for the page's search.
     """
 
     number: int

@@ -131,8 +131,8 @@ def write_sheet(
 ) -> Path:
     """Write the `new_files` of a review, readable only by their owner. Return the sheet's path.
 
-    Half of the patients have the highest scores. The others are nearest to the threshold, above or
-    below it. `seed` determines the random order.
+    Half of the chosen patients have the highest scores. The others are nearest to the threshold,
+    above or below it. `seed` determines the random order.
     """
     sheet, page, key = new_files(folder, out)
     model = GlobalModel.read(folder)
@@ -190,7 +190,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Record a sheet's decision in ``names.toml``, with each share of ten charts or more."""
+    """Record a sheet's decision in ``names.toml``, with each share that ten or more charts give."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
@@ -204,7 +204,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Choose patients in random order. Return their rows, and who is near the threshold."""
+    """Choose patients in random order. Return their rows, and which rows are near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())
@@ -248,7 +248,7 @@ def _bare(patient: str) -> str:
 
 
 def new_files(folder: Path, out: Path) -> list[Path]:
-    """Return the paths of the sheet ``OUT.csv``, its page ``OUT.html`` and ``OUT.key.json``.
+    """Return the paths of a sheet, its page and its key: ``OUT.csv``, ``.html``, ``.key.json``.
 
     Files that exist already, or would be in the run's `folder`, are refused.
     """
@@ -278,7 +278,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and cells of each line with content, in any spreadsheet's CSV format.
+    """Yield the place and cells of each filled line. The CSV may be from any spreadsheet program.
 
     No two lines may have the same first cell.
     """

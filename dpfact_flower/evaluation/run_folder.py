@@ -144,7 +144,7 @@ class Review:
     """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
 
     `confirmed` is the share, in tenths, of the highest-scoring patients' `charts` that confirm the
-    phenotype. `near_confirmed` is that share near the threshold. Both need ten charts or more.
+    phenotype. `near_confirmed` is the same near the threshold. Both need ten charts or more.
     """
 
     verdict: Literal["keep", "drop"]
@@ -224,7 +224,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
-    """Read a JSON file and `parse` its content. Errors name the file."""
+    """Read a JSON file and `parse` its content. Errors give the file's name."""
     content = read_json(path)
     with _naming(path):
         return parse(content)

@@ -1,7 +1,7 @@
 """The summary of a run: what the server knows and, in a simulation, what can be measured.
 
-A simulation has all sites' data and state on one machine. Its errors, AUC and tables are computed
-from those files after the rounds, and are never part of a message.
+A simulation has all sites' data and state on one machine. Errors, AUC and tables are computed from
+this data after the rounds, and are never part of a message.
 """
 
 import math
@@ -71,8 +71,8 @@ def summarise(
 ) -> tuple[Summary, SharedPhenotypes]:
     """Return the contents of ``summary.json`` and ``phenotypes.json``.
 
-    `cohort` is the data of a simulation. Without `measured`, its summary is like that of a
-    deployment. `counted` means that the plan used the exact number of patients.
+    `cohort` is the data of a simulation. Without `measured`, a simulation's summary is like that of
+    a deployment. `counted` means that the plan used the exact number of patients.
     """
     given = ""  # facts taken from the data without noise, as text after a claim
     if cohort is not None and coordinator.privacy.privacy == "patient":
@@ -103,9 +103,9 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the traffic of the run, and of the DPFact paper and TRIP in the same number of rounds.
+    """Return the run's traffic, and what the DPFact paper and TRIP would send in as many rounds.
 
-    Both send all feature factors as float64 in both directions, without overhead. In TRIP
+    Both methods send all feature factors as float64 in both directions, without overhead. In TRIP
     (consensus ADMM), a site also sends the multipliers of its constraints.
     """
     records = coordinator.records
@@ -127,7 +127,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """Return the largest spending of any site and the spending of each, or None without noise.
+    """Return the largest spending of a site and every site's spending, or None without noise.
 
     Each patient is at one site only, so spending at other sites does not affect that patient.
     """
@@ -255,9 +255,9 @@ def measure(
 def shared_error(
     tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
-    """Return the squared error over all patients, each refitted to the shared features alone.
+    """Return the squared error over all patients after each is refitted to the shared features.
 
-    Unlike this error, the fit of a small site's own model is mostly chance, and says nothing about
+    The fit of a small site's own model is mostly chance, and cannot be compared with that of
     systems whose sites share all feature factors. The `tensors` must be scaled as in the run.
     """
     errors = []

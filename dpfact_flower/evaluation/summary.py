@@ -1,6 +1,6 @@
 """The result of a run: the content of ``summary.json``, with nearly all keys on one level.
 
-Each key is a field of a class in this module. If a class has no known values, the file sets its
+Each key is a field of a class in this module. If no value of a class is known, the file sets its
 first keys to null and omits the others.
 """
 
@@ -21,7 +21,7 @@ class Spending:
     """The cost of releases, as `Guarantee.to_dict` writes it.
 
     `claim` says how well the figures are proven, and is shown next to each figure. `epsilon`
-    applies to adding or removing a patient's record, and `replacing` to replacing a record. `alone`
+    applies if a patient's record is added or removed, and `replacing` if it is replaced. `alone`
     applies to secure sums if all other sites collude with the server.
     """
 
@@ -60,8 +60,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` are the bytes that the same number of rounds takes in the schemes
-    of the DPFact paper and of TRIP. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` are the bytes that as many rounds would take in the schemes of
+    the DPFact paper and of TRIP. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -117,7 +117,7 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """How well an outcome is predicted for the labelled patients of a site, or ``overall``.
+    """How well an outcome is predicted for a site's labelled patients, or for all (``overall``).
 
     `memberships` predicts from a patient's scores, `raw_codes` from the set of codes, and `volume`
     from the sum of counts. The last two are baselines. `reason` explains missing figures.
@@ -159,8 +159,8 @@ class Measured:
     `fms` is the factor match score with the planted phenotypes, if there are any. `auc` is for the
     first label. `errors` is None if the loss is not squared, or if no round has errors from all
     sites. `fit_shared` is the share of the data that the shared factors explain after all patients
-    are refitted. `fit_frequencies` is the share that code frequencies explain. `coherence` is None
-    if nothing was learned.
+    are refitted. `fit_frequencies` is the share that code frequencies alone explain. `coherence` is
+    None if nothing was learned.
     """
 
     fms: float | None
@@ -188,8 +188,8 @@ class Summary:
     """The result of a run. `name` is the cohort's name or, in a deployment, the job's.
 
     `sites` counts the sites whose releases were used, and `rounds` the rounds that updated the
-    model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery`
-    holds, if known, the probability that other patients lack each phenotype. Without noise there is
+    model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery` is
+    the probability, if known, that a phenotype is absent in other patients. Without noise there is
     no `spent`, and in a deployment there is no `measured`.
     """
 

@@ -124,7 +124,7 @@ def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
-    """Return kappa over the items of `one`, or ``undefined`` if all answers are the same."""
+    """Return kappa over all items in `one`, or ``undefined`` if all answers are the same."""
     pairs = [(one[n], two[n]) for n in sorted(one)]
     if len({answer for pair in pairs for answer in pair}) < 2:
         return "undefined"
@@ -139,7 +139,7 @@ Lists = Mapping[int, Mapping[str, Codes]]
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in random order. An odd number has one more real item."""
+    """Return real and made-up items in random order. If the number is odd, one more is real."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)
@@ -167,9 +167,9 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """Replace the last mode's codes of each phenotype with those of another phenotype.
+    """In each phenotype, replace the last mode's codes with those of another phenotype.
 
-    No list is used twice. Partners are chosen so that their lists have the fewest codes in common.
+    No list is used twice. Partners are chosen so that their lists share the fewest codes.
     """
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}

@@ -1,8 +1,8 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is a number, or None if patients were not counted. A word replaces a number that
-would reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` for all or all but a
-few, and ``hidden`` if a small count would follow from this and other numbers.
+would reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` for all patients or all
+but a few, and ``hidden`` if a small count would follow from this and other numbers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's frequency among the phenotype's patients, and `everybody` among all.
+    `observed` is the code's frequency in the phenotype's patients, `everybody` in all patients.
     """
 
     code: str
@@ -27,7 +27,7 @@ class CodeWeight:
 
 @dataclass(frozen=True)
 class Association:
-    """The association of a phenotype with an outcome, all other phenotypes held equal.
+    """The association of a phenotype with an outcome, if all other phenotypes are held equal.
 
     `coefficient` is the log odds ratio per standard deviation of the score, with a 95 % `interval`.
     `p_value` is from a two-sided Wald test, not corrected for the number of phenotypes. `reason`
@@ -49,7 +49,7 @@ class Phenotype:
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
     of patients who have the phenotype. `carriers` is the share of all patients who have a leading
-    code of every mode, and `precision` is that share among the phenotype's patients. `codes` lists
+    code in every mode, and `precision` is the same share of the phenotype's patients. `codes` lists
     each mode's codes, largest weight first. `outcomes` has an association for each label.
     """
 
@@ -75,7 +75,7 @@ class PhenotypeTable:
 
 @dataclass(frozen=True)
 class SiteUsage:
-    """How much each site uses each phenotype: column norms of the patient factors, (T, R).
+    """How much each site uses each phenotype: the patient factors' column norms, (T, R).
 
     Norms grow with a site's number of patients. `off` marks columns that the l2,1 penalty set to 0.
     """
@@ -95,7 +95,7 @@ class SiteUsage:
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
-    """The content of ``phenotypes.json``: a table about all patients, and usage by site."""
+    """The content of ``phenotypes.json``: a table about all patients, and each site's usage."""
 
     table: PhenotypeTable | None
     usage: SiteUsage | None
@@ -108,8 +108,8 @@ class SharedPhenotypes:
 class Pair:
     """The numbers of a phenotype and of its partner in another run, and their similarity.
 
-    `match` is the product over modes of the cosines between the two, and `fair` is the same product
-    if each cosine is 0.85. `chance` is the 95th percentile of matches after the modes of the other
+    `match` is the product of the cosines between the two in all modes, and `fair` is the product if
+    each cosine is 0.85. `chance` is the 95th percentile of matches after the modes of the other
     run's phenotypes are recombined. Frequent codes alone can produce a match up to `chance`.
     """
 
@@ -134,7 +134,7 @@ class Pair:
 class Replication:
     """The matches of a run's phenotypes in another run. `name` is the other run's folder.
 
-    `how` describes the other run's `protection` of patients. `rank` is that of the first run.
+    `how` describes the other run's `protection` of patients. `rank` is the first run's rank.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Replication:
 
 
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
-    """Return a phenotype's pair in each other run. Without a partner, no match was found."""
+    """Return a phenotype's pair in each other run. A phenotype without a partner gets match 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
 
 
@@ -166,7 +166,7 @@ MOST_FALSE, EVEN = 0.1, 0.5
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
     """Return how sure a phenotype is, judged from its pair in each other run.
 
-    Without pairs, the result depends on the `chance` that other patients lack the phenotype.
+    Without pairs, `chance` decides, the probability that the phenotype is absent elsewhere.
     """
     if not pairs:
         if chance is None:

@@ -41,7 +41,7 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
 
 @functools.cache
 def inlined(function: _Function) -> _Function:
-    """Mark a function whose arguments are numbers for inlining into the kernels that call it."""
+    """Mark a function for inlining into kernels that call it. Its arguments must be numbers."""
     return register_jitable(inline="always")(function)
 
 
@@ -57,7 +57,7 @@ def _has_avx512() -> bool:
 
 
 def _register_bits() -> int:
-    """Return the register width in bits from the environment, or else the widest useful width."""
+    """Return the register width in bits: from the environment, or else the widest useful one."""
     widest = "512" if _has_avx512() else "256"  # LLVM combines two registers of 128 bits
     asked_for = os.environ.get(VARIABLE, widest)
     if asked_for not in {"128", "256", widest}:

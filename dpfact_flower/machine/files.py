@@ -23,8 +23,8 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` when complete. A crash leaves the old or the new file.
 
-    The content reaches the disk before the new name does, so a power failure loses no charge.
-    Without `durable`, writes do not wait for the disk.
+    The content reaches the disk before the new name does, so it survives a power failure. Without
+    `durable`, writes do not wait for the disk.
     """
     if not path.parent.is_dir():
         raise DataError(f"{path}: there is no folder {path.parent}")
@@ -44,7 +44,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def create_once(path: Path, content: bytes) -> None:
-    """Create a complete, durable file for its owner alone, unless `path` exists."""
+    """Create a complete, durable file that only its owner can access, unless `path` exists."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -63,7 +63,7 @@ def create_once(path: Path, content: bytes) -> None:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Open a file for its owner alone, and refuse links. Use this function as an `opener`."""
+    """Open a file that only its owner can access, and refuse links; for use as an `opener`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -110,8 +110,8 @@ def locked(folder: Path) -> Iterator[bool]:
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
     """Reserve disk space with a file. Call the yielded function just before you use the space.
 
-    Raise an OSError if the disk or a quota has too little space. macOS and a few file systems
-    cannot reserve space. There, only the free space is checked.
+    Raise an OSError if the disk or a quota has too little space. On macOS and a few file systems,
+    which cannot reserve space, only the free space is checked.
     """
 
     def free() -> None:
@@ -152,7 +152,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def private_scratch() -> Iterator[Path]:
-    """Yield a temporary folder for files about patients, accessible to its owner alone.
+    """Yield a temporary folder for files about patients, which only its owner can access.
 
     The folder is in TMPDIR or in the user's own cache, because the system's temporary folder may be
     on a disk that must not hold patients' data.
@@ -171,7 +171,7 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents durably, with access for the owner alone."""
+    """Create a folder and its missing parents durably, for access by their owner only."""
     if not folder.is_dir():
         for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -252,7 +252,7 @@ def check_way(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether users with one of the mode bits `writers` can replace a folder in `above`."""
+    """Return whether users whose mode bits are in `writers` can replace a folder in `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
@@ -266,7 +266,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int:
-    """Return the number of the user with this name, or with this number as text."""
+    """Return the number of the user with this name. The name may be the number as text."""
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except KeyError:

@@ -1,6 +1,6 @@
 """The supported versions of Flower, and the environment of Flower's processes.
 
-A deployment uses private names of Flower, and any release of Flower may remove these names.
+A deployment uses names that are private to Flower and that any release may remove.
 `tests/machine/test_flower` tests each name with the installed Flower.
 """
 
@@ -33,6 +33,6 @@ def version_faults() -> list[str]:
 
 
 def refuse_unknown_version() -> None:
-    """Refuse a version of Flower whose private names may differ from the tested ones."""
+    """Refuse an untested version of Flower, whose private names may have changed."""
     if faults := version_faults():
         raise MissingDependencyError(f"nothing was started: {faults[0]}")

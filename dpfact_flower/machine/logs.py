@@ -27,7 +27,7 @@ def no_progress(name: str, share: float) -> None:
 
 
 def use_flower_handler() -> None:
-    """Show this package's log in Flower's format, at INFO unless another level is set.
+    """Show this package's log in Flower's format, with level INFO unless another is set.
 
     Only apps, commands and whole runs may call this function; an import must not. In a file or a
     journal, each line has a time and no colours.
@@ -65,7 +65,7 @@ def as_json(record: logging.LogRecord) -> str:
 
 @contextmanager
 def flower_quiet(quiet: bool = True) -> Iterator[None]:
-    """Hide log lines below WARNING, of Flower and this package, for a run in this process."""
+    """Hide Flower's and this package's log lines below WARNING during a run in this process."""
     from flwr.common.logger import LOGGER_NAME  # noqa: PLC0415
 
     loggers = [logging.getLogger(name) for name in (LOGGER_NAME, OUR_LOGGER)]

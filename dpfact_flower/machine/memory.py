@@ -17,7 +17,7 @@ _beside = [0]
 def memory_limit() -> int | None:
     """Return the memory limit of this process in bytes, or None if the limit is unknown.
 
-    The limit is the machine's memory, or the lower limit of a systemd unit's or container's group.
+    The limit is the machine's memory or, if lower, that of a systemd unit or container.
     """
     limits = list(_group_limits())
     with suppress(ValueError, OSError):
@@ -32,12 +32,12 @@ def memory_used() -> int:
 
 
 def hold_beside(held: int) -> None:
-    """Record how many bytes another process holds for this process under the same limit."""
+    """Record how many bytes another process, under the same limit, holds for this process."""
     _beside[0] = held
 
 
 def give_back() -> None:
-    """Return free memory to the system, because glibc keeps much of it after large arrays."""
+    """Give unused memory back to the system. After large arrays, glibc keeps much of it."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

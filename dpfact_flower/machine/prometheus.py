@@ -35,7 +35,7 @@ def exposition(gauges: Iterable[Gauge]) -> str:
 
 
 def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
-    """Write gauges to a file that everybody may read: the collector runs as another user."""
+    """Write gauges to a file that everybody may read. The collector runs as another user."""
     with replacing(path, durable=False) as file:
         file.write(exposition(gauges).encode())
         os.fchmod(file.fileno(), 0o644)

@@ -10,11 +10,11 @@ _Thing = TypeVar("_Thing")
 
 
 class Registry(Generic[_Thing]):
-    """A registry of objects by the names that a config uses.
+    """A registry that finds objects by the names in a config.
 
     `find` searches three places in order: this package's own objects (`known`, with reserved
-    names), the objects that this process registered, and the entry points in `group` of installed
-    packages.
+    names), the objects that this process registered, and installed packages' entry points in
+    `group`.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:

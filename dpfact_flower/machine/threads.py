@@ -48,7 +48,7 @@ class _OneBlasThread(AbstractContextManager[None]):
 
     @cached_property
     def _libraries(self) -> ThreadpoolController:
-        """Controller of NumPy's and SciPy's BLAS, cached because a search for BLAS takes long."""
+        """Controller of NumPy's and SciPy's BLAS, cached because the search for BLAS is slow."""
         import scipy.linalg  # noqa: F401, PLC0415  # has its own BLAS, which kernels use
 
         return ThreadpoolController()
@@ -73,7 +73,7 @@ one_blas_thread = _OneBlasThread()
 def in_order(
     function: Callable[[_Part], _Result], parts: Iterable[_Part], *, threads: int
 ) -> Iterator[_Result]:
-    """Yield ``map(function, parts)``, computed by several threads. Hold few results in memory."""
+    """Yield ``map(function, parts)``, computed in threads, with few results in memory at once."""
     rest = iter(parts)
     first = list(islice(rest, 2))
     if threads <= 1 or len(first) < 2:  # starting threads takes longer than a small part

@@ -37,7 +37,7 @@ def federate(
     verbose: bool = False,
     **settings: Scalar,
 ) -> Run:
-    """Run DPFact with every site in this process. Sites work in parallel threads.
+    """Run DPFact with all sites in this process, in parallel threads.
 
     The strategy, the client and the results are the same as with `flwr run`. Neither Ray nor a
     network is needed.
@@ -54,9 +54,9 @@ def federate(
     out : path, optional
         Folder for the run's files. Without `out`, the run is only in memory until `Run.save`.
     state_dir : path, optional
-        Folder in which the sites keep their ledgers and their own factors. Without `state_dir`, the
-        ledgers are deleted after the run and limit no later run. With `state_dir`, give
-        `max_epsilon` too and, in patient mode, `patients`.
+        Folder for each site's ledger and own factors. Without `state_dir`, the ledgers are deleted
+        after the run and limit no later run. With `state_dir`, give `max_epsilon` too and, in
+        patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -123,7 +123,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return the settings of sites whose ledgers limit the spending in this privacy mode."""
+    """Return site settings with which ledgers limit the spending in this privacy mode."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -167,11 +167,11 @@ def as_cohort(
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
         sparse.COO or an array, with patients as the first mode. It can also be a DataFrame with a
         row per patient and a column per code, or a DataFrame of events (see `frames`). Events with
-        a column ``site`` give several sites. Sites without names become ``site-1`` and so on.
+        a column ``site`` are split into sites. Sites without names become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one per feature mode. By default, the codes of tensors are numbers, and
-        the codes of events are those in the data. A private run then reveals these codes without
-        a charge.
+        the codes of events are those in the data. A private run then reveals these codes, which its
+        epsilon does not cover.
     window_days : int or None
         For events only; see `frames.read`.
     keep_empty : bool

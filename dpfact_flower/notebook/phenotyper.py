@@ -51,15 +51,15 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     epsilon, delta : float
         Privacy parameters of one `fit`.
     rounds : int
-        Number of federated rounds. Patient mode ignores it and plans its own number.
+        Number of federated rounds. Patient mode ignores this setting and plans the number itself.
     random_state : int, RandomState instance or None
         Public seed. Noise has no seed, so two fits with noise always differ.
     vocabularies, window_days
         See `dpfact_flower.notebook.federated.as_cohort`.
     state_dir, max_epsilon
-        See `dpfact_flower.federate`. Without `state_dir`, **a ledger lasts for one fit**: each
-        fit spends `epsilon` again on the same patients, and no ledger records the total.
-        Cross-validation with k folds is k fits.
+        See `dpfact_flower.federate`. Without `state_dir`, **a ledger lasts for one fit**: each fit
+        spends `epsilon` again on the same patients, and no ledger records the total.
+        Cross-validation with k folds needs k fits.
     settings : mapping, optional
         Any other settings of a run, with underscores; see ``dpfact settings``. In patient mode,
         ``patients`` should be a public estimate. Without an estimate, the plan uses the exact
@@ -70,17 +70,17 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     model_ : GlobalModel
         The phenotypes, with their codes.
     vocabularies_ : tuple of Vocabulary
-        The code lists of `fit`. In patient mode the model may have only some of these codes.
+        The code lists that `fit` used. In patient mode the model may have only some of these codes.
     components_ : ndarray of float32, shape (rank, codes)
-        The phenotypes, with all feature modes side by side. `codes_` names the columns.
+        The phenotypes as rows, with all feature modes side by side; see `codes_`.
     codes_ : ndarray of str, shape (codes,)
-        ``mode=code``, or the code alone if there is one mode.
+        Names of the columns of `components_`: ``mode=code``, or only the code if there is one mode.
     run_ : Run
         The run, with its `guarantee`, ledger and history.
     n_features_in_ : int
         As in scikit-learn, if the patients were given as a matrix.
     feature_names_in_ : ndarray of str
-        As in scikit-learn, if the columns of this matrix had names.
+        As in scikit-learn, if this matrix had named columns.
 
     Notes
     -----

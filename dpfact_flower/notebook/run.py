@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
-    A run holds no data about individual patients, and can be pickled. In a simulation, the measures
-    are computed from all sites' patients, so protect the measures like the data.
+    A run has no data about individual patients, and can be pickled. A simulation's measures are
+    computed from all sites' patients, so protect them like the patients' data.
 
     `model` holds the phenotypes that all sites share, and `summary` the content of
-    ``summary.json``. `records` has a record of each round, and `tables` the measures of all sites'
-    patients, if known. `folder` is None if the run is only in memory.
+    ``summary.json``. `records` has a record of each round. `tables` describes the phenotypes in all
+    sites' patients, if known. `folder` is None if the run is only in memory.
     """
 
     model: GlobalModel
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """The protection of the patients, in words. An epsilon is always followed by its claim."""
+        """How the patients are protected, in words. An epsilon is always followed by its claim."""
         return dict(headline(self.summary))["privacy"]
 
     @property
@@ -103,7 +103,7 @@ class Run:
         return self.model.to_frame(top=top)
 
     def clinical(self) -> DataFrame:
-        """Return clinical measures, as public as the model, by phenotype and classification."""
+        """Return clinical measures (as public as the model) by phenotype and classification."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -138,7 +138,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Return the run with a new name for a phenotype. The run folder gets the name too."""
+        """Return the run with a new name for a phenotype. A run folder also records the name."""
         with tempfile.TemporaryDirectory() as folder:
             write_name(self.folder or Path(folder), number, name, self.model.rank)
         names = {**self.model.names, number: name.strip()}
@@ -146,7 +146,7 @@ class Run:
         return replace(self, model=replace(self.model, names=kept))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the report, a page of HTML, by default as ``report.html`` in the run folder."""
+        """Write the report as an HTML page, by default ``report.html`` in the run folder."""
         if path is None:
             if self.folder is None:
                 raise SettingsError("report: give a path; the run has no folder")
@@ -160,7 +160,7 @@ class Run:
     # --- Plots ---------------------------------------------------------------------------------
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Plot the `top` largest codes of each mode of a phenotype. `number` starts from 1."""
+        """Plot each mode's `top` codes in a phenotype, by weight. `number` starts from 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
             raise DataError(f"phenotype: the model has no number {number}, or it has no codes")

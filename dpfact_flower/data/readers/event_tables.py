@@ -116,7 +116,7 @@ class Columns:
 
     @property
     def names(self) -> dict[str, str]:
-        """Names of columns in the file, by the columns' roles."""
+        """Column names in the file, by role."""
         return asdict(self)
 
 
@@ -124,7 +124,7 @@ class Columns:
 class EventTable:
     """The files that hold a feature mode's events, and the format of these files.
 
-    `time_format` is a format for C's ``strptime``, such as ``%d.%m.%Y %H:%M``; empty for ISO 8601.
+    `time_format` is a format for C's ``strptime``, such as ``%d.%m.%Y %H:%M``, or "" for ISO 8601.
     """
 
     files: Sequence[Place]
@@ -181,11 +181,11 @@ def read(
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
-    `tables` contains two or more feature modes, in the tensor's order. A path names a file with the
-    given `columns` and `dialect`. `name` names the single site, or the cohort if there is a table
-    of `sites` (by default with the columns patient and ``site``). Patients who are not in the table
-    of sites are left out. `window_days` is the largest distance in days between the events of a
-    cell. With None, the events of a cell have the same encounter.
+    `tables` contains two or more feature modes, in the tensor's order. A path stands for a file
+    with the given `columns` and `dialect`. `name` names the single site, or the cohort if there is
+    a table of `sites` (by default with the columns patient and ``site``). Patients who are not in
+    the table of sites are left out. Events occur together if they are at most `window_days` days
+    apart or, with None, if they have the same encounter.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -282,7 +282,7 @@ def _place(given: Place) -> Path | Rows:
 
 
 def _text(place: Path | Rows, column: str) -> str:
-    """Return the rule for identifiers and codes, with the way out for rows that break the rule."""
+    """Return the rule for identifiers and codes, with a remedy for rows that break the rule."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -291,7 +291,7 @@ def _text(place: Path | Rows, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load one file into the table ``loaded``, check it, and count the rows for each condition."""
+    """Load a file into the table ``loaded``, check it, and return counts of rows by condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -350,7 +350,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return a hint that suggests arguments for the table, with COLUMN for an unknown name."""
+    """Return a hint with arguments that fit the table. COLUMN stands for an unknown name."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
@@ -379,7 +379,7 @@ def _hint(
 
 
 def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column. Among equally likely columns, prefer a name like the mode's."""
+    """Return a likely column for `what`. If several fit, prefer one named like the mode."""
     names = sorted(found, key=lambda name: mode[:3].lower() not in name)
     fits = (name for part in _LIKELY[what] for name in names
             if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
@@ -393,7 +393,7 @@ def _refuse_header(
     columns: Mapping[str, str],
     dialect: Dialect,
 ) -> None:
-    """Refuse rows that repeat the header, as in several files joined into one.
+    """Refuse rows that repeat the header, which happens when files are joined into one.
 
     `columns` maps columns of the table to their names in the file.
     """
@@ -504,7 +504,7 @@ def _load_facts(
 ) -> Path | Rows:
     """Create the table ``facts`` with the columns patient and value, and one value per patient.
 
-    `example` is an option that names the columns, with ``{}`` in place of the file.
+    `example` shows how to name the columns in an option, with ``{}`` in place of the file.
     """
     place, patient, column = _place(table.file), table.patient, table.column
     load_table(

@@ -37,9 +37,9 @@ def read(
     """Read frames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps the standard column names, including ``mode`` and ``site``, to the frames' names, such as
+    maps the standard column names, including ``mode`` and ``site``, to the names in the frames:
     ``{"code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or maps each label's
-    name to a frame of ``patient`` and a column with that name. The rest is as in `event_tables`.
+    name to a frame of ``patient`` and a column with that name. See `event_tables` for the rest.
     """
     own = dict(columns or {})
     renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}

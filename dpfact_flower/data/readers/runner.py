@@ -56,11 +56,11 @@ def read(
     """Read an EHR's tables into one tensor per site, as a script specifies.
 
     `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
-    a file. `source` is a place as in `dpfact_flower.data.sources.open_source`. `name` is the
-    cohort's name, by default the script's. A script may require a name, and use it for a single
-    site. `window_days` is the largest distance in days between the events of a cell, if the script
-    has a window of days. With None, only the encounter limits the window. `given` contains values
-    for the `Options` that all readers share and for the script's own options.
+    a file. `source` is a place that `dpfact_flower.data.sources.open_source` can open. `name` is
+    the cohort's name, by default the script's. A script may require a name, and may give it to a
+    single site. If the script has a window of days, events occur together if they are at most
+    `window_days` days apart. With None, only the encounter limits the window. `given` contains
+    values for the `Options` that all readers share and for the script's own options.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -86,7 +86,7 @@ def read(
 
 
 class _Work:
-    """A running script. `labels` names the patient labels that exist so far."""
+    """A running script. `labels` lists the patient labels that exist so far."""
 
     def __init__(
         self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]

@@ -2,25 +2,25 @@
 
 A script begins with a head, which is a comment in TOML. The head contains ``help``, the feature
 ``modes`` with the number of codes to keep in each (0: all), the ``window``, and the script's own
-``options``. Statements follow, which DuckDB runs in order. Each statement ends with a semicolon at
-the end of a line. A line above a statement gives the statement's purpose:
+``options``. Then come statements, which DuckDB runs in order. Each statement ends with a semicolon
+at the end of a line. A line above each statement says what the statement is for:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
   types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
   ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps only rows whose
   columns, as text, meet a condition. With ``-- @there SQL``, a database sends only rows that meet a
   condition. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is then empty. A
-  column of type ``VARCHAR[]`` is a list of the distinct values, without blanks, of the numbered
-  columns of its name (``code_1``, ``code_2``). A star in ``FILE`` stands for any text. The table
+  column ``code`` of type ``VARCHAR[]`` lists the distinct values, without blanks, that the source
+  has in the columns ``code_1``, ``code_2``, ... A star in ``FILE`` stands for any text. The table
   then holds all matching files. An additional column, ``part``, contains the text that matched the
   star.
-- ``-- @names SYSTEM``: a ``CREATE TABLE`` of code and name, filled with the package's names of one
-  of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for places and numbers, for the report on rows read and left out.
+- ``-- @names SYSTEM``: a ``CREATE TABLE`` with code and name, filled with the package's names for
+  one of `dpfact_flower.data.code_names.SYSTEMS`.
+- ``-- @count WHAT``: a query for places and numbers, to report rows read and left out.
 - ``-- @refuse REQUIREMENT``: a query for places and numbers. A number above 0 causes an error.
 - ``-- @events``: a query for mode, patient, code, and the columns that the window needs: encounter
-  and time (a date, a timestamp, or minutes from any origin). The table ``people`` then contains the
-  patients of the events.
+  and time (a date, a timestamp, or minutes from any origin). After it, the table ``people``
+  contains all patients who have events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
 - ``-- @label NAME``: a query, after ``@patients``, for the patients whose label is 1.
@@ -30,7 +30,7 @@ the end of a line. A line above a statement gives the statement's purpose:
 If the condition of ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
 with a dollar sign, such as ``$by``, stands for the value of an option. Further names are ``$name``
 (of the site or cohort), ``$source``, ``$file`` (the last part of the source), ``$tables`` (the
-source's tables in lower case), and ``$part`` in the condition of a load with a star.
+source's tables in lower case), and, in a condition of ``@load`` with a star, ``$part``.
 """
 
 import re
@@ -58,9 +58,9 @@ _MORE = {"when", "where", "there", "optional"}
 class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
-    If the type is a TOML table, users give ``NAME=VALUE`` pairs, and SQL has a map. An option
-    ``mode`` is a table whose names are the feature modes. An array holds codes, which the command
-    line reads from a file.
+    If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL gets a map. An
+    option named ``mode`` is a table whose keys are the feature modes. An array holds codes, which
+    the command line reads from a file.
     """
 
     help: str
@@ -93,10 +93,10 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """A reader that is an SQL script. The script's head sets all fields but name and statements.
+    """A reader that is an SQL script. Its head sets all fields except name and statements.
 
-    - `modes`: number of codes of each feature mode, in the tensor's order. A mode with the name of
-      an option exists only if the option is true.
+    - `modes`: how many codes to keep in each feature mode, in the tensor's order. A mode that is
+      named like an option exists only if the option is true.
     - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
       number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
     - `source`: tables, or one file of lines, which becomes the table ``lines`` with the columns
@@ -149,7 +149,7 @@ def script_names() -> list[str]:
 
 
 def find_script(name: str | Path) -> Script | None:
-    """Return the script of this name, or read the script if the name ends in ``.sql``."""
+    """Return the script of this name, which may be a path that ends in ``.sql``."""
     if str(name) in _OWN:
         return Script.read(_OWN[str(name)])
     if Path(name).suffix.lower() == ".sql":

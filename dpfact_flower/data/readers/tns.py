@@ -30,13 +30,13 @@ def read(
     vocabularies: Sequence[Vocabulary] | None = None,
     parts: int = 1,
 ) -> Cohort:
-    """Read a FROSTT tensor as one site, or as several of equal size for a simulation.
+    """Read a FROSTT tensor as one site or, for a simulation, as several sites of equal size.
 
-    `path` is a ``.tns`` or ``.tns.gz`` file, with indices from 1 and a count in each line.
-    `patients` is the position of the patients' mode, from 1. `modes` names the other modes in
-    order, by default ``mode-2``, ``mode-3``, ... by position. `vocabularies` gives codes in place
-    of numbers. With several `parts`, the sites are ``part-1``, ``part-2``, ..., and patient n is at
-    site 1 + (n - 1) mod `parts`.
+    `path` is a ``.tns`` or ``.tns.gz`` file. Each line has indices, from 1, and a count. `patients`
+    is the position of the patients' mode, from 1. `modes` names the other modes in order, by
+    default ``mode-2``, ``mode-3``, ... by position. `vocabularies` gives codes in place of numbers.
+    With several `parts`, the sites are ``part-1``, ``part-2``, ..., to which patients are assigned
+    in turn.
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
