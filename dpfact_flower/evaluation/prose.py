@@ -35,7 +35,7 @@ from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
 
 _LAMBDA = 0.6
-"""Weight of a code's share relative to its lift, as Sievert and Shirley chose it for pyLDAvis."""
+"""Weight of a code's share against its lift. Sievert and Shirley chose this value for pyLDAvis."""
 _NAMED = 2
 """A title names at most this many codes of its first mode, and one code of each other mode."""
 _COMMON, _ENOUGH = 1 / 3, 1 / 2

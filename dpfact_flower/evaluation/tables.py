@@ -160,7 +160,7 @@ def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
-"""Largest probability that a likely real, or an uncertain, phenotype is absent elsewhere."""
+"""Largest probability of absence elsewhere for a likely real and for an uncertain phenotype."""
 
 
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:

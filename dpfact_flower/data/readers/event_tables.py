@@ -61,7 +61,7 @@ _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Number that marks minutes in UTC by addition, and number that stands for an invalid time."""
+"""Number added to minutes to mark them as UTC, and number that stands for an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation|schl(ü|ue)ssel"),
@@ -73,7 +73,7 @@ _LIKE_A_NAME = re.compile(
     "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))"
     r"([^\W\d]|[ .()-]|icd-?(9|10))+"
 )
-"""Form of a column name. A first line of other texts may hold a patient's data."""
+"""Form of a column name. A first line with other texts may hold a patient's data."""
 _NUMBER = re.compile(r"\d\D?\d\D?\d")
 """Three digits, as in a year. A first line with these may hold a patient's data."""
 _ODD_CODES = {
