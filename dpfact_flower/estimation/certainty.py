@@ -1,9 +1,9 @@
-"""Estimate the chance that a phenotype is real from the releases of a single run.
+"""From a single run's releases, estimate the chance that each phenotype is real.
 
-Let P be the releases, and let z be fresh noise of the same deviation. The noise in the half P + z
-is independent of the noise in the half P - z, so only the patients' data can make fits to both
-halves agree. If fits from different random starts find a phenotype again, the phenotype is likely
-to exist in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
+Let P be the releases, and let z be fresh noise with the same standard deviation. The noise in the
+half P + z is independent of the noise in the half P - z, so only the patients' data can make fits
+to both halves agree. If fits from different random starts find a phenotype again, it is likely to
+exist in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
 import math
@@ -32,14 +32,14 @@ _STEEP, _MIDDLE = 6.5, 2.7
 """Slope and offset of the logistic curve that maps `returns` to the chance of being absent in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, _EVEN = 4.0, 0.5
-"""Limits for phenotypes that are `alike`, of which one may be part of the other: the number of
-cells of a typical patient above which they are in doubt, and their smallest chance of absence."""
+"""Limits for phenotypes that are `alike`, because one may be part of the other: a typical patient's
+number of cells above which both are in doubt, and the smallest chance that they are absent."""
 _ITERATIONS = 20
 """Number of iterations in the fit to the co-occurrences of a half."""
 
 
 class Half(NamedTuple):
-    """One half of a split: the sum over sites, with noise of deviation `noise` on each entry."""
+    """One half: the sum over sites, with noise of standard deviation `noise` on each entry."""
 
     total: NDArray[np.float32]
     noise: float
@@ -63,7 +63,7 @@ def halves(
 ) -> Iterator[Half]:
     """Yield two halves with independent noise for each of `SPLITS` draws.
 
-    Each value of the packed `releases` has noise of deviation `sigma`.
+    Each value of the packed `releases` has noise of standard deviation `sigma`.
     """
     total = _sum(releases)
     deviation = sigma * math.sqrt(len(releases))
@@ -98,10 +98,10 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return each phenotype's mean similarity, from 0 to 1, to its matches in the halves' fits.
+    """Return how similar (from 0 to 1) each phenotype is, on average, to its matches in `fits`.
 
-    `fits` holds one array per mode, of shape (fits, codes, R). The similarity of two phenotypes is
-    the product of their cosines over all modes.
+    `fits` holds the fits to the halves, as one array per mode, of shape (fits, codes, R). The
+    similarity of two phenotypes is the product of their cosines over all modes.
     """
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):
@@ -111,7 +111,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
-    """Return how many distinct phenotypes probably exist in other patients, but at least 1.
+    """Return how many distinct phenotypes probably exist in other patients (at least 1).
 
     See `false_discovery` for arguments. If patients have many cells, phenotypes that are `alike`
     count as one.
@@ -123,10 +123,10 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
-    """Return the chance that each phenotype is absent from a noiseless fit to other patients.
+    """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
-    `fits` is as for `returns`, and `cells` is a typical patient's number of cells. If patients have
-    many cells, phenotypes that are `alike` have a chance of at least one half.
+    `fits` is as in `returns`, and `cells` is a typical patient's number of cells. If patients have
+    many cells, the chance is at least one half for phenotypes that are `alike`.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)

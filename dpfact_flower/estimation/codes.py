@@ -1,4 +1,4 @@
-"""Choose the codes that a run keeps, and the codes' weights, from the sites' code counts."""
+"""Use the sites' code counts to choose the codes that a run keeps, and to weight these codes."""
 
 import math
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ _SEEN = 3.0
 def kept_codes(
     releases: Sequence[NDArray[np.float32]], sizes: Sequence[int], kept: Sequence[int]
 ) -> tuple[NDArray[np.int32], ...]:
-    """Return the positions of each mode's most frequent codes, from the sites' noisy counts.
+    """Return, for each mode, the positions of the codes with the largest sums of noisy counts.
 
-    Positions ascend. If two codes are equally frequent, the earlier code is kept.
+    Positions are in ascending order. If two codes are equally frequent, the earlier code is kept.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])
@@ -37,7 +37,8 @@ def kept_codes(
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return how many codes of each mode to pair in a start without noise, or () for all codes.
 
-    If lists are long, modes share `_FREQUENT` codes equally. Short modes keep all their codes.
+    If code lists are long, `_FREQUENT` codes are divided equally among the modes, but a mode with
+    fewer codes than its part keeps them all and leaves more for the other modes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -54,10 +55,9 @@ def code_weights(
 ) -> Weights:  # fmt: skip
     """Return weights in [`LEAST_WEIGHT`, 1] for the codes in `selection`.
 
-    A code that c patients have gets a weight proportional to 1 / sqrt(c), and the rarest code gets
-    weight 1. Each cell's squared error is thus weighted by the product of its codes' inverse
-    frequencies, as in correspondence analysis. The noise in each site's counts has deviation
-    `sigma`.
+    If c patients have a code, its weight is proportional to 1 / sqrt(c). The rarest code has weight
+    1. Each cell's squared error is thus weighted by the product of its codes' inverse frequencies,
+    as in correspondence analysis. The noise in each site's counts has standard deviation `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

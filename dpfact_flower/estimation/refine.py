@@ -6,10 +6,10 @@ product of the other modes' factors. Patient i has the factor a_i and the weight
 the mode's best factor F minimises ``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the
 element-wise product of the other factors' Gram matrices. All functions here are post-processing.
 
-In the pooled sum of T sites, the noise grows with sqrt(T) and the signal with T. Each site is
+In the sum over T sites, the noise grows with sqrt(T), and the signal grows with T. Each site is
 weighted by its estimated usage so that other sites' noise does not hide a phenotype that occurs at
-a single site. The rest is the paper's elastic form: passes over columns that minimise the pooled
-quadratic, a pull toward the previous global factor, and a soft threshold in units of the noise.
+a single site. The rest has the paper's elastic form: passes over columns minimise the pooled
+quadratic, with a pull toward the previous global factor and a soft threshold in units of the noise.
 """
 
 import math
@@ -78,11 +78,11 @@ def refine_factor(
     tau: int = 3,
     pull: float = 0.1,
 ) -> Factors:
-    """Update one mode's global factor, whose columns have norm 1, from one release per site.
+    """Use one release per site to update a mode's global factor, whose columns have norm 1.
 
-    The releases were computed with `factors`, and their values have noise of deviation `sigma`.
-    `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` is the number
-    of elastic passes, and `pull` is the weight of the previous factor relative to a column's own
+    The releases were computed with `factors`, and their values have noise of standard deviation
+    `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` is the
+    number of elastic passes, and `pull` is the weight of the previous factor relative to a column's
     curvature. A column that would become empty stays unchanged.
     """
     problem = pooled(releases, factors, mode, sigma=sigma, shrink=shrink, pull=pull)
@@ -101,7 +101,7 @@ def pooled(
     """Pool the sites' noisy problems into one convex problem. See `refine_factor` for arguments.
 
     If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
-    target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r`` with weights u_tr in (0, 1] and
+    target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r``. The weights u_tr are in (0, 1], and
     ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, the target is ``sum_t M_t``.
     """
     previous = np.asarray(factors[mode], np.float64)
@@ -127,10 +127,11 @@ def pooled(
 
 
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
-    """Estimate the sites' usage of each phenotype by empirical Bayes from the diagonals of G_t.
+    """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
-    The prior mean is a site's share times a phenotype's total. The prior variance is the part of
-    the squared deviations from this mean that noise of deviation `sigma` does not explain.
+    The prior mean is a site's share of all usage times a phenotype's total. The prior variance is
+    the part of the squared deviations from it that noise of standard deviation `sigma` does not
+    explain.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -145,12 +146,12 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return the weights of sites' residuals for each phenotype, shape (T, R), at most 1.
+    """Return the weight (at most 1) of each site's residual for each phenotype, shape (T, R).
 
     A residual and its variance between patients grow with usage, so ``usage / (usage + noise)``
-    gives the best signal-to-noise ratio. Weights are equal under little noise, and form a matched
-    filter under much noise. `noise` is the variance of the noise on a column of a site's statistic.
-    It is comparable with usage, because the residual of each patient has a norm of at most 1.
+    gives the best signal-to-noise ratio. With little noise, the weights are equal. With much noise,
+    they form a matched filter. `noise` is the variance of the noise on a column of a site's
+    statistic. It is comparable with usage, because each patient's residual has a norm of at most 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -178,7 +179,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Minimise the function over each column in turn, exactly and in place, `tau` times."""
+    """Make `tau` passes that minimise the function exactly over one column after another."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):
@@ -195,7 +196,7 @@ def _passes(
 
 
 class Average(NamedTuple):
-    """The average of one mode's releases over rounds, with the deviation of its values' noise."""
+    """One mode's releases averaged over rounds, and the standard deviation of their noise."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
@@ -218,8 +219,8 @@ class RunningAverage:
     ) -> Average:
         """Average a mode's newest releases with the stored average, and store the result.
 
-        If different sites answer, the stored average is dropped, because all sites' averages must
-        have the same noise.
+        If the set of answering sites changes, the stored average is dropped, because all sites'
+        averages must have the same noise.
         """
         newest = Average(tuple(sites), np.asarray(releases, np.float32), sigma)
         if not self._share:

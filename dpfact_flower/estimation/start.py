@@ -2,10 +2,10 @@
 
 All sites' matrices are fitted at once (`pair_fit`). Because the problem is not convex, the server
 compares several candidates. A *random* candidate is fitted to the sum over sites and then to all
-sites. A *grown* candidate gains factors where the residual is largest. Let P be the releases, and z
-fresh noise of the same deviation. Candidates are fitted to P + z / 2 and compared on P - 2 z, whose
-noise is independent. If a random candidate is best, a last candidate starts from the average of all
-candidates (docs/explanation/start.md).
+sites. A *grown* candidate gains factors where the residual is largest. Let P be the releases, and
+let z be fresh noise with the same standard deviation. Candidates are fitted to P + z / 2 and
+compared on P - 2 z, whose noise is independent. If a random candidate is best, a last candidate
+starts from the average of all candidates (docs/explanation/start.md).
 """
 
 import logging
@@ -64,8 +64,8 @@ _Candidate = Callable[[np.random.Generator], Model | None]
 class Start:
     """The first factors, which are non-negative and have columns of norm 1.
 
-    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix off its diagonal. With more
-    than `_APART` sites, t is a group of sites.
+    ``stacked diag(usage_t) stacked^T`` approximates site t's matrix, except for the diagonal. If
+    there are more than `_APART` sites, t stands for a group of sites.
     """
 
     factors: Factors
@@ -82,7 +82,7 @@ def start_factors(
     *,
     restarts: int = _RESTARTS,
 ) -> Start:
-    """Fit factors to all sites' packed co-occurrences, whose noise has deviation `sigma`."""
+    """Fit factors to all sites' packed co-occurrences (noise of standard deviation `sigma`)."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
@@ -96,7 +96,7 @@ def start_factors(
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """Estimate a site's usage of each phenotype, with its standard deviation, from a release.
+    """From a site's release, estimate its usage of each phenotype, with standard deviations.
 
     Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
@@ -111,9 +111,9 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
 
 
 def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
-    """Sum the releases in at most `_APART` groups of sites, and return the roots of group sizes.
+    """Return sums over at most `_APART` groups of sites, and the square roots of group sizes.
 
-    Each sum is divided by the root of its group's size, so that its noise is that of one release.
+    Each sum is divided by the root of its group's size, and is then as noisy as a single release.
     """
     groups = np.array_split(np.arange(len(releases)), min(len(releases), _APART))
     sums = [reduce(add, (releases[t] for t in group)) for group in groups]
@@ -174,7 +174,7 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release and its fresh noise. An equal `rng` draws the same noise again."""
+    """Yield each release and its fresh noise. An `rng` in the same state draws the same noise."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -187,7 +187,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """Fit the average of the candidates from `first` on. The average overwrites `mean`."""
+    """Fit the candidates' average, starting from `first`. The average overwrites `mean`."""
     mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
@@ -198,7 +198,7 @@ def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32])
 
 
 def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
-    """Draw random factors of about the data's magnitude, and fit them to the sum over sites."""
+    """Draw random factors with about the data's magnitude, and fit them to the sum over sites."""
     size = math.sqrt(max(float(total.mean()), 1e-9) / rank)
     F = 2 * size * rng.random((len(total), rank))
     F, d = fit(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
@@ -257,7 +257,7 @@ def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Mo
 def greedy_init(
     sites: Sites, model: Model, threshold: float, most: int, rng: np.random.Generator
 ) -> Model:
-    """Find unit f >= 0 and usages d >= 0 such that ``d_t f f^T`` explains most of the residual.
+    """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` best explains the residual.
 
     The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
     `most` dissimilar factors, the best first.
@@ -279,7 +279,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains from power iterations that start in random directions.
 
-    `_TRIES` directions start with equal usages, and one per site with usage at that site only.
+    One direction per site starts with usage at that site only, and `_TRIES` with equal usages.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

@@ -3,8 +3,8 @@
 If patients have few codes, the factors that explain co-occurrences differ from the factors that
 explain the patients' data. Refinement would need tens of charged rounds to remove the difference,
 but a fit to surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical
-number of codes in each mode. Each code is drawn given the codes drawn before it (naive Bayes), with
-some chance that two codes are unrelated.
+number of codes in each mode. The probability of drawing a code depends on the codes drawn before
+(naive Bayes), with some chance that two codes are unrelated.
 """
 
 import math
@@ -41,9 +41,9 @@ def surrogates_of(
 ) -> SparseTensor | None:  # fmt: skip
     """Draw patients like those at the sites, or return None if patients have too many codes.
 
-    `start` was computed from `releases`, whose values have noise of deviation `sigma`. `cross` is
-    the weight of a block for two modes relative to a block for one mode. With `any_cells`, no
-    number of codes is too many.
+    `start` was computed from `releases`, whose values have noise of standard deviation `sigma`.
+    `cross` is the weight of a block for two modes relative to a block for one mode. `any_cells`
+    removes this limit.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
@@ -63,7 +63,7 @@ def surrogates_of(
 
 
 def likely_pairs(total: Array, model: Array, noise: float) -> Array:
-    """Return a model's co-occurrences plus residuals above the noise, with a zero diagonal."""
+    """Return a model's co-occurrences plus residuals above the noise. The diagonal is zero."""
     rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -78,7 +78,7 @@ def surrogate_patients(
 ) -> SparseTensor:  # fmt: skip
     """Draw patients whose co-occurrences follow `pairs`, a symmetric matrix with a zero diagonal.
 
-    A patient has a cell of 1 for every combination of codes, or no cells if a mode has no codes.
+    Each combination of a patient's codes, one per mode, is a cell with value 1.
     """
     offsets = np.cumsum([0, *sizes])
     # With some chance, a code is drawn by frequency alone, so no code excludes another. A patient
@@ -100,15 +100,15 @@ def surrogate_patients(
 def code_counts(
     total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
 ) -> list[float]:
-    """Estimate a patient's mean number of codes in each mode from the blocks' masses.
+    """From the blocks' masses, estimate the mean number of codes per patient in each mode.
 
-    For a patient with k_n codes in mode n, in all combinations, the block for modes m and n has
-    mass ``cross sqrt(k_m k_n)`` and the block for mode n alone has mass
-    ``sqrt(k_n (k_n - 1) / 2)``, up to a common scale. If q is the second mass divided by the first,
+    If a patient has k_n codes in mode n, in all combinations, the block for modes m and n has mass
+    ``cross sqrt(k_m k_n)`` and the block for mode n alone has mass ``sqrt(k_n (k_n - 1) / 2)``, up
+    to a common scale. If q is the second mass divided by the first,
     ``k_n = 1 + 2 (cross q)^2 k_m``.
 
-    Each mass is shifted toward more codes, by the standard deviation that it has if every entry has
-    noise of deviation `raised`. Counts range from 1 to `_MOST_CODES`.
+    If each entry's noise has standard deviation `raised`, each mass is shifted by its own standard
+    deviation in the direction of more codes. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]

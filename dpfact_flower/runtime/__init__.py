@@ -1,1 +1,1 @@
-"""Whole runs: their configs, and Flower in one process, in a simulation or in a deployment."""
+"""Run DPFact with Flower: in one process, in a simulation or in a deployment."""

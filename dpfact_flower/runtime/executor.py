@@ -38,8 +38,9 @@ def execute(
 ) -> None:
     """Answer a SuperNode's messages until this process is stopped.
 
-    The first SIGTERM ends the process after the current message, and a second one at once. `config`
-    is read again for every message. `node_user` is a user name or number, by default this user.
+    The first SIGTERM ends the process after the current message, and a second one ends it at once.
+    `config` is read again for every message. `node_user` is a name or number (by default, this
+    user's).
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
@@ -72,7 +73,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
     While one process is busy with its patients, a second process would start more slowly and run
-    out of memory earlier. The second reply would reveal this.
+    out of memory earlier. The second reply would reveal how busy the first process is.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
@@ -90,7 +91,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 class _Ending:
-    """A SIGTERM handler that lets the current message finish, because it may be charged already."""
+    """A SIGTERM handler that lets the current answer finish, because it may be charged already."""
 
     is_busy = is_asked = False
 
@@ -104,9 +105,9 @@ class _Ending:
 def _set_environment(state: Path) -> None:
     """Remove proxies from the environment, disable telemetry, and set the site's folders.
 
-    A proxy would also receive traffic for loopback. numba's cache is unpickled and holds the code
-    that draws the noise, so write access to the cache gives control of the site. By default, the
-    cache is in the state folder. Flower requires a home folder on import, but stores nothing there.
+    A proxy would also receive loopback traffic. numba unpickles its cache, which holds the code
+    that draws the noise, so whoever can write to the cache controls the site. By default, the cache
+    is in the state folder. Flower requires a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

@@ -17,7 +17,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid that runs a ClientApp for nodes with the given configs, one node per thread."""
+    """A Grid that runs a ClientApp for nodes with the given configs, in one thread per node."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to the given messages that have not been pulled yet."""
+        """Return those replies to the given messages that were not pulled before."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(

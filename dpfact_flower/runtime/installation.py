@@ -1,7 +1,7 @@
-"""Write the certificates, keys, settings and units of a centre or a hospital into a folder.
+"""Write a centre's or hospital's certificates, keys, settings and systemd units into a folder.
 
 Only the steps in ``install.sh``, which the administrator should read first, need root. ``start.sh``
-starts the units' commands as the current user, to try a deployment on one machine. The
+runs the commands in the units as the current user, to try a deployment on one machine. The
 certificates pass the strict checks of Python 3.13 and later.
 """
 
@@ -38,7 +38,7 @@ trap exit INT TERM
 
 
 def write_centre(folder: Path, name: str, port: int) -> None:
-    """Write a centre's certificates, unit, proxy configuration and Flower configuration.
+    """Write a centre's certificates, systemd unit, proxy configuration and Flower configuration.
 
     `name` is a DNS name or address. The SuperLink listens behind the proxy, at 127.0.0.1:`port`.
     """
@@ -75,10 +75,10 @@ def write_site(
     data: Path,
     port: int,
 ) -> bytes:
-    """Write a hospital's key, secret, settings, data and units. Return the key's public line.
+    """Write a hospital's key, secret, settings, data and systemd units. Return the public key.
 
-    `centre` is a name with a port, and `authority` is a PEM certificate. The `data` file is copied,
-    because the copy needs an owner of its own. The SuperNode listens at 127.0.0.1:`port`.
+    `centre` is ``name:port``, and `authority` is a PEM certificate. The `data` file is copied,
+    because ``install.sh`` changes the copy's owner. The SuperNode listens at 127.0.0.1:`port`.
     """
     name = str(settings["site"])
     _check(centre)
@@ -105,13 +105,13 @@ def write_site(
 
 
 def _check(text: str) -> None:
-    """Refuse any text that would need quotes in a unit, a shell or an nginx configuration."""
+    """Refuse any text that needs quotes in a systemd unit, a shell or an nginx configuration."""
     if not re.fullmatch(r"[A-Za-z0-9/._:-]+", text):
         raise SettingsError(f"{text!r}: use only letters, digits and / . _ - :")
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Make a folder that other users may enter. Refuse a folder with another installation."""
+    """Make a folder that other users may enter. Refuse one that holds an installation."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(
@@ -131,7 +131,7 @@ def _fill(path: Path, template: str, values: Mapping[str, object]) -> str:
 
 
 def _units(folder: Path, names: tuple[str, ...], values: Mapping[str, object]) -> None:
-    """Write the units, and a script that starts the units' commands."""
+    """Write the systemd units, and a script that runs the commands in them."""
     script = _START
     for name in names:
         text = _fill(folder / name, name, values).replace("\\\n", " ")
@@ -169,7 +169,7 @@ def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
 
 
 def new_node_key(comment: str) -> tuple[bytes, bytes]:
-    """Create a SuperNode's private key and public line, like ``ssh-keygen -t ecdsa -b 384``."""
+    """Create a SuperNode's private and public key, as ``ssh-keygen -t ecdsa -b 384`` does."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, _PLAIN)
     public = key.public_key().public_bytes(
@@ -210,7 +210,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` maps each further extension to whether it is critical."""
+    """Return a PEM certificate. `more` says of each further extension whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

@@ -51,8 +51,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds the simulated sites if they are in memory instead of in the config's folder.
-    Without `measured`, a simulation keeps only the phenotypes.
+    `cohort` holds the simulated sites if they are in memory and not in the config's folder. Without
+    `measured`, a simulation keeps only the phenotypes.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -115,9 +115,9 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Run `federate` for sites in memory. See `serve` for `measured` and `report`.
+    """Do what `federate` does, for sites in memory. See `serve` for `measured` and `report`.
 
-    With `own`, every site has these settings and this budget, and its ledger is written durably.
+    With `own`, every site has these settings, including the budget, and writes its ledger durably.
     Without `own`, the sites are simulated and allow every run.
     """
     use_flower_handler()
@@ -134,8 +134,8 @@ def federate_cohort(
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
     """Write the input of ``dpfact report``, ``export`` and ``label`` into a strategy's `run_dir`.
 
-    Call this function in your own ServerApp after its strategy has run, with the public code lists,
-    one per feature mode: see `Vocabulary.load`. Return the run folder.
+    Call this function in your own ServerApp after its strategy has run. `vocabularies` holds the
+    public code lists, one per feature mode (see `Vocabulary.load`). Return the run folder.
     """
     coordinator = strategy.coordinator
     if coordinator.run_dir is None:
@@ -240,7 +240,7 @@ def _nodes(total: int) -> list[dict[str, Scalar]]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """Return an app whose nodes act as the sites in memory, selected by `partition-id`."""
+    """Return an app whose nodes act as the sites in memory; `partition-id` selects a site."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 def run_superlink(options: Sequence[str]) -> None:
-    """Run a SuperLink with options of `flower-superlink` until it is stopped or its helper ends."""
+    """Run a SuperLink, with `flower-superlink`'s options, until it stops or its helper ends."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -54,7 +54,7 @@ def run_superlink(options: Sequence[str]) -> None:
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode with options of `flower-supernode` until it is stopped or gives up."""
+    """Run a SuperNode, with `flower-supernode`'s options, until it stops or gives up."""
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -84,7 +84,7 @@ def run_supernode(options: Sequence[str]) -> NoReturn:
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
-    """Refuse a damaged SQLite database in the file of the option ``--database``."""
+    """Refuse a damaged SQLite database in the file that the option ``--database`` names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", type=Path)
     path: Path | None = parser.parse_known_args(options)[0].database
@@ -119,7 +119,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Return whether the ended child is the helper, because libraries start other children."""
+    """Return whether the child that ended is the helper. Libraries start other children, too."""
     with suppress(OSError):  # another part of the process has reaped the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:
@@ -131,7 +131,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull`, which fetches a message. If none comes, return the run of a waiting reply."""
+    """Make `pull` return an unsent reply's run if there is no message to fetch."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

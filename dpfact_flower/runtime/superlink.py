@@ -1,12 +1,12 @@
 """Submit a run to a SuperLink, follow the run and get its outcome, or start a local SuperLink.
 
-`flwr run` exits with 0 even if the run fails, and the run's log ends when the ServerApp is killed,
-a minute before the SuperLink notices. So `Connection` polls the SuperLink for the run's outcome.
+`flwr run` exits with 0 even if the run fails. If the ServerApp is killed, the run's log ends at
+once, but the SuperLink notices a minute later. So `Connection` polls the SuperLink for the outcome.
 
 By itself, `flwr run` starts a SuperLink that stays behind as a daemon and keeps the folder and
-environment of its first run. `local_superlink`, for `dpfact simulate` and notebooks, has its own
-Flower home and ports, and ends with this process. Together with `local_supernode`, it makes a whole
-deployment on one machine.
+environment of its first run. `local_superlink`, for `dpfact simulate` and notebooks, starts one
+with its own Flower home and ports, which ends with this process. Together with `local_supernode`,
+it makes a whole deployment on one machine.
 """
 
 import json
@@ -235,7 +235,7 @@ class SuperLink:
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Send its log to the follower, or else to the output."""
+        """Run a Flower App to its end. Send its log to the follower, if any, or to the output."""
         link = Connection(_CONNECTION, self.environment)
         run = link.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
@@ -248,7 +248,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor that passes all lines to a follower before the context ends."""
+    """Yield a file descriptor whose lines all reach a follower before the context ends."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -267,7 +267,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port. Stop it with its helpers at the context's end.
+    """Start a SuperLink on a free loopback port. When the context ends, stop it with its helpers.
 
     In a simulation, the SuperLink's clients are virtual (Ray). Otherwise, they are real SuperNodes.
     """

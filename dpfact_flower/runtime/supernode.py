@@ -53,11 +53,11 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """A SuperNode's address. Requests are sent only while a given user's process listens there.
+    """A SuperNode's address. Requests are sent only while a given user's process listens at it.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
-    bind its port and get answers at the expense of the hospital's budget. The listening process is
-    therefore checked before each request, and again before reading the answer. Connections are
+    bind its port and get answers that are charged to the hospital's budget. The listening process
+    is therefore checked before each request, and again before reading the answer. Connections are
     closed after each request, because an open connection could belong to an earlier listener.
     """
 
@@ -77,7 +77,7 @@ class OwnSuperNode:
         context: ProtobufRequestContext,
         call_next: Callable[[ProtobufRequestContext], httpx.Response],
     ) -> httpx.Response:
-        """Send a request of Flower's client. Raise a ConnectError if another user listens."""
+        """Send a request from Flower's client. Raise a ConnectError if another user listens."""
         before = self._listening()
         context.request.headers["connection"] = "close"
         response = call_next(context)
@@ -181,8 +181,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does.
 
-    The time is limited. If the server ends during the transfer, parts never come, and the site
-    cannot answer other messages while it waits.
+    The time is limited, because parts never come if the server ends during the transfer, and a site
+    that waits for them cannot answer other messages.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:

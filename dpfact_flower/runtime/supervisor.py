@@ -1,6 +1,6 @@
 """A supervisor that ends a command and all its descendants when the parent process ends.
 
-Flower's servers and Ray start helpers, some in their own sessions. Such helpers outlive a killed
+Flower's servers and Ray start helpers, some of them in new sessions. Such helpers outlive a killed
 parent. The supervisor is this file, run as a program between the parent and the command. When the
 parent ends for any reason, a pipe closes, and the supervisor ends the command and its helpers. On
 Linux, it adopts orphaned descendants, and kills children until none is left. On other systems, it
@@ -26,7 +26,7 @@ _STOP_SECONDS = 20
 
 @contextmanager
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command under a supervisor, in its own session, until the context ends.
+    """Run a command under a supervisor, in a new session, until the context ends.
 
     Yield the supervisor's Popen, made with `options`. The supervisor exits once the command and its
     helpers have ended. Its exit code is the command's, or 128 plus the signal number if a signal

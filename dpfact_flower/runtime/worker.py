@@ -1,9 +1,9 @@
-"""Answers to messages, computed in a process without a connection to the SuperNode.
+"""Answer messages in a process that has no connection to the SuperNode.
 
-The executor, which is the parent, fetches the message, starts the process (`main`), and sends the
-reply. Only the process reads the patients' data. If the process dies or hangs, the executor replies
-with the same error code and at the same time as after every failed round. Otherwise the SuperNode
-would report the failure at a time that depends on the patients.
+The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
+reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies with
+the same error code and at the same time as after every failed round. Otherwise the SuperNode would
+report the failure at a time that depends on the patients.
 """
 
 import json
@@ -42,7 +42,7 @@ _GRACE_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """The input of a process. `held` is the number of message bytes that the executor holds."""
+    """The input of a new process. `held` is the number of message bytes that the executor holds."""
 
     message: Message
     run: int
@@ -51,7 +51,7 @@ class Question(NamedTuple):
     held: int = 0
 
     def to_bytes(self) -> bytes:
-        """Serialise the question. The executor holds the message twice, received and forwarded."""
+        """Serialise the question. The executor holds two copies of the message."""
         message = message_to_bytes(self.message)
         head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
         return b"%b\n%b" % (head.encode(), message)
@@ -63,7 +63,7 @@ class Question(NamedTuple):
         return cls(message_from_bytes(message), *json.loads(head))
 
     def context(self) -> Context:
-        """Return a context for the app, with the hospital's settings and not the SuperLink's."""
+        """Return a context for the app, with the hospital's settings instead of the SuperLink's."""
         return Context(self.run, self.node, dict(self.settings), RecordDict(), {})
 
 

@@ -1,1 +1,1 @@
-"""A server without Flower: rounds, quorum, checkpoints, and updates of the model from replies."""
+"""The server's work without Flower: rounds, quorum, checkpoints, and updates from replies."""

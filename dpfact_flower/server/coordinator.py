@@ -1,6 +1,7 @@
 """The server's part of a run, without Flower: quorum, checkpoints and history.
 
-Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send its requests.
+Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send a `Coordinator`'s
+requests.
 """
 
 import logging
@@ -33,7 +34,7 @@ class CoordinatorOptions(TypedDict, total=False):
 
     `vocabulary` is the digest of the code lists. Sites with other lists refuse the run. "" skips
     this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the
-    run continues from the checkpoint in this folder, and keeps its job name if `run` has none.
+    run continues from the checkpoint in this folder, under the same job name if `run` has none.
     Without `resume`, an unfinished run in the folder is an error, and a finished run is replaced.
     `durable` checkpoints survive a power failure. Simulations do not need them, because no site is
     charged. `rule` makes the `ServerRule` from the feature shape and the settings (by default, the
@@ -124,7 +125,7 @@ class Coordinator:
 
     @property
     def selection(self) -> Selection:
-        """Positions of the selected codes, one array per feature mode, or empty for all codes."""
+        """Positions of the selected codes, one array per feature mode; empty if all are used."""
         return self.rule.selection
 
     @property
@@ -134,7 +135,7 @@ class Coordinator:
 
     @property
     def secure(self) -> Sharing | None:
-        """The division of the noise among the sites, or None without secure sums."""
+        """How the noise is divided among the sites, or None without secure sums."""
         return getattr(self.rule, "sharing", None)
 
     @property
@@ -144,7 +145,7 @@ class Coordinator:
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return the release planned for a round, or None in the last round and in other modes."""
+        """Return patient mode's release in a round, or None (last round, or another mode)."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
@@ -198,10 +199,10 @@ class Coordinator:
                 self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return the seconds that sites have for a round. A later answer is not charged.
+        """Return how many seconds sites have to answer a round. Later answers are not charged.
 
-        Requests state this time. With `grace`, the time is the longest that the quorum needed in an
-        earlier round, plus `grace` seconds.
+        Requests state this time. With `grace`, the time is `grace` seconds more than the quorum's
+        longest time in the earlier rounds.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -353,7 +354,7 @@ class Coordinator:
 
 
 def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
-    """Return the value of an option or, if it is missing, the default settings."""
+    """Return an option's value or, if the option is missing, the default settings."""
     if value is None:
         return kind()
     if not isinstance(value, kind):

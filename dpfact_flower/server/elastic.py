@@ -31,8 +31,8 @@ class ElasticRule:
     The start is random (from the public seed) or, in mode "none", made from the sites'
     co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
     co-occurrences of the most frequent codes. A start from co-occurrences shows how much each site
-    uses each phenotype. This usage sets the site's weight in the mean. A subclass with its own
-    `update` always starts at random.
+    uses each phenotype. This usage sets the site's weight in the mean. A subclass that overrides
+    `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -78,7 +78,7 @@ class ElasticRule:
         return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shapes of the global factors or, in a start, of counts of codes or pairs."""
+        """Return the global factors' shapes or, in a start, those of counts of codes or pairs."""
         if self._started:
             return [factor.shape for factor in self._factors]
         if self._counts_codes:
@@ -102,7 +102,7 @@ class ElasticRule:
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Make the start from the sites' statistics, or pull the factors towards the sites'."""
+        """Make the start from the sites' statistics, or pull towards the sites' factors."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -114,7 +114,7 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Pull the factors towards the sites' latest factors, by one site's part of a round.
+        """Pull the factors towards the sites' latest factors, once for each site in a round.
 
         A reply's share is 1 unless the reply is stale.
         """
@@ -140,9 +140,9 @@ class ElasticRule:
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
         """Pull the factors towards the mean of T replies, weighted by `shares`.
 
-        A round has `parts` such pulls. Each moves the factors by ``1 - (1 - T * step) ** (1 /
-        parts)`` of the remaining distance, and all pulls together move them by ``T * step`` of the
-        distance.
+        A round has `parts` such pulls. Each pull moves the factors by
+        ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance, and all pulls together move
+        them by ``T * step`` of the distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -179,7 +179,7 @@ class ElasticRule:
         self._usage = dict(zip((reply.site for reply in replies), usage, strict=True))
 
     def _of_all_codes(self, factors: Factors) -> Factors:
-        """Return factors of all codes, with tiny entries for codes that were not selected."""
+        """Return factors for all codes, with tiny entries for codes that were not selected."""
         if not self.selection:
             return factors
         wide = []
@@ -192,10 +192,10 @@ class ElasticRule:
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return each site's weight for each phenotype, of shape (T, R). Columns add up to 1.
 
-        At site t, a feature's entry for phenotype r moves by its gradient divided by ``Q_tr + pull
-        Q_t``, where Q_tr is the curvature (the phenotype's usage) and Q_t its mean over phenotypes.
-        Weights in proportion to this divisor make the mean a sum of the sites' gradients, so the
-        iteration settles at a minimum of the pooled error.
+        At site t, a feature's entry for phenotype r moves by its gradient divided by
+        ``Q_tr + pull Q_t``, where Q_tr is the curvature (the phenotype's usage) and Q_t is the mean
+        curvature of all phenotypes. Weights in proportion to this divisor make the mean a sum of
+        the sites' gradients, so the iteration settles at a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -210,7 +210,7 @@ class ElasticRule:
 def starts_from_cooccurrences(
     feature_shape: Sequence[int], privacy: PrivacySettings, run: RunSettings
 ) -> bool:
-    """Return whether a run starts from co-occurrences. Refuse settings that rule this out."""
+    """Return whether a run starts from co-occurrences. Refuse settings that do not allow it."""
     taken = start_rounds(feature_shape)
     if run.start == "cooccurrence":
         if privacy.privacy == "paper":
@@ -223,12 +223,12 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return the number of rounds of a start. Long code lists need an extra round for counts."""
+    """Return how many rounds a start takes. Long code lists need an extra round for counts."""
     return 2 if paired_codes(feature_shape) else 1
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
-    """Return the step per site of the elastic pull, for one or more sites.
+    """Return the step of the elastic pull towards each of `sites` sites.
 
     The result is the run's setting `step`, if it is not 0. Otherwise, if the solver takes steps and
     has a gamma, the result is eta * gamma, as in eq. (global). In all other cases, the result is 1

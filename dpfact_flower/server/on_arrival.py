@@ -2,13 +2,13 @@
 
 The first round and all rounds of a start are synchronous. After that, each reply replaces the
 previous reply of its site, and the rule updates the model from the latest replies of all sites. So
-a site that answers more often does not count more. A reply counts fully for two rounds and then
-with a decreasing weight: ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+a site gains no weight by answering more often. A reply has full weight for two rounds. Then its
+weight is ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
 
 Rounds still have numbers, because budgets are planned by round. A round is over when the quorum and
-more than half of the connected sites have answered. A slow site skips to the current round. A fast
-site waits when it is one round ahead, because its further replies would add little.
+more than half of the connected sites have answered. A slow site skips the rounds before the current
+one. A fast site waits when it is one round ahead, because its further replies would add little.
 """
 
 import json
@@ -118,7 +118,7 @@ class OnArrival(Coordinator):
         return record
 
     def ask(self, name: str) -> RoundRequest | None:
-        """Return a connected site's next request, or None if the site must answer first or wait.
+        """Return a connected site's next request, or None if it must answer or wait first.
 
         Save the run before sending the request, so that a resumed run repeats the same request.
         """

@@ -40,7 +40,7 @@ _HALVES = 1
 
 
 class PatientRule:
-    """Patient mode's `ServerRule`: an optional selection of codes, start, refinement and finish."""
+    """Patient mode's `ServerRule`: code selection (optional), start, refinement and finish."""
 
     name = "patient"
 
@@ -72,7 +72,7 @@ class PatientRule:
         shape = privacy.codes_kept or feature_shape
         self.factors: Factors = initial_factors(shape, solver.rank, run.seed)
         self._learned = self.factors
-        """The learned factors. With weights, these are factors of the weighted cells."""
+        """The learned factors. If codes are weighted, they fit the weighted cells."""
         self._weights: Weights = ()
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
@@ -87,14 +87,15 @@ class PatientRule:
 
     @property
     def sharing(self) -> Sharing | None:
-        """The division of the noise among the sites, or None without secure sums."""
+        """How the noise is divided among the sites, or None without secure sums."""
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple before the start.
 
-        With weights, only the last round gets factors of unweighted cells. If `auto_rank` lowered
-        the rank, columns of zeros restore the requested rank. No patient has such a phenotype.
+        If codes are weighted, only the last round's factors fit unweighted cells. If `auto_rank`
+        lowered the rank, columns of zeros restore the requested rank. No patient has these
+        phenotypes.
         """
         if not self._started:
             return ()
@@ -112,7 +113,7 @@ class PatientRule:
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each phenotype's usage in each slot for a secure refinement, or None otherwise."""
+        """Return phenotypes' usage in each slot for a secure refinement, and None otherwise."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -160,7 +161,7 @@ class PatientRule:
             )
 
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
-        """Fit the start. With `auto_rank`, repeat with fewer phenotypes until most seem to exist.
+        """Fit the start. With `auto_rank`, repeat with fewer phenotypes until most seem real.
 
         The choice of the rank uses only the start's releases, and so costs no privacy.
         """

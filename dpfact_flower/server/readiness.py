@@ -1,8 +1,8 @@
 """Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
 
 The SuperLink registers each hospital's key under the hospital's name. A node that answers under
-another name is refused. Otherwise, the named hospital's own replies would be charged but could not
-be used. Without a registered name, the first name that the node gives counts.
+another name is refused. Otherwise, the replies of the hospital with that name would be charged, but
+could not be used. If no name is registered, the first name that the node gives is used.
 """
 
 import json
@@ -19,7 +19,7 @@ from dpfact_flower.machine.parsed import from_json
 _logger = logging.getLogger(__name__)
 READINESS = "preflight.json"
 _SLOW_SECONDS = 30.0
-"""Time after which Flower considers a process dead and starts another process."""
+"""Time after which Flower considers a process dead and starts another one."""
 _CLOCK_SECONDS = 2.0
 """Accepted difference between the clocks; Flower refuses a clock that is 5 s ahead."""
 _REGISTER = "register each key with its hospital's name: flwr supernode register --name"
@@ -36,7 +36,7 @@ _MEANING = {
 
 
 def called(node: int, site: str) -> str:
-    """Return a node's name in messages: the site's name, if known, and the node's number."""
+    """Return what messages call a node: the site's name, if known, and the node's number."""
     return f"{site} (node {node})" if site else f"node {node}"
 
 
@@ -46,7 +46,7 @@ class Readiness:
 
     `fault` says why the site would not answer a round, and is empty for a ready site. `seconds` is
     the time from the request to the answer. `clock` is the smallest error of the site's clock, in
-    seconds, that explains when the answer was sent. It is negative if the clock is behind.
+    seconds, that explains the answer's time stamp. It is negative if the clock is behind.
     """
 
     node: int
@@ -129,7 +129,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes: registered names or, for keys without a name, names from answers."""
+    """Names of a run's nodes: registered names or, if there is none, names from answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}

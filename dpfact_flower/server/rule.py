@@ -16,9 +16,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
-    `privacy` includes all planned values. `selection` contains the positions of the selected codes,
-    one array per feature mode, and is empty if all codes are used. A rule that weights codes also
-    has a method ``weights(round_number)``, for `RoundRequest.weights`.
+    In `privacy`, the planned values are filled in. `selection` contains the positions of the
+    selected codes, one array per feature mode, and is empty if all codes are used. A rule that
+    weights codes also has a method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ServerRule(Protocol):
         """Return a site's charges for answering a round."""
 
     def check_sites(self, sites: int) -> None:
-        """Refuse, before any charge, a number of sites for which the rule is not stable."""
+        """Before any charge, refuse a number of sites for which the rule is not stable."""
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether later rounds depend on this round."""
@@ -64,7 +64,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 
 
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
-    """Return the global factors before round 1, uniform on (0, 1), with columns of unit norm.
+    """Return the factors before round 1: random numbers in (0, 1), scaled to columns of norm 1.
 
     The factors depend only on public numbers. The scale of the data is in the sites' patient
     factors.

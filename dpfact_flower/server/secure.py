@@ -26,7 +26,7 @@ _ROUNDING_BITS = 16
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum: its sites, and whether a site may have opened the attempt."""
+    """An attempt at a round's sum: the sites, and whether any site may have opened the attempt."""
 
     round: int
     number: int
@@ -79,7 +79,7 @@ class SecureSum:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether another attempt with the sites that answered can succeed."""
+        """Whether a new attempt, with only the sites that answered, can succeed."""
         needed = self._run.sharing.sites - self._run.sharing.dropouts
         return not self._is_last and needed <= len(self._masked) < len(self.names)
 
@@ -152,7 +152,7 @@ class SecureSum:
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert a sum from grid units to each slot's values, rounded like a site's own release."""
+    """Convert a sum in grid units to each slot's values, rounded as a site rounds its release."""
     fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
     unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
     values = (fine * unit).astype(np.float32).reshape(-1, planned.count)

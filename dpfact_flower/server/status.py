@@ -26,8 +26,8 @@ class SiteStatus:
     """The status of one site, named ``node N`` if its name is unknown.
 
     `last_seen` is the end of the latest round with a usable reply. `unused` counts the good replies
-    in rounds that missed the quorum, and `failed` the rounds without a usable reply. An epsilon is
-    None if there is no bound. `reason` is the latest failure, or the fault in the preflight.
+    in rounds that missed the quorum, and `failed` counts the rounds without a usable reply. An
+    epsilon is None if there is no bound. `reason` is the latest failure or preflight fault.
     """
 
     name: str
@@ -96,7 +96,7 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
 
 
 def _name(label: str) -> str:
-    """Return the name in a text like ``north (node 12)``. A text without a name is unchanged."""
+    """Return the name in a text like ``north (node 12)``. Other texts stay unchanged."""
     return label.partition(" (node ")[0]
 
 

@@ -33,25 +33,25 @@ _LEAST = 1e-6
 
 
 class LeastSquares:
-    """A fit to surrogates of norm 1, by exact updates."""
+    """A fit by exact updates, to surrogates that are scaled to norm 1."""
 
     settings = SolverSettings(gamma=0.0)
     random = 16
     """Number of random initial factors, in addition to the start's factors."""
     any_cells = False
-    """Whether patients may have any number of cells. The start is enough for many cells."""
+    """Whether patients may have any number of cells. With many cells, the start is good enough."""
 
     def prepared(self, surrogates: SparseTensor) -> SparseTensor:
         """Return the tensor to which the factors are fitted."""
         return surrogates.scaled_to_unit_patients()
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return initial factors, given random numbers for patients and columns of norm 1."""
+        """Return initial factors, given random `patients` and `factors` with columns of norm 1."""
         return (patients, *factors)
 
 
 class Likelihood:
-    """A fit to surrogates as they are, by psgd and with any loss."""
+    """A fit by psgd, to unscaled surrogates and with any loss."""
 
     random = 2
     any_cells = True
@@ -64,7 +64,7 @@ class Likelihood:
         return losses.find(self.settings.loss).prepared(surrogates)
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return factors without tiny entries. The model has the same sum for each patient.
+        """Return factors without tiny entries. Each patient's sum is the same as in `tensor`.
 
         Columns have norm `_NORM`, because psgd's steps suit factors of similar lengths.
         """
@@ -88,7 +88,7 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: Fit = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return the factors that explain surrogates best, or the start's without surrogates.
+    """Return the factors that explain surrogates best, or the start's if there are none.
 
     `start` was computed from `releases`, one release per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.

@@ -1,8 +1,8 @@
-"""Exact block updates over all cells. The objective is psgd's, without sampling or a step size.
+"""Exact block updates over all cells, for the objective of psgd. They need no samples or step size.
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
-Every update minimises eq. (norm) over a column or over the whole factor, so the objective never
-rises. If a phenotype's column of A becomes zero, the data no longer affect the phenotype's feature
+Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
+If a phenotype's column of A becomes zero, the data no longer affect the phenotype's feature
 columns, which then follow only their anchors. The phenotype returns only if the gradient at the
 zero column, computed with these feature columns, has a norm above mu.
 """
@@ -103,7 +103,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A. Return the new MTTKRP of mode 1, if available, and the old <X, M>."""
+        """Update A. Return the new MTTKRP of mode 1 (if available) and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -205,7 +205,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Minimise over the columns of a panel in turn; `first` is the panel's first column.
+    """Minimise the function over the columns of a panel in turn, from column `first` on.
 
     `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
     """

@@ -6,8 +6,8 @@ A sorted tensor holds the fibres one after the other, so only their first entrie
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks, each processed by one thread. Blocks and chunks depend only on the data. Within a chunk,
-sums have the precision of the factors. The sums of all chunks are added in float64 and in a fixed
-order, so the number of threads does not affect the result.
+sums are computed in the factors' precision. The sums of all chunks are added in float64 and in a
+fixed order, so the number of threads does not affect the result.
 
 Loops over fibres use vector instructions. Each row is processed in slices that fill `registers`
 (see `dpfact_flower.tensor.stack.slices`), and `column` is the start of a slice. Stacks are float32
@@ -149,7 +149,7 @@ def contracted(
     registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
     width: int, column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """Sum the last factor's rows for entries first..end-1, each row times its entry's value."""
+    """Sum the last factor's rows for entries first..end-1, each row times the entry's value."""
     modes = len(offsets) - 1
     origin = offsets[modes - 1] * width + column
     sums = zeros(registers, stack)

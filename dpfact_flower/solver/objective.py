@@ -16,8 +16,8 @@ class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
     `factors` holds the starting values, patients first, and `anchors` holds the global feature
-    factors. psgd orders visits and draws zero cells with `rng`. `eta` is the last round's step
-    size.
+    factors. psgd orders visits and draws zero cells with `rng`. `eta` is the step size from the
+    previous round.
     """
 
     tensor: SparseTensor
@@ -74,7 +74,7 @@ def curvature(factors: Sequence[Array]) -> float:
     """Return the mean curvature of the squared error along a feature's row.
 
     The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, which is the product of
-    the squared norms of column r in the other modes. `relative_elastic` is a share of this mean.
+    the squared norms of column r in the other modes. `relative_elastic` is a fraction of this mean.
     """
     squares = [np.einsum("ir,ir->r", factor, factor, dtype=np.float64) for factor in factors]
     others = [

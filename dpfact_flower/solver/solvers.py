@@ -64,7 +64,7 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Return gamma of eq. (norm): as given, or `relative_elastic` times the loss's curvature.
+        """Return gamma in eq. (norm): as given, or `relative_elastic` times the loss's curvature.
 
         A solver that takes steps applies the weight at every visit to a row. For squared errors,
         the weight is therefore divided by the mean number of visits per row. The product eta *

@@ -23,7 +23,7 @@ LEAST_WEIGHT = 2.0**-20
 
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the unique numbers in ascending order, by sorting.
+    """Sort numbers, and return the unique ones in ascending order.
 
     For millions of numbers, the hash table of `numpy.unique` takes 50 times as long.
     """

@@ -1,4 +1,4 @@
-"""CP models, with their exact error on a sparse tensor and the similarity of two models.
+"""CP models, their exact error on a sparse tensor, and the similarity of two models.
 
 Sums over all cells are computed in float64 from Gram matrices and the values at the non-zeros.
 """
@@ -124,15 +124,15 @@ class CPModel:
         return dense
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return exact sums of squared errors on a tensor of this shape (see `squared_error`)."""
+        """Return exact sums of squared errors on a tensor of equal shape (see `squared_error`)."""
         return squared_error(tensor, self.factors)
 
 
 def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
     """Return a CP model's exact sums of squared errors in float64.
 
-    The error over zero cells is ||M||^2 minus the sum of M's squares at the non-zeros, which
-    suffers less from cancellation than ||X||^2 - 2<X,M> + ||M||^2.
+    The error over zero cells is ||M||^2 minus the sum of M's squares at the non-zeros. This
+    difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
     """
     parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
     nonzeros = math.fsum(error for error, _ in parts)
@@ -162,7 +162,7 @@ def _at_nonzeros(
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
-    """Return factors as read-only float64 arrays. Refuse factors that are not of one rank."""
+    """Return factors as read-only float64 arrays. Refuse factors whose ranks differ."""
     try:
         factors = tuple(np.asarray(factor, dtype=np.float64).view() for factor in matrices)
     except (TypeError, ValueError):
@@ -183,7 +183,7 @@ def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
 
 
 def column_weights(factors: Matrices) -> Floats:
-    """Return the product over all modes of the norms of each component's columns."""
+    """Return each component's weight: the product of its column norms in all modes."""
     return np.asarray(reduce(np.multiply, (np.linalg.norm(f, axis=0) for f in factors)))
 
 
@@ -234,8 +234,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. As in the paper, signs matter, so a model that is compared
-    without one of its modes should be non-negative.
+    has cosine 0 with every column. As in the paper, cosines keep their signs, so a model that is
+    compared without one of its modes should be non-negative.
 
     Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
     of the modes must agree, but the ranks may differ.
@@ -253,12 +253,12 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
 def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
     """Return the factor match score (FMS) of two models, from 0 (unrelated) to 1 (equal).
 
-    The formula is from the paper's section Privacy. After `match_columns`, the score is the mean
+    The formula is from the paper's section "Privacy". After `match_columns`, the score is the mean
     over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
-    cosines. Here xi is the product of a component's column norms. The term in xi is included for
-    two models and left out for sequences of factors, because a component's scale is arbitrary
-    without the patients' factor. If the ranks differ, the sum is divided by the larger rank, so a
-    missing or spurious component counts as 0. (pyttb divides by the smaller rank.)
+    cosines. Here xi is the product of a component's column norms. The term in xi is left out for
+    sequences of factors, because a component's scale is arbitrary without the patients' factor. If
+    the ranks differ, the sum is divided by the larger rank, so a missing or spurious component
+    counts as 0. (pyttb divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)

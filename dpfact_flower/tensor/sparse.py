@@ -247,7 +247,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Raise a DataError with the number and first position of wrong entries, but no values."""
+    """Raise a DataError with the number of wrong entries and the first position, but no values."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

@@ -1,6 +1,6 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
-The *stack* contains the rows of all modes, one mode after another, padded with zero columns to
+The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to
 whole vector registers. A zero column stays zero under every update in this package.
 
 The fast-math flags preserve NaN and infinity, because these values reveal divergence.

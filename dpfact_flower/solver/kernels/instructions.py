@@ -8,9 +8,9 @@ vectors emit LLVM's vector instructions, which LLVM translates for the processor
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles one kernel per padded rank, with unrolled loops. A `pointer` and an
 offset, counted in values, identify a place in memory. Bounds are not checked. Passing a pointer
-costs no time, whereas numba counts references to an array at each call. A pointer does not keep its
-array alive, so take pointers only to a kernel's arguments. In place of a vector, a number means
-equal values.
+costs no time, whereas numba counts an array's references at each call. A pointer does not keep its
+array alive, so take pointers only to a kernel's arguments. A number in place of a vector stands for
+a vector of equal values.
 """
 
 from collections.abc import Callable, Sequence
@@ -208,7 +208,7 @@ def _at_least(builder: Any, x: Any, floor: Any) -> Any:
 
 
 def _alignment(kind: Any) -> int:
-    """Return the size in bytes of a vector's values, or of the values at a pointer."""
+    """Return the size in bytes of one value in a vector or at a pointer."""
     return int((kind.real if isinstance(kind, Vector) else kind.dtype).bitwidth // 8)
 
 

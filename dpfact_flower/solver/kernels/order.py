@@ -2,8 +2,8 @@
 
 In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
 large weight. A step size that is safe for this weight is too small for all other visits. Most zero
-cells are therefore drawn from the model at the start of the pass: first a phenotype according to
-its mass, then a row of each mode according to its weight in the phenotype.
+cells are therefore drawn from the model at the start of the pass: first a phenotype in proportion
+to its mass, then a row of each mode in proportion to its weight in the phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
 value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
@@ -58,7 +58,7 @@ def visits(
     rng: np.random.Generator,
     model: NDArray[np.float32] | None = None,
 ) -> Iterator[Visits]:
-    """Yield the visits of one pass in random order: every non-zero once, and `zeros` drawn cells.
+    """Yield a pass's visits in random order: every non-zero once, and `zeros` drawn cells.
 
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
@@ -115,7 +115,7 @@ def _draw_entries(
 class _ZeroCells:
     """The draws of zero cells in a pass over blocks of neighbouring patients.
 
-    `bounds` holds the first patient of each block, and finally the number of patients. `model`
+    `bounds` holds the first patient of each block and, at the end, the number of patients. `model`
     holds the stacked factors at the start of the pass, and must not change. The draws use the
     factors' absolute values. Without a model, or if all its values are 0, every draw is uniform.
     """
@@ -168,14 +168,14 @@ class _ZeroCells:
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """Build a table for drawing rows by size in each column (Walker's alias method, after Vose).
+    """Build a table to draw places in proportion to size (Walker's alias method, after Vose).
 
     A draw hits every place with the same probability. The draw keeps the place if the rest of the
     random number is below the place's threshold, and takes the place's alternative otherwise.
 
     `sizes` holds non-negative values and has shape (places, R). The result has shape (R, places, 2)
-    and holds each threshold times `_WHOLE`, and each alternative. If all sizes in a column are 0,
-    every place is kept.
+    and holds, for each place, the threshold times `_WHOLE` and the alternative. If all sizes in a
+    column are 0, every place is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)

@@ -49,8 +49,8 @@ class Step:
     `gamma` is the elastic weight. The pull towards the anchors acts at entries, but not at sampled
     zero cells. `clip` bounds the 2-norm of a visit's weighted data gradient for each row; 0 means
     that there is no bound. `floor` is the smallest value allowed in a factor: 0 or minus infinity.
-    The step of a patient's row is multiplied by `patients`, and the bound on this step by the
-    square root of `patients`.
+    The step of a patient's row is multiplied by `patients`, and the bound on this step is
+    multiplied by the square root of `patients`.
     """
 
     eta: float
@@ -113,7 +113,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return a kernel for three modes and one for any number, with the gradient compiled in."""
+    """Return kernels for three modes and for any number of modes, with the gradient compiled in."""
     gradient = inlined(loss.gradient)
 
     @compiled(loss.tag, **FAST)
@@ -214,7 +214,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move each of three rows along the product that the other two rows had before the step."""
+    """Move each of three rows along the product of the other two rows' values before the step."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
