@@ -67,9 +67,8 @@ def fit(
 ) -> Model:
     """Improve F and d alternately in at most `iterations` steps.
 
-    A code stays in a factor only if it contributes more than noise of standard deviation
-    `threshold` per entry. The fit ends when a step changes `explained` by less than a fraction
-    `settled`.
+    A code stays in a factor if it contributes more than noise of standard deviation `threshold` per
+    entry. The fit ends when a step changes `explained` by less than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

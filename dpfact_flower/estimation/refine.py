@@ -129,9 +129,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
-    The prior mean is a site's share of all usage times a phenotype's total. The prior variance is
-    the part of the squared deviations from it that noise of standard deviation `sigma` does not
-    explain.
+    The prior mean is a site's share of usage times a phenotype's total. The prior variance is the
+    part of squared deviations from it that noise of standard deviation `sigma` does not explain.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))

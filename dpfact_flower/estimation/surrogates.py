@@ -42,8 +42,8 @@ def surrogates_of(
     """Draw patients like those at the sites, or return None if patients have too many codes.
 
     `start` was computed from `releases`, whose values have noise of standard deviation `sigma`.
-    `cross` is the weight of a block for two modes relative to a block for one mode. `any_cells`
-    removes this limit.
+    `cross` is the weight of a block for two modes relative to a block for one mode. With
+    `any_cells`, patients may have any number of codes.
     """
     sizes = [len(factor) for factor in start.factors]
     if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown

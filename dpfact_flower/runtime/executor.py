@@ -39,8 +39,8 @@ def execute(
     """Answer a SuperNode's messages until this process is stopped.
 
     The first SIGTERM ends the process after the current message, and a second one ends it at once.
-    `config` is read again for every message. `node_user` is a name or number (by default, this
-    user's).
+    `config` is read for every message. `node_user` is a user name or number, by default this
+    user's.
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()

@@ -219,7 +219,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add their reasons to the error, because all sites are local here."""
+    """If sites refuse a run, add their reasons to the error. Here, all sites are local."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)

@@ -74,7 +74,7 @@ def quiet_environment() -> dict[str, str]:
 
 
 def tool(name: str) -> str:
-    """Return the path of a command in this environment."""
+    """Return the path of a command in this Python environment."""
     path = Path(sys.executable).with_name(name)
     if not path.exists():
         raise MissingDependencyError(f"{name}: not found beside {sys.executable}; install flwr")

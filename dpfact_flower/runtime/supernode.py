@@ -115,7 +115,7 @@ class Tasks:
         self._client = node.client([RuntimeVersionHttpInterceptor("SuperExec"), signed])
 
     def claim(self) -> str | None:
-        """Claim the ClientApp's message that has waited longest, and return its token.
+        """Claim the message that has waited longest for the ClientApp, and return its token.
 
         The token is empty if no message waits, and None if the user's SuperNode does not answer.
         """
@@ -147,7 +147,7 @@ class ClaimedMessage:
 
 @contextmanager
 def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
-    """Fetch a claimed message at the start, and report it as done at the end.
+    """Fetch a claimed message as the context begins, and report it as done as the context ends.
 
     After an error, nothing is reported, because a SuperNode would wait for ever for the reply to a
     message that was reported as done. A SuperNode that gets no heartbeat for a minute answers the

@@ -123,8 +123,8 @@ class Answering:
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
-        The reply is sent before the process has ended, because the time to free its memory depends
-        on the patients. The next message waits until the process has ended.
+        The reply is sent before the process has ended, because the time that it takes to free its
+        memory depends on the patients. The next message waits until the process has ended.
         """
         if self._last is not None:
             self._last.wait()

@@ -1,7 +1,6 @@
 """The server's part of a run, without Flower: quorum, checkpoints and history.
 
-Both strategies, `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact`, send a `Coordinator`'s
-requests.
+The strategies `dpfact_flower.DPFact` and `dpfact_flower.legacy.DPFact` send the requests.
 """
 
 import logging
@@ -37,8 +36,8 @@ class CoordinatorOptions(TypedDict, total=False):
     run continues from the checkpoint in this folder, under the same job name if `run` has none.
     Without `resume`, an unfinished run in the folder is an error, and a finished run is replaced.
     `durable` checkpoints survive a power failure. Simulations do not need them, because no site is
-    charged. `rule` makes the `ServerRule` from the feature shape and the settings (by default, the
-    rule that `run` names).
+    charged. `rule` makes the `ServerRule` from the feature shape and the settings. By default, it
+    makes the rule that `run` names.
     """
 
     solver: SolverSettings | None
@@ -145,7 +144,7 @@ class Coordinator:
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return patient mode's release in a round, or None (last round, or another mode)."""
+        """Return patient mode's planned release, or None in the last round or another mode."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 

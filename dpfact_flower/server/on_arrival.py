@@ -99,7 +99,7 @@ class OnArrival(Coordinator):
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
-        """Open requests by site, including requests from before a resume."""
+        """Open requests by site, including those that were sent before a run was resumed."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(

@@ -94,8 +94,7 @@ class PatientRule:
         """Return the global factors, or an empty tuple before the start.
 
         If codes are weighted, only the last round's factors fit unweighted cells. If `auto_rank`
-        lowered the rank, columns of zeros restore the requested rank. No patient has these
-        phenotypes.
+        lowered the rank, columns of zeros, which describe no patient, restore the requested rank.
         """
         if not self._started:
             return ()

@@ -1,4 +1,4 @@
-"""Fit of the start's factors to surrogate patients, from several sets of initial factors.
+"""Fit the start's factors to surrogate patients, from several sets of initial factors.
 
 Surrogates are made up from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
 """
@@ -123,7 +123,7 @@ def fitted_to_halves(
     """Fit a model to each half of the releases, from random initial factors.
 
     The halves have independent noise. The result has one array per mode, of shape (fits, codes, R).
-    `counts` are the `typical_counts`.
+    `counts` is the result of `typical_counts`.
     """
 
     def fitted(seeded: tuple[Half, np.random.Generator]) -> Factors:

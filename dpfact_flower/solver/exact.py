@@ -205,7 +205,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Minimise the function over the columns of a panel in turn, from column `first` on.
+    """Minimise the function over each column of a panel in turn. The panel begins at `first`.
 
     `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
     """

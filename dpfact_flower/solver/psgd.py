@@ -171,7 +171,7 @@ class _Site:
         return SquaredError.on(self.tensor, everywhere, value.squares, self.norm_squared)
 
     def stands(self, now: Value, before: Value) -> bool:
-        """Return whether to accept a pass."""
+        """Return whether a pass is accepted."""
         return math.isfinite(now.descended) and (
             now.objective <= before.objective
             or now.descended <= before.descended

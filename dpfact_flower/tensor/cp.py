@@ -222,7 +222,7 @@ class Match:
     """A one-to-one matching of two models' components, with as many pairs as the smaller rank.
 
     Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second,
-    ordered by `truth`. `cosines` is the product over all modes of the matched columns' cosines.
+    ordered by `truth`. `cosines` holds each pair's product of the columns' cosines over all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -277,7 +277,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return which pairs of components are alike in all modes but one, as an (R, R) array."""
+    """Return an (R, R) array that tells which components are alike in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)

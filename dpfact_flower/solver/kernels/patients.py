@@ -1,11 +1,11 @@
-"""The exact update of the patients' factor A and the next mode's MTTKRP, in one pass over the data.
+"""Update the patients' factor A exactly, and compute the next MTTKRP, in one pass over the data.
 
 Without an l2,1 weight, patients are independent: each patient's row of A depends only on the
 patient's own entries and the feature factors. All work on a block of patients is therefore done
 while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
-part of A's Gram matrix and of the next mode's MTTKRP. The second MTTKRP reuses the sums over the
-last mode. An l2,1 weight shrinks whole columns and so couples patients. `exact` then does not use
-this module.
+contributions to A's Gram matrix and to the next mode's MTTKRP. The second MTTKRP reuses the sums
+over the last mode. An l2,1 weight shrinks whole columns and so couples patients. `exact` then does
+not use this module.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers while they are computed.
