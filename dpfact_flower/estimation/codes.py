@@ -37,8 +37,8 @@ def kept_codes(
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return how many codes of each mode to pair in a start without noise, or () for all codes.
 
-    If code lists are long, `_FREQUENT` codes are divided equally among the modes, but a mode with
-    fewer codes than its part keeps them all and leaves more for the other modes.
+    If code lists are long, `_FREQUENT` codes are divided equally among the modes. Modes that have
+    fewer codes leave more for the other modes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

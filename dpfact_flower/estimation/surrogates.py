@@ -21,8 +21,8 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
-"""Limits for drawing surrogates: a typical patient's largest number of cells, as estimated, and as
-estimated from masses that are shifted by `_DEVIATIONS` standard deviations of the noise."""
+"""Largest number of a typical patient's cells for which surrogates are drawn. The second limit is
+for an estimate from masses that are shifted by `_DEVIATIONS` standard deviations of the noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold on the start's residual, in standard deviations of its noise."""
@@ -103,8 +103,8 @@ def code_counts(
     """From the blocks' masses, estimate the mean number of codes per patient in each mode.
 
     If a patient has k_n codes in mode n, in all combinations, the block for modes m and n has mass
-    ``cross sqrt(k_m k_n)`` and the block for mode n alone has mass ``sqrt(k_n (k_n - 1) / 2)``, up
-    to a common scale. If q is the second mass divided by the first,
+    ``cross sqrt(k_m k_n)``, up to a scale. On the same scale, the block for mode n alone has mass
+    ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass divided by the first,
     ``k_n = 1 + 2 (cross q)^2 k_m``.
 
     If each entry's noise has standard deviation `raised`, each mass is shifted by its own standard

@@ -39,8 +39,7 @@ def execute(
     """Answer a SuperNode's messages until this process is stopped.
 
     The first SIGTERM ends the process after the current message, and a second one ends it at once.
-    `config` is read for every message. `node_user` is a user name or number, by default this
-    user's.
+    `config` is read for each message. `node_user` is a user name or number (default: this user).
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()

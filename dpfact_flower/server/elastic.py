@@ -193,7 +193,7 @@ class ElasticRule:
         """Return each site's weight for each phenotype, of shape (T, R). Columns add up to 1.
 
         At site t, a feature's entry for phenotype r moves by its gradient divided by
-        ``Q_tr + pull Q_t``, where Q_tr is the curvature (the phenotype's usage) and Q_t is the mean
+        ``Q_tr + pull Q_t``. Here Q_tr is the curvature (the phenotype's usage), and Q_t is the mean
         curvature of all phenotypes. Weights in proportion to this divisor make the mean a sum of
         the sites' gradients, so the iteration settles at a minimum of the pooled error.
         """

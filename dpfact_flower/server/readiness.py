@@ -90,8 +90,8 @@ class Readiness:
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
     """Decide whether a run may begin, and return the nodes to leave out.
 
-    If a site is not ready, raise a `QuorumError` that names every fault and its remedy, unless
-    `leave_out` is set and enough sites for the quorum are ready.
+    If a site is not ready, raise a `QuorumError` that names every fault and its remedy. There is no
+    error if `leave_out` is set and enough sites for the quorum are ready.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)

@@ -38,8 +38,8 @@ _REFIT_SWEEPS = 30
 _PANEL = 8  # number of columns whose gradients come from one matrix product
 
 _RTOL = 1e-6
-"""Limit, relative to a Gram matrix's largest eigenvalue, below which eigenvalues are treated as 0,
-because sums in float32 are no more precise than this limit."""
+"""Eigenvalues below this fraction of a Gram matrix's largest eigenvalue are treated as 0, because
+sums in float32 are no more precise."""
 
 
 def exact(problem: LocalProblem) -> LocalResult:

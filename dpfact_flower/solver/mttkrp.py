@@ -55,9 +55,9 @@ _CHUNK = 1 << 16  # approximate number of entries in a chunk
 class Fibres:
     """A tensor and its fibres. To create an instance, call `of`.
 
-    `starts` holds the first entry of each fibre, `patients` the first fibre of each patient,
-    `blocks` the first patient of each block, `chunks` the first block of each chunk, and `offsets`
-    the first row of each mode in a stack. Each sequence ends with the number of items that it
+    These sequences hold indices: `starts`, each fibre's first entry; `patients`, each patient's
+    first fibre; `blocks`, each block's first patient; `chunks`, each chunk's first block;
+    `offsets`, each mode's first row in a stack. Each sequence ends with the number of items that it
     refers to.
     """
 

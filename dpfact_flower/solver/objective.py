@@ -51,7 +51,7 @@ class LocalResult:
     """Gram matrix of every factor; see `gram`."""
     error: SquaredError | None = None
     """Squared error, accurate to 1e-6 of the data's ||X||^2. psgd returns it only for the squared
-    loss, and the exact solver only over all cells."""
+    loss. The exact solver measures it only over all cells."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:

@@ -57,8 +57,8 @@ def update_rows(
 ) -> tuple[Array, float, Array]:
     """Update A in place by sweeps over its columns; `q` is as in `update_patients`.
 
-    Return the MTTKRP of mode 1 with the new rows of A (zeros if mode 1 is the last mode), <X, M>
-    with the old rows, and the Gram matrix of the new rows.
+    Return the MTTKRP of mode 1 with A's new rows (zeros if mode 1 is the last mode), <X, M> with
+    the old rows, and the Gram matrix of the new rows.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
