@@ -77,7 +77,7 @@ class OwnSuperNode:
         context: ProtobufRequestContext,
         call_next: Callable[[ProtobufRequestContext], httpx.Response],
     ) -> httpx.Response:
-        """Send a request from Flower's client. Raise a ConnectError if another user listens."""
+        """Send a client's request. Raise a ConnectError if another user's process listens."""
         before = self._listening()
         context.request.headers["connection"] = "close"
         response = call_next(context)

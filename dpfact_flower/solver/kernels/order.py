@@ -58,7 +58,7 @@ def visits(
     rng: np.random.Generator,
     model: NDArray[np.float32] | None = None,
 ) -> Iterator[Visits]:
-    """Yield a pass's visits in random order: every non-zero once, and `zeros` drawn cells.
+    """Yield a pass's visits in random order: every non-zero cell once, and `zeros` zero cells.
 
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
