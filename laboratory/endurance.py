@@ -1,9 +1,9 @@
 """``python -m laboratory.endurance``: resource use over hours, with many nodes and two runs.
 
 A SuperLink and hospitals run on loopback as separate processes, as in docs/how-to/deploy.md. For
-the given time, they answer pairs of simultaneous runs without noise. Four times a minute, the
-program measures the processes' resources. At the end, it prints the growth per hour for all
-processes that lasted from the first run to the end, and for the one whose memory grew most.
+the given time, they carry out pairs of simultaneous runs without noise. Four times a minute, the
+program measures the processes' resources. At the end, it prints the growth per hour of all
+processes that lasted from the first run to the end, and of the process whose memory grew most.
 """
 
 import argparse
@@ -37,7 +37,7 @@ means of long blocks are nearly independent."""
 
 
 class Used(NamedTuple):
-    """A process's open files, threads and memory in MiB. Shared memory counts in each process."""
+    """A process's open files, threads and memory in MiB. Shared memory counts for every process."""
 
     handles: float
     threads: float
@@ -89,7 +89,7 @@ def _size(paths: Iterator[Path] | list[Path]) -> float:
 def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """Return the growth per hour, and half the width of its 95 % interval.
 
-    The growth is the slope of a line through block means. The first quarter is left out.
+    The growth is the slope of a line through block means, without the first quarter of values.
     """
     start = round(_WARM * len(values))
     x, y = (
@@ -104,7 +104,7 @@ def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, flo
 
 
 def growth(looks: Sequence[Look], lasting: set[Process]) -> Iterator[str]:
-    """Yield table lines with the growth of each figure."""
+    """Yield a table's lines, which show the growth of each resource."""
     warm = looks[round(_WARM * len(looks))]
     most = max(lasting, key=lambda p: looks[-1].used[p].memory - warm.used[p].memory)
     yield "| of | figure | at first | at last | growth in an hour | 95 % |"
@@ -127,7 +127,7 @@ def _line(name: str, looks: Sequence[Look], values: list[float]) -> str:
 
 
 def pair_of_runs(made: Deployment, number: int, nodes: int, rounds: int) -> Iterator[int]:
-    """Make two runs at once, and yield the number of finished rounds a few times a second."""
+    """Submit two runs at once, and yield the number of finished rounds a few times a second."""
     outs = [made.folder / f"run-{number}-{which}" for which in "ab"]
     with ExitStack() as stack:
         works = []

@@ -2,10 +2,10 @@
 
     python -m laboratory.flower_masks
 
-Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. Keys that two
-sites agree on are base64 text, whose bytes have a top bit of 0, so 28 bits of the seed can differ.
-There are only this many masks, whatever the length of the key. `dpfact_flower.privacy.secure_sum`
-therefore makes its own masks. No run needs this program.
+Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. A key that two
+sites agree on is base64 text, whose bytes all have the top bit 0, so only 28 bits of the seed can
+differ. So there are only 2^28 masks, whatever the length of the key.
+`dpfact_flower.privacy.secure_sum` therefore makes its own masks. No run needs this program.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def seed_of(key: bytes) -> int:
 
 
 def bits_that_differ(numbers: Iterable[int]) -> int:
-    """Return the number of bits in which some of the numbers differ."""
+    """Return in how many bits the numbers are not all the same."""
     some, every = 0, -1
     for number in numbers:
         some, every = some | number, every & number
@@ -44,7 +44,7 @@ def shared_key() -> bytes:
 
 
 def hours_for_all(bits: int, tried: int = 2000) -> float:
-    """Return the core hours to draw the first values from every seed, measured on a few seeds."""
+    """Return the core hours to draw the first values from every seed, estimated on a few seeds."""
     began = time.process_time()
     for seed in range(tried):
         np.random.RandomState(seed).randint(0, 2**32 - 1, 4, dtype=np.int64)

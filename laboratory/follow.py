@@ -2,14 +2,14 @@
 
 The program clones the last commit, and times `make demo` in the clone. Then it runs every page from
 top to bottom, with the commands in one shell and the Python blocks in one session. Each page has
-its own folder: a copy of the clone if a command names a file there, and an empty folder otherwise.
-The folder also contains the files that a reader would have (`own`, `GIVEN`). The page's text is
-unchanged, except that `PATH/TO/` becomes that folder. Commands that cannot run on this machine are
-left out by the rules in `LEFT_OUT`, and listed with the reason. The test suite runs the same
-commands on small data.
+its own folder: a copy of the clone if a command names one of its files, and an empty folder
+otherwise. The folder also contains the files that a reader would have (`own`, `GIVEN`). The page's
+text is unchanged, except that `PATH/TO/` becomes that folder. Commands that cannot run on this
+machine are left out by the rules in `LEFT_OUT`, and listed with the reason. The test suite runs the
+same commands on small data.
 
-The program takes long, and needs a package index. Open data are taken from $DPFACT_DATA. After a
-change to one page: ``python -m laboratory.follow --clone CLONE docs/PAGE.md``.
+The program takes a long time, and needs a package index. Open data are taken from $DPFACT_DATA. To
+follow one page after a change: ``python -m laboratory.follow --clone CLONE docs/PAGE.md``.
 """
 
 import argparse
@@ -247,7 +247,7 @@ def first_report(clone: Path) -> None:
 
 
 def make(clone: Path, command: str) -> None:
-    """Run a command in the clone, which must succeed."""
+    """Run a command in the clone, and end the program if the command fails."""
     with closing(Reader(clone, newcomer(clone))) as who:
         said = who.does(command, python=False)
     if said:
@@ -266,7 +266,7 @@ def tell(pages: Sequence[Page]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Clone, install and follow. Return 1 if anything failed."""
+    """Clone and install the package, and follow the pages. Return 1 if anything failed."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.follow", description=__doc__)
     parser.add_argument("pages", nargs="*", type=Path, help="default: README and all of docs")
     parser.add_argument("--clone", type=Path, help="where `make demo` has been run, to begin there")

@@ -6,10 +6,10 @@ module and, if they pass, all others in `TESTS`. A mutant is noticed if a test f
 crashes. All of this happens in a temporary copy of the checkout.
 
 The same seed and the same code give the same sample. A line with an addition has eleven mutants,
-most of them obvious, so places are drawn, and one mutant of each place. Mutants that differ only in
-annotations or log lines, or are not valid programs, are not drawn. Survivors that mutants.toml
-explains are not counted. The exit code is 1 if fewer than 95 % of the others are noticed. Slow
-tests run only on mutants that survive the fast tests. Tests that start processes do not run.
+most of them obvious, so the program draws places, and one mutant of each. Mutants that differ only
+in annotations or log lines, or are not valid programs, are not drawn. Survivors that mutants.toml
+explains are not counted. The exit code is 1 if fewer than 95 % of the other mutants are noticed.
+Slow tests run only on mutants that survive the fast tests. Tests that start processes do not run.
 """
 
 import argparse
@@ -130,9 +130,9 @@ def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
 
 
 def says_the_same(source: str, mutated: str) -> bool:
-    """Return whether two modules run the same code, or the second is not a valid program.
+    """Return True if two modules run the same code or if the second is not a valid program.
 
-    Annotations, log lines, the compilation of kernels and keyword-only arguments do not count.
+    Annotations, log lines, kernels' compilation and keyword-only arguments make no difference.
     """
     try:
         one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))
@@ -174,7 +174,7 @@ class _Bare(ast.NodeTransformer):
 
 
 def met_by(module: Path) -> tuple[list[Path], list[Path]]:
-    """Return the tests of a module's room, its own file first, and all others in `TESTS`."""
+    """Return the tests of a module's folder, its own test file first, and all others in `TESTS`."""
     folder = Path("tests") / module.parent.relative_to(PACKAGE)
     own = sorted(folder.glob("test_*.py"), key=lambda path: path.stem != f"test_{module.stem}")
     return own, [path for path in everything() if path not in own]
@@ -197,7 +197,7 @@ def command(tests: Sequence[str | Path], hang: float, marked: str = _FAST) -> st
 
 
 class Bench:
-    """A copy of the checkout to mutate, as the working directory, and an unchanged package.
+    """A copy of the checkout that is mutated and tested, and an unchanged copy of the package.
 
     File times are kept, so that numba's cache stays valid.
     """

@@ -1,4 +1,4 @@
-"""Execute the notebooks of docs/notebooks, and store them with their output, which the site shows.
+"""Execute the notebooks of docs/notebooks, and store them with their output for the website.
 
     python -m laboratory.notebooks [NAME ...]
 

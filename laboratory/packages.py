@@ -1,4 +1,4 @@
-"""Build the wheel and the source archive, inspect both, install each, and use it.
+"""Build the wheel and the source archive, inspect both, install each, and try it.
 
     python -m laboratory.packages --python python3.11 --python python3.12
 
@@ -41,7 +41,7 @@ HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Return a command's output. If the command fails, end the program with its last lines."""
+    """Return a command's output. If the command fails, end the program and show its output."""
     environment = {key: value for key, value in os.environ.items() if key not in HIDDEN}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, check=False,
@@ -75,7 +75,7 @@ def check(what: str, found: set[str], expected: set[str]) -> None:
 
 
 def build(out: Path) -> tuple[Path, Path]:
-    """Build both from the checkout, in a separate environment."""
+    """Build the wheel and the archive from the checkout, in a separate environment."""
     tools = environment(sys.executable, out / "tools")
     run(tools / "pip", "install", "--quiet", "build", "twine", cwd=out)
     run(tools / "python", "-m", "build", "--outdir", out / "dist", ROOT, cwd=out)
@@ -85,7 +85,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def look_into(wheel: Path, archive: Path) -> None:
-    """Compare the files in both with the repository."""
+    """Compare the files in the wheel and in the archive with the repository's files."""
     files = tracked()
     with zipfile.ZipFile(wheel) as opened:
         held = {name for name in opened.namelist() if ".dist-info/" not in name}

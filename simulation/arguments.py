@@ -28,7 +28,7 @@ def read_epsilon(text: str) -> float:
 
 @contextmanager
 def one_line_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Report our own errors on one line, and end the program, as `parser` does for its errors."""
+    """Report the package's errors on one line and end the program, as `parser` does for its own."""
     try:
         yield
     except DPFactError as error:

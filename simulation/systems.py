@@ -52,15 +52,15 @@ class _InMemory:
 
 
 def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) -> Iterator[Snapshot]:
-    """Play a run of the package's own sites and server.
+    """Run the package's own sites and server on a cohort.
 
     Parameters
     ----------
     coordinator : Coordinator
-        Before its first round.
+        The server, before its first round.
     cohort : Cohort
     own_refit : bool
-        Whether to play patient mode's last round, in which sites fit their own models.
+        Whether to include patient mode's last round, in which sites fit their own models.
 
     Yields
     ------
@@ -143,7 +143,7 @@ def run(
 def patient_mode(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Factors:
-    """Run patient mode with planned settings, which is proven for each patient."""
+    """Run patient mode, whose guarantee is proven for each patient, with planned settings."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     privacy = PrivacySettings(epsilon=epsilon, delta=delta, patients=patients)
     return run(cohort, SolverSettings(rank=rank, relative_l21=0.0), privacy, RunSettings(seed=seed))
@@ -153,7 +153,7 @@ def paper_solver(rank: int, **changes: Any) -> SolverSettings:
     """Return the paper's solver with the best settings for its noise.
 
     They are the best at epsilon 8 on the demo's cohort among eta .003 to .03, tau 2 and 5, clip .01
-    to 1, and 10 and 40 rounds. The search used the data and charged no budget.
+    to 1, and 10 and 40 rounds. The search read the data without charging a budget.
     """
     chosen = {"tau": 5, "eta": 1e-2, "gamma": 0.05, "clip": 0.1, "mu_from_round": 1, **changes}
     return SolverSettings(rank=rank, solver="psgd", **chosen)
@@ -181,9 +181,9 @@ def naive(
 ) -> Factors:
     """Run a rigorous version of the paper's scheme: clipped updates, and noise for twice the bound.
 
-    A site's clipped update moves by at most twice the bound, whatever the site computes and
-    whatever state it keeps without noise. The guarantee is therefore proven for each patient. With
-    a `noise_seed`, a run is repeatable and not private.
+    Whatever a site computes, and whatever noiseless state it keeps, one patient changes its clipped
+    update by at most twice the bound. The guarantee is therefore proven for each patient. With a
+    `noise_seed`, a run is repeatable and not private.
     """
     rng = np.random.default_rng(seed)
     rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
@@ -219,7 +219,7 @@ def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
 
 
 def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """Give each patient another patient's codes in every later mode, to break all relations."""
+    """In all modes but the first, give each patient another's codes, to break all relations."""
     rng = np.random.default_rng(seed)
     alive, patients = np.unique(tensor.indices[:, 0], return_inverse=True)
     everyone = np.arange(len(alive))

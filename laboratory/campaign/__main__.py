@@ -56,7 +56,7 @@ def _real(seeds: Iterable[int]) -> Iterator[tuple[int, Outcome]]:
 
 
 def table(done: Iterable[Outcome]) -> str:
-    """Return a line for each kind of fault: how often it happened, and how its runs ended."""
+    """Return a line for each kind of fault: how often it happened, and how runs with it ended."""
     runs: dict[str, Counter[str]] = defaultdict(Counter)
     for outcome in done:
         kinds = Counter(what.partition(": ")[2] or what for what in outcome.happened)

@@ -1,6 +1,6 @@
-"""A deployment of real processes that can be killed and are restarted, as by systemd.
+"""A deployment of real processes that can be killed and are restarted, as systemd would do.
 
-A SuperLink and three hospitals run on loopback with the commands and units of
+A SuperLink and three hospitals run on loopback with the commands and systemd units of
 docs/how-to/deploy.md, with TLS and registered keys. Each hospital has a SuperNode and its own
 executor. All processes run as one user, with access to the network. Other tests cover separate
 users and a blocked network.
@@ -32,7 +32,7 @@ CODE = Path(__file__).parents[2]
 
 
 class Service:
-    """A unit, whose process is restarted some seconds after its end, as with Restart=always."""
+    """A simulated systemd unit: its process is restarted some seconds after its end."""
 
     def __init__(self, command: list[str], log: Path, **options: object) -> None:
         self._command, self._log, self._options = command, log, options
@@ -81,7 +81,7 @@ class Service:
 
 @dataclass
 class Deployment:
-    """A SuperLink, three hospitals, and the centre's way to submit a run."""
+    """A SuperLink, three hospitals, and what the centre needs to submit a run."""
 
     folder: Path
     hospitals: list[Hospital]
@@ -99,9 +99,9 @@ class Deployment:
         return descendant(self.services[service].keeper, words)
 
     def allow(self, mode: str) -> None:
-        """Let every hospital take part in a privacy mode, with a state folder of its own for it.
+        """Let every hospital take part in a privacy mode, with a separate state folder per mode.
 
-        An executor reads its settings for every message.
+        An executor reads its settings again for every message.
         """
         epsilon = 0.0 if mode == "none" else 1e6
         for each in self.hospitals:
@@ -117,7 +117,7 @@ class Deployment:
         return each.folder / "site" / "state" / mode / each.name
 
     def nodes(self) -> dict[str, str] | None:
-        """Return each node's status by number, or None if the SuperLink does not answer."""
+        """Return the nodes' status by node number, or None if the SuperLink does not answer."""
         command = [tool("flwr"), "supernode", "list", CONNECTION, "--format", "json"]
         done = subprocess.run(command, env=self.environment, capture_output=True, check=False)
         try:
@@ -196,8 +196,8 @@ def submitted(
 ) -> tuple[int | None, str]:
     """Submit a run as a person would, and watch all services until the run has ended.
 
-    Return the exit code of `dpfact submit`, or None if it was ended after `bound` seconds, and its
-    output. `look` is called four times a second.
+    Return the exit code of `dpfact submit` and its output. The code is None if it had to be ended
+    after `bound` seconds. `look` is called four times a second.
     """
     command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out), "--json"]
     command += ["--vocabulary", made.vocabulary]

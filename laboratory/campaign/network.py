@@ -29,7 +29,7 @@ FAULTS = (
 
 
 class ServerKilled(BaseException):
-    """The server's process has ended here."""
+    """The server's process is killed at this step."""
 
 
 class Clock:
@@ -53,7 +53,7 @@ class Clock:
 
 @dataclass
 class Faults:
-    """The faults: the share of messages with a fault, and the call at which the server dies."""
+    """A run's faults: the share of messages with a fault, and the step at which the server dies."""
 
     rng: random.Random
     rate: float
@@ -111,12 +111,12 @@ class Network(InProcessGrid):
         return [self._due.pop(i)[1] for i in ready]
 
     def again(self, message: Message) -> bool:
-        """Return whether a repeated request is answered now."""
+        """Send a request again, and return whether it is answered."""
         message.metadata.created_at = self.clock.time()
         return not self._deliver(message).has_error()
 
     def _carried(self, message: Message) -> tuple[float, Message]:
-        """Return when a reply is available, and the reply, or Flower's error if there is none."""
+        """Return the time at which the reply is available, and the reply or Flower's error."""
         node, now = message.metadata.dst_node_id, self.clock.now
         end = now + message.metadata.ttl
         expired = end, Message(Error(3, "expired"), reply_to=message)
@@ -181,7 +181,7 @@ class Network(InProcessGrid):
 
 @contextmanager
 def on_this_clock(clock: Clock) -> Iterator[None]:
-    """Make all code that waits or reads the time use a clock."""
+    """Make all code that waits or reads the time use this clock."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (client_app, collect, disclosure, strategy):
             patch.setattr(module, "time", clock)

@@ -57,8 +57,8 @@ _CLOCK_SECONDS = 2.0
 class Blow:
     """A signal to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
-    It is sent `delay` seconds after all ledgers have the given number of answers, or as soon as the
-    process exists. A stopped process continues after some seconds.
+    It is sent `delay` seconds after all ledgers together have `after` answers, or later, as soon as
+    the process exists. A stopped process continues after some seconds.
     """
 
     target: str
@@ -193,7 +193,7 @@ class RealRun:
     # --- what must hold
 
     def states(self) -> list[Path]:
-        """Return the hospitals' folders for this mode that have a ledger."""
+        """Return the hospitals' state folders for this mode, if they have a ledger."""
         folders = (self.made.state(each, self.scenario.mode) for each in self.made.hospitals)
         return [folder for folder in folders if (folder / LEDGER).exists()]
 
@@ -280,7 +280,7 @@ class RealRun:
 
 
 def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Outcome:
-    """Run with blows. Then restart everything, and resume the run to its end."""
+    """Carry out a run with blows and, unless it finished, resume it to its end without blows."""
     made.allow(scenario.mode)
     made.await_all()
     run, starts = RealRun(scenario, made, folder), 1

@@ -30,7 +30,7 @@ PRIVACY = {
 class Scenario(NamedTuple):
     """The random choices for one run: the kinds of faults, and the share of messages with a fault.
 
-    The server is killed after each of the given numbers of steps, once per start.
+    The server is killed after `server` steps and, for some seeds, again after a restart.
     """
 
     seed: int
@@ -197,7 +197,7 @@ class _World:
         yield from self._cannot_be_had(folder, numbers)
 
     def _cannot_be_had(self, folder: Path, numbers: list[int]) -> Iterator[str]:
-        """Yield charged releases that are not resent, or are charged again, on request."""
+        """Yield charged releases that a repeated request does not get, or that it charges again."""
         if self.scenario.mode == "none":
             return  # nothing is charged, and only the last round's bytes are kept
         node = [site.name for site in self.cohort.sites].index(folder.name)

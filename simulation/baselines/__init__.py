@@ -1,7 +1,7 @@
 """The systems that DPFact is compared with, run on a cohort in this process.
 
-Every system begins with DPFact's start, fits the same tensor and yields a `Snapshot` per round, so
-all systems are measured in the same way.
+Every system starts from DPFact's initial factors, fits the same tensor and yields a `Snapshot` per
+round, so all systems are measured in the same way.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,14 +31,14 @@ class Snapshot:
     round : int
         From 1.
     models : tuple of tuples of ndarray
-        Each site's own model, patients first: (I_t, R), then (I_n, R) for every feature mode. A
-        centralised system has one model, which is split by site.
+        Each site's own model: the patient factor (I_t, R), then a factor (I_n, R) per feature mode.
+        A centralised system has one model, which is split by site.
     shared : tuple of ndarray
-        Feature factors that all sites have.
+        Feature factors that all sites share.
     error : SquaredError
         Summed errors of the sites' own models on their data (the paper's measure of accuracy).
     seconds : float
-        Computing time since the start, one site after another, without measurements.
+        Computing time so far, summed over the sites and excluding measurements.
     """
 
     round: int
@@ -79,12 +79,12 @@ def pooled(cohort: Cohort) -> SparseTensor:
 
 
 def site_tensors(cohort: Cohort, solver: SolverSettings) -> list[SparseTensor]:
-    """Return the tensor that each site fits, with each patient scaled to norm 1 if so set."""
+    """Return the tensors that the sites fit, with patients scaled to norm 1 if `solver` says so."""
     return [scaled(site.tensor, solver) for site in cohort.sites]
 
 
 def start(cohort: Cohort, solver: SolverSettings, seed: int) -> list[Factors]:
-    """Return the factors of DPFact's sites before round 1, with the public feature factors."""
+    """Return each site's factors before DPFact's first round. The feature factors are public."""
     anchors = initial_factors(cohort.sites[0].tensor.feature_shape, solver.rank, seed)
     request = RoundRequest(
         job="start", round=1, rounds=1, seed=seed, solver=solver,

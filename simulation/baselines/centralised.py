@@ -27,7 +27,7 @@ def centralised(
         site.
     rounds : int
     seed : int
-        Public seed of DPFact's start and of the visiting order.
+        Public seed of DPFact's initial factors and of the visiting order.
 
     Yields
     ------

@@ -32,7 +32,7 @@ def cp_als(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int) ->
     rounds : int
         Number of iterations.
     seed : int
-        The public seed of DPFact's start.
+        The public seed of DPFact's initial factors.
 
     Yields
     ------

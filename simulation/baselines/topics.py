@@ -1,6 +1,6 @@
 """Topic models of pooled patients: LDA and NMF without privacy, and private spectral LDA.
 
-The models use each patient's codes, with all modes side by side, but no combinations of codes.
+The models use only which codes a patient has in any mode, not how the codes are combined.
 `private_spectral_lda` follows Wang, Anandkumar and others (2020): topics are found from noisy
 moments of distinct codes, by whitening and the tensor power method.
 """
@@ -55,10 +55,10 @@ def nmf(cohort: Cohort, rank: int, seed: int = 0) -> Topics:
 def private_spectral_lda(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Topics:
-    """Fit spectral LDA to pooled patients, proven (epsilon, delta) for adding or removing one.
+    """Fit spectral LDA to pooled patients, with proven (epsilon, delta) for adding or removing one.
 
-    Two Gaussian releases each use half of the budget. The first sums pairs of codes. Each patient's
-    codes are scaled to norm 1, so its sensitivity is 1. The second sums triples in the directions
+    Two Gaussian releases each use half of the budget. The first sums pairs of codes. Scaling each
+    patient's codes to norm 1 bounds its sensitivity. The second sums triples in the directions
     found by the first, with each patient's triples clipped. The number of patients is public.
     """
     source = Noise.from_os()
@@ -91,7 +91,7 @@ def _pairs(x: scipy.sparse.csr_array) -> NDArray[np.float64]:
 def _whitening(
     pairs: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return maps from codes to `rank` directions in which pairs are the identity, and back."""
+    """Return a map from codes to `rank` directions that whitens the pairs, and the map back."""
     values, vectors = np.linalg.eigh(pairs + pairs.T)
     root = np.sqrt(np.maximum(values[-rank:], 1e-9))
     return vectors[:, -rank:] / root, vectors[:, -rank:] * root

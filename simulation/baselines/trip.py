@@ -8,7 +8,7 @@ In a round, a site starts from the consensus ``F^`` of every feature mode::
 
 The server then computes ``F^ <- mean over sites of F_t + H_t / omega``. M is the MTTKRP of the
 site's tensor, and G is the Hadamard product of the other modes' Gram matrices. There are no
-constraints and no privacy. A site sends F_t and H_t, twice as much as DPFact's sites.
+constraints and no privacy. A site sends F_t and H_t: twice as much as a DPFact site.
 
 A site need not send H_t. After the server's step, the multipliers of all sites add up to zero, so
 from the second round on, the server's mean is the mean of F_t alone. With `multipliers=False`,

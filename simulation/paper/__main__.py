@@ -1,4 +1,4 @@
-"""The paper's evaluation from one command.
+"""Repeat the paper's evaluation with one command.
 
     python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort COHORT] [--out FOLDER]
 
@@ -60,9 +60,9 @@ def run(
     where : Path or None
         Second location for the page.
     limit : int, optional
-        Largest number of fits to compute now. Earlier fits are always shown.
+        Largest number of fits to compute now. Fits from earlier runs are always shown.
     processes : int
-        Fits to compute at a time. The results are the same for any number.
+        Number of fits to compute at the same time. The results do not depend on it.
     code : str
         Show the fits of the code with this digest, and compute nothing.
     """
@@ -103,7 +103,7 @@ def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Sect
 
 
 def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
-    """Return the fits of some experiments, each once, seed by seed, with large data last.
+    """Return some experiments' fits without duplicates, ordered by seed, with large data last.
 
     In this order, an interrupted run has some fits of every experiment. A fit has all measures that
     any experiment needs, so it does not depend on the chosen experiments.

@@ -1,6 +1,6 @@
 """Compute fits one after another, or several at a time in separate processes.
 
-The functions have their own module, because another process cannot import a program.
+These functions are not in `__main__`, because a worker process cannot import it.
 """
 
 import os
@@ -21,10 +21,9 @@ from simulation.paper.systems import compute
 
 
 def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result | Exception]]:
-    """Compute jobs, in this process or in several others, as they finish.
+    """Compute jobs in this process or in several others, and yield each when it is finished.
 
-    A failed job yields its error, and the others continue, so one failure does not waste an hour's
-    work.
+    A failed job yields its error. The other jobs continue, so that their work is not wasted.
     """
     if processes == 1 or len(jobs) < 2:
         with threadpool_limits(1):
@@ -39,7 +38,7 @@ def computed(jobs: Sequence[Job], processes: int) -> Iterator[tuple[Job, Result 
 
 
 def attempted(job: Job) -> Result | Exception:
-    """Return a job's result with its seconds, or the error."""
+    """Return a job's result, including its seconds, or the error that it raised."""
     began = time.perf_counter()
     try:
         result = compute(job)
@@ -50,7 +49,7 @@ def attempted(job: Job) -> Result | Exception:
 
 
 def quiet() -> None:
-    """Use one BLAS thread and hide warnings that do not concern the reader."""
+    """Use one BLAS thread, and hide deprecation warnings."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     threadpool_limits(1)
 

@@ -37,7 +37,7 @@ _NEAR = 0.01
 
 
 def fit_job(plan: Plan, data: Dataset, system: str, *, rank: int, seed: int, tables: bool) -> Job:
-    """Return a fit that convergence, prediction and phenotypes share."""
+    """Return the job of a fit that `convergence`, `prediction` and `phenotypes` share."""
     noisy = bool(SYSTEMS[system].noise)
     return Job(
         data.name, system, rank,
@@ -75,20 +75,20 @@ def rounds_needed(result: Result) -> int:
 
 
 def needed(found: Sequence[Result]) -> tuple[int, bool]:
-    """Return the median of the rounds needed, over starts, and whether fits continued after it."""
+    """Return the median of `rounds_needed` over fits, and whether all fits ran for longer."""
     median = int(np.median([rounds_needed(result) for result in found]))
     played = min(len(result.values["trace"]) for result in found)
     return median, median < played or played == 1
 
 
 def needed_text(found: Sequence[Result]) -> str:
-    """Format `needed` for tables."""
+    """Format the result of `needed` for tables."""
     median, converged = needed(found)
     return str(median) if converged else f"not in {median}"
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Figure, tables and the paper's claim about accuracy."""
+    """Return the figure, the tables and the verdict on the paper's claim about accuracy."""
     found = {
         data: {
             system: {job.seed: results[job] for job in runs(plan, data, system) if job in results}
@@ -126,7 +126,7 @@ _DIGITS = {"RMSE": 6, "± seeds": 6, "RMSE non-zeros": 4, "RMSE shared": 6, "fit
 
 
 def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
-    """Fit and match with planted phenotypes: one row per data set, one column per system."""
+    """Tabulate fit and match with planted phenotypes, by data set (rows) and system (columns)."""
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
@@ -163,7 +163,7 @@ def _finals(found: Sequence[Result]) -> list[float]:
 
 
 def _pairs(data: Dataset, found: Systems) -> list[dict[str, Any]]:
-    """Compare DPFact's versions with their rivals over the starts that both have."""
+    """Compare DPFact's versions with rival systems over the seeds that both have."""
     rows = []
     for system in _JUDGED:
         for rival in _RIVALS:
@@ -227,7 +227,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
 
 
 def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict:
-    """Judge the rows with the paper's noise, because the claim is about that system."""
+    """Judge only the system with the paper's noise, because the claim is about it."""
 
     def cases(system: str) -> list[Case]:
         return [row["below?"] for row in pairs if row["system"] == SYSTEMS[system].title]
@@ -250,7 +250,7 @@ def _extent(pairs: list[dict[str, Any]], system: str) -> str:
 
 
 def _published(rows: list[dict[str, Any]]) -> str:
-    """Describe the fit over all cells of models fitted only to non-zeros, as in the paper."""
+    """Describe how well models fitted only to non-zeros, as in the paper, fit all cells."""
     fits = [row["fit"] for row in rows if row["system"] == SYSTEMS["published"].title]
     if not fits:
         return ""

@@ -18,12 +18,12 @@ _CHOSEN = (
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return one description of each data set."""
+    """Return one job per data set, which describes the data."""
     return [_job(data) for data in plan.sets(plan.names)]
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """The table of data sets, and how settings were chosen."""
+    """Return the table of data sets, and tell how settings were chosen."""
     rows = [
         _row(data, results[_job(data)].values)
         for data in plan.sets(plan.names) if _job(data) in results

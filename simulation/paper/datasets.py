@@ -1,8 +1,8 @@
 """The data sets of the evaluation and their sources.
 
-Synthetic data are generated at the paper's sizes, with a different seed than the data on which
-settings were tuned. Open data are read from the folder in $DPFACT_DATA, or from a cohort that
-``dpfact data`` wrote. If open data are missing, the page says so.
+Synthetic data are generated at the paper's sizes. Their seed is not the one with which settings
+were tuned. Open data are read from the folder in $DPFACT_DATA, or from a cohort that ``dpfact
+data`` wrote. If open data are missing, the page says so.
 """
 
 import os
@@ -30,14 +30,14 @@ class Dataset:
     Attributes
     ----------
     name : str
-        Key of jobs: the name of a preset, of an open data set, or the path of a cohort's folder.
+        Name used in jobs: that of a preset or of an open data set, or a path to a cohort's folder.
     title : str
     epsilon : float
         The paper's epsilon for the data set that this one replaces.
     distinct : str or None
         Site whose patients are unlike those of all other sites.
     rank : int
-        Number of phenotypes if the rank is not varied. The paper has 50.
+        Number of phenotypes if the rank is not varied. The paper uses 50.
     stands_for : str
         The paper's data set that this one replaces.
     """

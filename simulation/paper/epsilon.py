@@ -1,4 +1,4 @@
-"""Factor match score against epsilon, with a ceiling (other seeds) and a null (shuffled data)."""
+"""Factor match score by epsilon, with a ceiling (other seeds) and a null (shuffled patients)."""
 
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -57,7 +57,7 @@ def _systems(data: Dataset) -> tuple[str, ...]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Figure, table and the paper's claim about epsilon."""
+    """Return the figure, the table and the verdict on the paper's claim about epsilon."""
     rows, data_sets = [], []
     for data in plan.sets(plan.epsilon):
         references = [_reference(plan, data, seed) for seed in _REFERENCES]
@@ -155,7 +155,7 @@ def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
-    """Judge the paper's noise, with its best step size and with small steps."""
+    """Judge the claim for the paper's noise, with the best step size and with small steps."""
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
     why = "".join(
@@ -202,7 +202,7 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _empty(rows: list[dict[str, Any]]) -> str:
-    """Describe models with the paper's noise that match themselves but explain nothing."""
+    """Describe models with the paper's noise that match the noiseless one but explain nothing."""
     empty = [
         row
         for system in ("paper", "paper-small")

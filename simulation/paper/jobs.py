@@ -1,8 +1,8 @@
 """Jobs and their results on disk, so that an interrupted run continues.
 
-A job is one fit of one system. Its result is a JSON file, with the shared factors next to it. A
-digest of the job's settings and of the code names the file, so a result of other settings or other
-code is never used. Seconds are stored separately from values that repeat exactly.
+A job is one fit of one system. Its result is a JSON file, with the shared factors next to it. The
+file's name contains a digest of the job's settings and of the code, so a result of other settings
+or other code is never used. Seconds vary, so they are stored apart from the other values.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class Job:
     Attributes
     ----------
     data : str
-        A data set of `datasets`.
+        Name of a data set in `datasets`.
     system : str
         A key of `systems.SYSTEMS`.
     rank, rounds, seed : int
@@ -56,7 +56,7 @@ class Job:
     relative_l21 : float
         Relative l2,1 weight of the exact solver, or -1 for the system's own weight.
     tables : bool
-        Whether phenotypes are described.
+        Whether the result describes the phenotypes.
     sites : int
         For traffic: the number of sites among which the data are divided; otherwise 0.
     """
@@ -75,7 +75,7 @@ class Job:
 
     @property
     def fit(self) -> "Job":
-        """Return the fit without its measures, which experiments share."""
+        """Return this job without the measures it requests, so that experiments can share it."""
         return replace(self, splits=0, tables=False)
 
     def key(self, code: str) -> str:
@@ -101,7 +101,7 @@ class Result:
     values : dict
         Everything that repeats exactly when the job is repeated.
     seconds : float
-        Computing time, without measurements.
+        Computing time, excluding measurements.
     shared : tuple of ndarray of float32
         Shared feature factors; empty if there are none.
     wall : float
@@ -173,7 +173,7 @@ def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
 
 
 class Results:
-    """Results of finished jobs by fit. The measures that a job requested do not matter."""
+    """Results of finished jobs, looked up by fit, whatever measures a job requests."""
 
     def __init__(self, found: dict[Job, Result]) -> None:
         self._found = {job.fit: result for job, result in found.items()}

@@ -81,7 +81,7 @@ def shared_error(cohort: Cohort, features: Factors) -> SquaredError:
 
 
 def memberships(model: Factors) -> NDArray[np.float64]:
-    """Return a site's patient factor, scaled as for feature columns of norm 1."""
+    """Return a site's patient factor, rescaled so that feature columns have norm 1."""
     return CPModel.of(*model).with_unit_features().factors[0]
 
 

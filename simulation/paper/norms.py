@@ -1,4 +1,4 @@
-"""Column norms of each site's patient factor against the l2,1 weight: the appendix's figure."""
+"""Column norms of each site's patient factor against the l2,1 weight (the paper's appendix)."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _SHOWN = 4
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return one fit per weight, on the first data set of the prediction."""
+    """Return one fit per weight, on the first data set of the experiment `prediction`."""
     return [
         Job(data.name, "exact", data.rank, _ROUNDS, relative_l21=weight, tables=True)
         for data in plan.sets(plan.prediction[:1])
@@ -28,7 +28,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Column norms, phenotypes that sites switch off, and whether sites really lack them."""
+    """Return column norms, phenotypes that sites switch off, and whether sites really lack them."""
     done = [job for job in jobs(plan) if job in results]
     found = [(job.relative_l21, results[job].values) for job in done]
     sites = found[0][1]["sites"] if found else []
@@ -82,7 +82,7 @@ def _row(weight: float, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
-    """Judge whether sites switch off different phenotypes only with the l2,1 term."""
+    """Judge whether sites switch off different phenotypes if and only if the l2,1 term is used."""
 
     def unshared(values: dict[str, Any]) -> int:
         off = np.asarray(values["norms"]) == 0

@@ -124,7 +124,7 @@ def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
 
 
 def _brief(why: str) -> str:
-    """The lines about `_HEADLINED`, or all lines if none is about them."""
+    """Return the lines about the systems in `_HEADLINED` or, if there are none, all lines."""
     lines = why.split("<br>")
     own = [line for line in lines if line.startswith(tuple(f"{name}: " for name in _HEADLINED))]
     return "<br>".join(own) or why

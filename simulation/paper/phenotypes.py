@@ -24,12 +24,12 @@ def _job(plan: Plan, data: Dataset, system: str) -> Job:
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return one fit each without noise, in patient mode, and with the paper's noise."""
+    """Return three fits per data set: without noise, in patient mode and with the paper's noise."""
     return [_job(plan, data, system) for data in plan.sets(plan.phenotypes) for system in _MODELS]
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Leading phenotypes, and the most site-specific one next to its private and shared matches."""
+    """Leading phenotypes, and the most site-specific one with its matches in other models."""
     tables = []
     for data in plan.sets(plan.phenotypes):
         jobs_of = {system: _job(plan, data, system) for system in _MODELS}

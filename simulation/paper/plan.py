@@ -32,7 +32,7 @@ class Plan:
     convergence, prediction, epsilon, phenotypes : tuple of str
         Data sets of each experiment. The column norms use the first data set of `prediction`.
     starts : int
-        Number of initialisations behind every AUC and every factor match score.
+        Number of initialisations over which every AUC and every factor match score is averaged.
     """
 
     name: str

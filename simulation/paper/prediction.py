@@ -1,4 +1,4 @@
-"""AUC of in-hospital death against rank, for all patients and for the site unlike all others."""
+"""AUC for in-hospital death against rank, for all patients and for the site unlike all others."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -37,7 +37,7 @@ _L21 = (("paper", "paper-no-l21"), ("psgd", "psgd-no-l21"), ("exact", "exact-no-
 
 
 def _jobs(plan: Plan, data: Dataset, system: str, rank: int) -> list[Job]:
-    """Return one fit per start, or one job for a system that is not a fit."""
+    """Return one fit per initialisation, or one job for a system that is not a factorisation."""
     if system in _PLAIN:
         return [Job(data.name, system, 0, 0, splits=plan.splits)]
     return [
@@ -58,7 +58,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Figure, tables, paired differences and the paper's claims about utility."""
+    """Return the figure, the tables and the verdicts on the paper's claims about utility."""
     rows, pairs = [], []
     groups = [
         (data, group)
@@ -111,7 +111,7 @@ def _figures(
 def _scores(
     plan: Plan, data: Dataset, system: str, rank: int, group: str, results: Results
 ) -> list[float] | None:
-    """Return the AUC of every split, as mean over the starts."""
+    """Return each split's AUC, averaged over the initialisations."""
     wanted = _jobs(plan, data, system, rank)
     if not results.complete(wanted):
         return None
@@ -176,7 +176,7 @@ def _paired(plan: Plan, data: Dataset, group: str, results: Results) -> list[dic
 
 
 def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each comparison, over all ranks."""
+    """Summarise each comparison over all ranks in one row."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in pairs:
         key = tuple(str(row[name]) for name in ("data", "patients", "system", "against"))
@@ -197,7 +197,7 @@ def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """Return the difference of two systems over the same splits, which share patients."""
+    """Return the difference between two systems over the same splits, which share patients."""
     return difference(one, other, overlap=(1 - TRAIN) / TRAIN)
 
 
@@ -263,7 +263,7 @@ def _between(
 
 
 def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
-    """Judge the rows with the paper's noise, because the claim is about that system."""
+    """Judge only the system with the paper's noise, because the claim is about it."""
     of = {system: _between(rows, system, rivals) for system in _JUDGED}
     why = "".join(
         f"<br>{SYSTEMS[system].title}: {tally(_cases(found))} ({_extent(found)})"
@@ -279,7 +279,7 @@ def _cases(rows: list[dict[str, Any]]) -> list[Case]:
 
 
 def _beside(rows: list[dict[str, Any]]) -> str:
-    """Compare patient mode with all codes and with random phenotypes."""
+    """Compare patient mode's AUC with those of all codes and of random phenotypes."""
     found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
     return "".join(
         f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))} ({_extent(rows)})"

@@ -70,7 +70,7 @@ class Table:
         self._csv(folder, self.rows)
 
     def write_rounded(self, folder: Path) -> None:
-        """Write CSV with the digits of the page, so that a rerun changes little."""
+        """Write CSV, rounded as on the page, so that a rerun changes little."""
         self._csv(folder, [{k: self._text(k, value) for k, value in r.items()} for r in self.rows])
 
     def _csv(self, folder: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -89,7 +89,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """An experiment on the page.
+    """The page's section about an experiment.
 
     Attributes
     ----------

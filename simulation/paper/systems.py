@@ -1,9 +1,9 @@
 """The systems of the evaluation by name, and the computation of a job.
 
-All systems fit each patient's cells scaled to norm 1, which patient mode needs, from the same
-start. The paper gives eta = .01, gamma = 5 and hand-picked mu for its counts. P-SGD is compared
-with the package's default eta and relative_elastic, and with the mu that was best on the synthetic
-EHR. "published" uses the paper's values.
+All systems start from the same factors and fit each patient's cells scaled to norm 1, as patient
+mode requires. For its counts, the paper uses eta = .01, gamma = 5 and hand-picked values of mu.
+P-SGD here uses the package's default eta and relative_elastic, and the mu that was best on the
+synthetic EHR. Only the system "published" uses the paper's values.
 """
 
 import inspect
@@ -57,7 +57,7 @@ class System:
     play : callable
         Maps job and cohort to snapshots; None if the system is not a factorisation.
     noise : str
-        Meaning of its epsilon; empty without noise.
+        Meaning of the system's epsilon; empty without noise.
     predictors : callable or None
         Maps job and cohort to predictors per site, for a system that is not a factorisation.
     """
@@ -152,7 +152,7 @@ def _exact(job: Job, **changes: Any) -> SolverSettings:
 def _dpfact(
     job: Job, cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings = NONE
 ) -> Iterator[Snapshot]:
-    """Play the package's own sites and server."""
+    """Run the package's own sites and server."""
     step = 0.0 if privacy.resolved(solver).is_relative else 1 / len(cohort.sites)
     run = RunSettings(rounds=job.rounds, seed=job.seed, elastic_step=step)
     return play(coordinate(cohort, solver, privacy, run), cohort)
@@ -169,13 +169,13 @@ def _paper(job: Job, cohort: Cohort, mu: float) -> Iterator[Snapshot]:
 
 
 def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The paper's mechanism with small steps, which add little noise but hardly leave the start."""
+    """The paper's mechanism with small steps: they add little noise but hardly change the model."""
     solver = _psgd(job, eta=_SMALL_STEP, gamma=_PULL, clip=1.0, mu=_MU)
     return _dpfact(job, cohort, solver, _noisy(job, privacy="paper"))
 
 
 def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """Patient mode with planned settings."""
+    """Run patient mode with planned settings."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
@@ -214,7 +214,7 @@ def _naive(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The exact solver's features with shuffled rows, which are as sparse but meaningless."""
+    """The exact solver's features with shuffled rows, which are equally sparse but meaningless."""
     *_, learned = _dpfact(job, cohort, _exact(job))
     rng = np.random.default_rng([job.seed, job.rank])
     shared = tuple(rng.permuted(factor, axis=0) for factor in learned.shared)
@@ -238,7 +238,7 @@ def _trip(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _published(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The paper's step, elastic weight, passes and cells, without noise and l2,1 weight."""
+    """The paper's step size, elastic weight, passes and cells, with neither noise nor l2,1 term."""
     solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, relative_elastic=0.0)
     run = RunSettings(rounds=job.rounds, seed=job.seed, start="random")
     return play(coordinate(cohort, solver, NONE, run), cohort)
@@ -302,8 +302,8 @@ TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
 def _traffic(job: Job) -> Result:
     """Measure the bytes of real Flower messages in each round.
 
-    The bytes depend only on the codes, so few patients are enough. Patient mode, however,
-    compresses integers by their size, so it gets all patients.
+    The bytes depend only on the codes, so few patients are enough. Patient mode, however, gets all
+    patients, because the size of its integers affects compression.
     """
     own = reported(job.data)
     patients = own.patients if job.system == "patient" else 40 * job.sites

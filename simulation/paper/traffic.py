@@ -47,7 +47,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Both tables and the paper's two claims."""
+    """Return both tables and the verdicts on the paper's two claims."""
     by_system = [_row(data, plan, results) for data in _SITES]
     rows = [row for group in by_system for row in group]
     sites = [_by_sites(data, results) for data in _SITES]
@@ -114,7 +114,7 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
 
 
 def _rounds_of(data: str, system: str, plan: Plan, results: Results) -> tuple[int | None, bool]:
-    """Return the rounds to convergence, if measured at this size, and whether fits converged."""
+    """Return the rounds to convergence, or None if not measured, and whether the fits converged."""
     fit = {"dpfact": "exact", "trip": "trip", "trip-lean": "trip"}.get(system)
     if fit is None or data not in plan.convergence:
         return None, False

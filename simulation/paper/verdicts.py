@@ -39,8 +39,8 @@ class Verdict:
 class Difference:
     """Mean of paired differences, with its interval at `LEVEL` and a two-sided p-value.
 
-    `spread` is the standard deviation of one difference. If there is only one difference, `spread`
-    and `p` are NaN and the interval is infinite.
+    `spread` is the standard deviation of the individual differences. If there is only one
+    difference, `spread` and `p` are NaN and the interval is infinite.
     """
 
     mean: float
@@ -95,7 +95,7 @@ def held(flag: bool) -> Case:
 
 
 def answer(cases: Iterable[Case]) -> Answer:
-    """Answer a claim from its cases, by `RULE`."""
+    """Judge a claim by applying `RULE` to its cases."""
     count = Counter(cases)
     if not count:
         return "not measured"

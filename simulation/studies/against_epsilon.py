@@ -1,4 +1,4 @@
-"""Share of the fit, factor match and AUC against epsilon, between chance and repetition."""
+"""Plot share of the best fit, factor match and AUC against epsilon, between null and ceiling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a row of panels for each data set and rank.
 
     Points with error bars show private models, and are filled if every model beat every null. Bands
-    show fits without noise to the same patients, and to shuffled patients.
+    show fits without noise: some to the same patients, and some to shuffled patients.
     """
     kinds = list(dict.fromkeys((row["data"], row["rank"]) for row in rows))
     drawn = Figure(figsize=(10, 0.6 + 2.4 * len(kinds)), layout="constrained")

@@ -4,13 +4,13 @@ The program runs the solver and the accountant on small fixed instances, and pri
 
     python -m simulation.studies.bound
 
-The theorem assumes a sensitivity: replacing one entry of a site's tensor moves a feature factor by
-at most ``2 tau L eta`` (Wu et al. 2017). Every instance is a best case for this bound. The
-gradients are clipped to L, except in the rows about L. Both runs visit the entries in the same
-order, except in the rows about zeros. The start is public. The step size is constant and below 2 /
-beta with the paper's own beta, and no pass is undone. Visiting orders come from public seeds, so a
-bound must hold for each seed, and we chose the seeds below. A "claimed" value of 0 is the value
-without the l2,1 step. docs/explanation/proof.md explains what this means for patients.
+The theorem assumes that replacing one entry of a site's tensor moves a feature factor by at most
+``2 tau L eta`` (Wu et al. 2017). All instances favour this bound. The gradients are clipped to L,
+except in the rows about L. Both runs visit the entries in the same order, except in the rows about
+zeros. The start is public. The step size is constant and below 2 / beta with the paper's own beta,
+and no pass is undone. Visiting orders come from public seeds, so a bound must hold for every seed,
+including those chosen below. Where "claimed" is 0, this is the value without the l2,1 step.
+docs/explanation/proof.md explains what this means for patients.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class Instance:
     settings: SolverSettings
 
     def tensors(self) -> tuple[SparseTensor, SparseTensor]:
-        """Return the two neighbours."""
+        """Return the two neighbouring tensors."""
         shape = [len(factor) for factor in self.start]
         return (
             SparseTensor.from_coo(self.cells, self.counts, shape),
@@ -110,7 +110,7 @@ class Instance:
 
     @property
     def bound(self) -> float:
-        """2 tau L eta."""
+        """The theorem's bound, 2 tau L eta."""
         return psgd_sensitivity(self.settings.tau, self.settings.clip, self.settings.eta)
 
 
@@ -119,7 +119,7 @@ def _factor(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
 
 
 def distance(first: LocalResult, second: LocalResult) -> float:
-    """Return the Frobenius distance of the feature factors, the largest over the modes."""
+    """Return the largest Frobenius distance between both runs' factors of a feature mode."""
     pairs = zip(first.factors[1:], second.factors[1:], strict=True)
     return max(float(np.linalg.norm(a.astype(np.float64) - b)) for a, b in pairs)
 
@@ -138,10 +138,10 @@ def smoothness(factors: Factors, gamma: float) -> float:
 def joint_pass(patients: int, *, nonnegative: bool) -> Instance:
     """Return an instance in which one entry determines the direction of all other updates.
 
-    Patient 0 has one entry, which makes the row of diagnosis 0 small, in one direction or the
-    other. All other patients have one entry, at procedure 1 and diagnosis 0. The row of procedure 1
-    starts at zero, so it takes the direction that the diagnosis has by then, and each visit moves
-    it further. One entry's gradient is bounded, but its effect on later entries is not.
+    Patient 0 has one entry, which decides in what direction the small row of diagnosis 0 points.
+    All other patients have one entry, at procedure 1 and diagnosis 0. The row of procedure 1 starts
+    at zero, so it takes the direction of the diagnosis's row, and each visit moves it further. One
+    entry's gradient is bounded, but its effect on later entries is not.
     """
     cells = np.array([(0, 0, 0)] + [(i, 1, 0) for i in range(1, patients + 1)])
     if nonnegative:
@@ -169,7 +169,7 @@ def first_seed(instance: Instance) -> int:
 
 
 def one_joint_pass(patients: int) -> list[Finding]:
-    """(i) One pass from a public start, with one entry changed."""
+    """(i) One pass from public initial factors, with one entry changed."""
     findings = []
     for nonnegative in (False, True):
         instance = joint_pass(patients, nonnegative=nonnegative)
@@ -201,9 +201,9 @@ def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
 
 
 def carried_state(gamma: float, rounds: int = 30) -> list[float]:
-    """Return distance / bound after each round, with factors carried over without noise.
+    """Return distance / bound after each round, if each round continues from noiseless factors.
 
-    The anchors stay equal in both runs, because they were released. The bound must hold for a
+    Both runs keep the same anchors, because anchors were released. The bound must hold for a
     round's release given all earlier releases.
     """
     instance = cohort(gamma=gamma)
@@ -217,7 +217,7 @@ def carried_state(gamma: float, rounds: int = 30) -> list[float]:
 
 
 def carried_over() -> list[Finding]:
-    """(ii) The same bound, round after round."""
+    """(ii) The same bound, after several rounds."""
     findings = []
     for gamma in (0.05, 5.0):
         ratios, bound = carried_state(gamma), cohort().bound
@@ -243,7 +243,7 @@ def two_patients(mu: float) -> Instance:
 
 
 def coupled_patients() -> list[Finding]:
-    """(iii) The l2,1 step carries one patient's change to another's factors."""
+    """(iii) Through the l2,1 step, a change of one patient's count changes another's factors."""
     findings = []
     for mu in (0.0, 75.0):
         first, second = two_patients(mu).run(0)
@@ -294,7 +294,7 @@ def filled_zero() -> list[Finding]:
 
 
 def unclipped(count: float) -> tuple[float, float]:
-    """Return the bound with L from the data, and the distance, if one count of 1 changes."""
+    """Return the bound with L from the data, and the distance, if a count of 3 becomes `count`."""
     settings = replace(PAPER, clip=0.0)
     start = (np.ones((1, 1), np.float32),) * 3
     instance = Instance(np.zeros((1, 3), int), np.array([3.0]), np.array([count]), start, settings)
@@ -320,7 +320,7 @@ def no_lipschitz() -> list[Finding]:
 
 
 def plan_events(entries: int) -> list[ReleaseEvent]:
-    """Return the paper's releases if a patient has m entries, and so m times the distance."""
+    """Return the paper's releases for a patient with m entries, so with m times the sensitivity."""
     sensitivity = psgd_sensitivity(2, 5.0, 0.01)
     return [
         ReleaseEvent(
@@ -338,7 +338,7 @@ def plan_events(entries: int) -> list[ReleaseEvent]:
 
 
 def patient_unit() -> list[Finding]:
-    """(vi) The unit is one entry, but a patient's m entries cost up to m^2 times as much."""
+    """(vi) One entry is protected, but a patient's m entries cost up to m^2 times as much."""
     claimed = RHO * ROUNDS * 2  # two factors
     sites = synthetic(preset("demo")).sites
     entries = np.concatenate(
@@ -357,10 +357,10 @@ def patient_unit() -> list[Finding]:
 
 
 def parallel_sites() -> list[Finding]:
-    """(vii) The average over sites, compared with the site that spent most.
+    """(vii) The sites' average privacy loss, compared with that of the site that spent most.
 
-    Site 1 releases Gaussian values at rho = 1, nine others at 0.001. Only site 1's values
-    distinguish two data sets that differ at site 1, and their power is known exactly.
+    Site 1 releases Gaussian values at rho = 1, nine others at 0.001. Only site 1's values can tell
+    apart two data sets that differ at site 1, and how well they do so is known exactly.
     """
     rhos = [1.0] + [0.001] * 9
     average, most = math.fsum(rhos) / len(rhos), max(rhos)
@@ -376,7 +376,7 @@ def parallel_sites() -> list[Finding]:
 
 
 def standard_deviation() -> list[Finding]:
-    """(viii) The text calls Delta^2 / (2 rho) a standard deviation; Algorithm 1 has it right."""
+    """(viii) The paper's text calls the variance Delta^2 / (2 rho) a standard deviation."""
     findings = []
     for eta in (1e-2, 1e-3):
         sensitivity = psgd_sensitivity(2, 1.0, eta)
@@ -394,7 +394,7 @@ def standard_deviation() -> list[Finding]:
 
 
 def findings(patients: int) -> list[Finding]:
-    """Return all findings, in the order of the proof's page."""
+    """Return all findings, in the order of docs/explanation/proof.md."""
     return [
         *one_joint_pass(patients),
         *carried_over(),
@@ -435,7 +435,7 @@ def _number(value: Any) -> str:
 
 
 def main() -> None:
-    """Run everything and print it."""
+    """Compute all findings and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--patients", type=int, default=10, help="other patients in the joint pass; 1 to 100"

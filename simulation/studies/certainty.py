@@ -1,19 +1,19 @@
-"""Test whether phenotypes that one charged run calls real also exist in other patients.
+"""Test whether phenotypes that one private run calls real also exist in other patients.
 
     python -m simulation.studies.certainty data/nhds data/diabetes data/synpuf18 --half report
 
-The private model of one half of each cohort's patients is compared with fits without noise, from
-random starts, to the other half. `dpfact_flower.estimation.certainty` has seen neither half. A
-phenotype is missing in a fit if it has no similar partner there. Similar means the same as in
-``dpfact report --beside``: the modes' cosines have a geometric mean above .85. *Strict* also counts
-a phenotype as missing if the partner is no more similar than by chance.
+For each cohort, a private model of one half of the patients is compared with noiseless fits, from
+random starts, to the other half. `dpfact_flower.estimation.certainty` sees only the private
+releases. A phenotype is missing in a fit if it has no similar partner there. Similar means the same
+as in ``dpfact report --beside``: the modes' cosines have a geometric mean above .85. *Strict* also
+counts a phenotype as missing if the partner is no more similar than by chance.
 
-For comparison, *three runs* are the phenotypes that return in a second private run and in a fit of
-the same patients without noise, at twice the budget.
+For comparison, *three runs* counts phenotypes that return in a second private run and in a
+noiseless fit to the same patients. This costs twice the budget.
 
 The rule was found only on the tuning halves, by comparing one quarter of the patients with another
-(``--half tune``). Noise is fresh in every run. The folder keeps all models, so an interrupted
-script can continue.
+(``--half tune``). Noise is fresh in every run. The output folder keeps all models, so an
+interrupted script can continue.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def cell(
 ) -> dict[str, Any]:
     """Return one row: the phenotypes called real in two private runs, and how many are missing.
 
-    `fits` makes fits of a given rank without noise, to other patients and to the same patients.
+    `fits` returns noiseless fits of a given rank, to other patients and to the same patients.
     """
     runs = [
         _kept(keep / f"{own.name}-{epsilon:g}-{n}.npz", own, rank, epsilon, run)
@@ -81,7 +81,7 @@ def cell(
 
 
 def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return whether each phenotype has a similar partner, and one more similar than by chance."""
+    """Return whether each phenotype has a similar partner, and whether that is beyond chance."""
     match, likeness = match_columns(factors, other), np.zeros(factors[0].shape[1])
     likeness[match.estimate] = match.cosines
     alike = likeness > FAIR ** len(factors)
@@ -131,7 +131,7 @@ def study(cohort: Cohort, which: str, given: argparse.Namespace) -> list[dict[st
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table with a row per cohort and epsilon, and a row for all."""
+    """Return a Markdown table with a row per cohort and epsilon, and a row of totals."""
     total: dict[str, Any] = {"data": "all", "epsilon": ""}
     for name in ("phenotypes", *_COLUMNS, "all_missing"):
         total[name] = sum(row[name] for row in rows)

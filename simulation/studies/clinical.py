@@ -6,10 +6,10 @@ Models are those of `simulation.studies.real_data` on one half of each site's pa
 models, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Shuffled patients
 keep their diagnoses together, and diagnoses alone have patterns. Therefore there are also fits to
 patients whose codes are shuffled one by one (*shuffled codes*). Coherence is measured in the other
-half. A cell has the mean over its models and, if they differ, the range. Disease groups come from
-CCS.
+half. A table cell shows the mean over its models and, if they differ, the range. Disease groups
+come from CCS.
 
-The folder keeps the models, and a new run of the script measures them again. It writes
+The output folder keeps the models, and a new run of the script measures them again. It writes
 clinical.json and clinical.csv.
 """
 
@@ -40,7 +40,7 @@ _COLUMNS = {
 
 
 def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
-    """Return the measures of one model, and those of shuffled models (``dealt_``)."""
+    """Return the measures of a model, and the same for shuffled models (prefix ``dealt_``)."""
     together = coherence(model, (site.tensor for site in held_out.sites))
     found = {"npmi": together.value, "dealt_npmi": together.by_chance}
     for own in clinical_measures(model, fitted.vocabularies):
@@ -83,8 +83,8 @@ def _of_chance(study: Study, seed: int) -> Factors:
 def shuffled_codes(tensor: SparseTensor, seed: int) -> SparseTensor:
     """Shuffle the codes between patients one by one, so that no two codes belong together.
 
-    Each code's frequency and each patient's number of codes per mode stay the same, except that no
-    patient gets a code twice.
+    Each code's frequency and each patient's number of codes per mode stay the same, except where a
+    patient would get a code twice.
     """
     rng = np.random.default_rng(seed)
     cells, modes = [], []
@@ -112,7 +112,7 @@ def table(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Format a mean and range, or ``-`` if the codes have no such groups."""
+    """Format the mean and the range, or ``-`` if the codes have no disease groups."""
     if not values:
         return "-"
     mean, low, high = (f"{value:.3g}" for value in (np.mean(values), min(values), max(values)))

@@ -12,9 +12,9 @@ _SEED = 0
 
 
 def half(cohort: Cohort, which: str) -> Cohort:
-    """Return one half of every site's patients, drawn with a fixed seed, or the cohort for "both".
+    """Return one half of every site's patients, drawn with a fixed seed, or everybody for "both".
 
-    The result's name contains the half.
+    The name of the returned cohort says which half it is.
     """
     if which == "both":
         return cohort

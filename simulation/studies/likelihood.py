@@ -3,11 +3,11 @@
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
     python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000
 
-A model learns from four fifths of the patients, in mode none or, with an epsilon, from the start of
-patient mode. A fifth of the cells of each other patient is hidden. The patient is fitted to the
-rest by the same likelihood for all models. The result is the mean log-likelihood of a hidden cell:
-the model's value there, as a share of the sum over that patient's cells. A model should do better
-than the frequencies of codes.
+A model learns from four fifths of the patients: in mode none or, if an epsilon is given, in patient
+mode without refinement. For each other patient, a fifth of the cells is hidden, and the patient is
+fitted to the rest by the same likelihood for all models. The result is the mean log-likelihood of
+hidden cells. A cell's likelihood is the model's value there, divided by the sum of its values for
+that patient. A model should do better than the frequencies of codes.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def frequencies(cohort: Cohort) -> Factors:
 
 
 def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
-    """Return a function that runs mode none with a loss."""
+    """Return a function that runs mode none with the given loss."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         scale = "patient" if loss == "squared" else "counts"
@@ -109,7 +109,7 @@ def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
 
 
 def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
-    """Return a function that runs patient mode without refinement, with a loss on the server."""
+    """Return a function that runs patient mode without refinement; the server uses the loss."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         privacy = PrivacySettings(epsilon=epsilon, patients=_patients(cohort), refine_rounds=0)

@@ -2,14 +2,14 @@
 
     python -m simulation.studies.nameable data/dx_dx --half report --rank 20 --epsilons inf 4 1
 
-This replaces a clinician who reads a phenotype's leading codes. Two codes of the first two modes
-are *tied* if at least twice as many patients have both as expected by chance. A phenotype's *ties*
-are the share of its leading pairs (five codes per mode, by weight) that are tied. It could be
-*named* if that share is at least a half, and if its cosine to every other named phenotype is below
-a half. *Overlap* is the mean cosine of two phenotypes.
+This replaces a clinician who reads a phenotype's leading codes. A code of the first mode and one of
+the second are *tied* if at least twice as many patients have both as expected by chance. A
+phenotype's *ties* are the weighted share of tied pairs among its leading codes (five per mode). It
+could be *named* if that share is at least a half, and its cosine to every other named phenotype is
+below a half. *Overlap* is the mean cosine between two phenotypes.
 
-Both settings keep all codes and charge for the count; only `weighting` differs. Fits without noise
-to shuffled patients are shown for comparison: they should have no names. Noise is fresh.
+Both settings keep all codes and charge the count of codes to the budget; only `weighting` differs.
+For comparison, noiseless fits to shuffled patients are shown: none should be named. Noise is fresh.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _SPLITS = 5
 
 
 def tied(tensor: SparseTensor) -> NDArray[np.bool_]:
-    """Return which codes of the first two feature modes are tied, shape (I_1, I_2)."""
+    """Return which pairs of codes of the first two feature modes are tied, shape (I_1, I_2)."""
     first, second = tensor.feature_shape[:2]
     patients, rows, columns = tensor.indices[:, :3].astype(np.int64).T
     pair = distinct((patients * first + rows) * second + columns) % (first * second)
@@ -81,7 +81,7 @@ def named(model: Factors, pairs: NDArray[np.bool_]) -> int:
 
 
 def private(cohort: Cohort, rank: int, epsilon: float, seed: int, weighting: str) -> Factors:
-    """Patient mode with a charged count that keeps every code."""
+    """Run patient mode with a charged count of codes, and keep every code."""
     privacy = PrivacySettings.from_config(
         {
             "epsilon": epsilon, "delta": 1e-5, "weighting": weighting,
@@ -112,7 +112,7 @@ def _overlap(model: Factors) -> float:
 
 
 def auc(cohort: Cohort, model: Factors) -> float:
-    """Return the AUC for death of a model's memberships, or NaN without labels."""
+    """Return the AUC of predicting death from a model's memberships, or NaN without labels."""
     sites: list[Any] = [
         projected(scaled(site.tensor, SolverSettings()), model) for site in cohort.sites
     ]

@@ -1,4 +1,4 @@
-"""Plot the patients that `dpfact plan` requires against epsilon, with the measured cells."""
+"""Plot how many patients `dpfact plan` requires at each epsilon, and the measured results."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float)
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw a panel per code list and a line per rank. Points are filled if all models pass."""
+    """Draw a panel per code list and a line per rank. If all models pass, a point is filled."""
     kinds = list(dict.fromkeys((row["codes"], row["sites"]) for row in rows))
     ranks = sorted({row["rank"] for row in rows})
     down = math.ceil(len(kinds) / _ACROSS)

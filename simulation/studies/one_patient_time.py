@@ -41,7 +41,7 @@ PRIVACY = PrivacySettings(epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0
 
 @dataclass(frozen=True)
 class Row:
-    """CPU seconds of one kind of round without the patient, and the seconds that each patient adds.
+    """CPU seconds of a kind of round without an added patient, and the seconds that each one adds.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Row:
     without : float
         Median.
     added : dict of str to tuple of float
-        For each patient, the quartiles of the added seconds over all requests.
+        For each added patient, the quartiles of the added seconds over all runs.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class Row:
 
 
 class _Once:
-    """A site's file, read for each request, because a deployed process ends with its message."""
+    """A site's file, read for each request, because a deployed process ends after each message."""
 
     def __init__(self, path: Path, like: SiteData) -> None:
         self.name, self.vocabularies, self._path = like.name, like.vocabularies, path
@@ -112,7 +112,7 @@ def _site(cells: NDArray[np.int64], patients: int) -> SiteData:
 
 
 def requests(rank: int) -> dict[str, RoundRequest]:
-    """Return one request of each charged kind, in order."""
+    """Return one request for each kind of charged round, in order."""
     sizes = tuple(SIZES.values())
     plan = plan_patient(PRIVACY, sizes=sizes, rank=rank)
     first = RoundRequest(

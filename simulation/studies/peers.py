@@ -2,13 +2,13 @@
 
     python -m simulation.studies.peers data/nhds data/diabetes --rank 20 --epsilon 1
 
-Each method has one row for one model. LDA, NMF and spectral LDA use pooled patients and the set of
-each patient's codes. All others fit combinations of codes. Share of the fit and factor match are as
-in `simulation.studies.real_data`, with a method's topics as factors. The AUC for death uses the
-fourth roots of a method's own memberships or, if it has none, of patients fitted to its factors.
-Coherence is the mean NPMI of pairs of a phenotype's leading codes, in the same patients. With
---half tune or report, it is also measured in the other half's patients, which no fit has seen.
-Seconds are for one core, without measurements. The script writes table.json, table.csv and table.md
+Each method makes one model and has one row. LDA, NMF and spectral LDA use pooled patients and the
+set of each patient's codes. All others fit combinations of codes. Share of the fit and factor match
+are as in `simulation.studies.real_data`, with a method's topics as factors. The AUC for death uses
+the fourth roots of a method's own memberships or, if it has none, of memberships fitted to its
+factors. Coherence is the mean NPMI of pairs of a phenotype's leading codes, in the same patients.
+With --half tune or report, it is also measured in the other half's patients, which no fit has seen.
+Seconds are for the fit alone, on one core. The script writes table.json, table.csv and table.md
 after each method, and continues where it was stopped.
 """
 
@@ -95,7 +95,7 @@ def _auc(study: Study, topics: Topics) -> float | None:
 
 
 def plain(study: Study) -> list[dict[str, Any]]:
-    """Return AUCs without phenotypes: of all codes, and of the number of a patient's codes."""
+    """Return AUCs without phenotypes: from all codes, and from each patient's number of codes."""
     volume = study.area([code_volume(site.tensor) for site in study.cohort.sites])
     areas = {"all codes": study.auc_of_codes(), "code volume": volume}
     known = {"data": study.cohort.name, "rank": study.rank, "data are": "pooled"}

@@ -1,13 +1,13 @@
-"""Match with planted phenotypes against epsilon, for patient mode and two other systems.
+"""Plot match with planted phenotypes against epsilon, for patient mode and two other systems.
 
     python -m simulation.studies.phenotypes --out runs/private
 
-The systems are patient mode, DPFact's own scheme at the epsilon it claims (for an entry, not
+The systems are patient mode, DPFact's own scheme at the epsilon that it claims for an entry (not
 proven), and a naive rigorous version of that scheme (`simulation.systems.naive`). Phenotypes are
-planted in the synthetic EHR (`--preset`). Each seed gives different data, a different public start
-and fresh noise from the operating system, so no two runs agree in all digits. The script writes
-table.csv, table.json, table.md and the figure as PNG and SVG after each model. A new run of the
-script continues, so systems can be added later.
+planted in the synthetic EHR (`--preset`). Each seed gives different data and different public
+initial factors. Noise comes from the operating system, so no two runs agree in all digits. The
+script writes table.csv, table.json, table.md and the figure as PNG and SVG after each model. A new
+run computes only what is missing, so systems can be added later.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def _shown(epsilon: float) -> float | str:
 
 
 def summarised(rows: list[dict[str, Any]], key: str) -> dict[tuple[str, Any], tuple[float, float]]:
-    """Return the mean and spread over seeds of each system at each epsilon."""
+    """Return each system's mean and spread over the seeds, at each epsilon."""
     found: dict[tuple[str, Any], list[float]] = {}
     for row in rows:
         found.setdefault((row["system"], row["epsilon"]), []).append(row[key])
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run and write the models that the folder lacks."""
+    """Run the models that the folder lacks, and write their results."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     done = {(row["system"], row["epsilon"], row["seed"]) for row in rows}

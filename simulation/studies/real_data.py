@@ -3,21 +3,21 @@
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
 The phenotypes of real patients are unknown, so a private model is compared with noiseless fits to
-the pooled data, by share of the fit and factor match. *Ceiling*: such fits from different random
-starts, compared with each other. *Null*: fits without noise to shuffled patients, each with the
-procedures of one real patient and the diagnoses of another. A null reaches its figures without any
-relation between modes. Unless every private model of a cell beats every null in both figures, the
-cell is no evidence that relations were learned. If the mean of the ceiling does not beat every
-null, there is no relation to learn, and no model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with
-patients scaled to norm 1 and refitted.
+the pooled data, by its share of the best fit and its factor match. *Ceiling*: such fits from
+different random starts, compared with each other. *Null*: fits without noise to shuffled patients,
+each with the procedures of one real patient and the diagnoses of another. A null shows what figures
+can be reached without any relation between modes. Unless every private model of a cell beats every
+null in both figures, the cell is no evidence that relations were learned. If the mean of the
+ceiling does not beat every null, there is no relation to learn, and no model is judged. Fit is 1 -
+||X - M||^2 / ||X||^2, with patients scaled to norm 1 and refitted.
 
-With labels, the AUC for in-hospital death is shown next to that of raw codes, both from logistic
-regression on 60 % of the patients (mean over splits and models). As in a report, the regression
-takes the fourth roots of memberships, which are skewed.
+If there are labels, the AUC for in-hospital death is shown next to the AUC from raw codes. Both
+come from logistic regression on 60 % of the patients (mean over splits and models). As in a report,
+predictors are fourth roots of memberships, because memberships are skewed.
 
-Settings were found on the first half of each cohort's patients, so use `--half report` for the
-second. Noise is fresh in every run, so no two runs agree in all digits. The folder keeps every
-finished model and cell. An interrupted script continues from there. It writes table.json,
+Settings were tuned on the first half of each cohort's patients, so use the second: `--half report`.
+Noise is fresh in every run, so no two runs agree in all digits. The output folder keeps every
+finished model and cell, so an interrupted script can continue. The script writes table.json,
 table.csv, table.md, phenotypes.md (for one model of each data set and rank), and two figures: the
 results against epsilon, and the patients that `dpfact plan` requires. `--quick` runs two models per
 cell, at rank 10.
@@ -100,14 +100,14 @@ class Study:
     def rows(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield ceiling, null, and patient mode at each epsilon, as soon as they are measured."""
+        """Yield rows of ceiling, null and patient mode (at each epsilon), as soon as measured."""
         for row, _ in self.cells(epsilons, seeds, nulls):
             yield row
 
     def cells(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[tuple[dict[str, Any], list[Factors]]]:
-        """Yield the same rows, each with its models."""
+        """Yield what `rows` yields, each row with its models."""
         names = range(nulls or seeds)
         chance = [self.kept(f"null-{seed}", partial(self._null, seed)) for seed in names]
         floor, ceiling = self._measured(chance), self._ceiling()
@@ -143,7 +143,7 @@ class Study:
         return reference(shuffled(self.tensor, seed), self.rank, seed)
 
     def kept(self, name: str, make: Callable[[], Factors]) -> Factors:
-        """Return the model of this name, from the folder if it exists there."""
+        """Return the model of this name: from the folder if it is there, otherwise from `make`."""
         if self._folder is None:
             return make()
         path = self._folder / f"{name}.npz"
@@ -160,7 +160,7 @@ class Study:
         return shared_error(self._whole, factors).fit
 
     def _ceiling(self) -> np.ndarray[Any, Any]:
-        """Return `_measured` of each reference against all others."""
+        """Return each reference's fit, and its mean match with the other references."""
         matches = [
             np.mean([factor_match_score(m, o) for o in self._references if o is not m])
             for m in self._references
@@ -198,18 +198,18 @@ class Study:
         }  # fmt: skip
 
     def auc(self, model: Factors) -> float | None:
-        """Return the AUC for death of patients fitted to a model."""
+        """Return the AUC of predicting death from patients' memberships in a model."""
         sites = [scaled(site.tensor, SolverSettings()) for site in self.cohort.sites]
         memberships = [evened(projected(tensor, model)) for tensor in sites]
         return self.area(memberships)
 
     def auc_of_codes(self) -> float | None:
-        """Return the AUC for death of all codes."""
+        """Return the AUC of predicting death from all codes."""
         codes = [code_presence(site.tensor) for site in self.cohort.sites]
         return self.area(codes, codes=True)
 
     def area(self, predictors: Sequence[Any], *, codes: bool = False) -> float | None:
-        """Return the AUC for death of predictors of each site's patients, as in `death_scores`."""
+        """Return the AUC of predicting death from each site's predictors, as in `death_scores`."""
         found = death_scores(predictors, self.cohort, _SPLITS, codes=codes, each_site=False).get(
             "overall"
         )
@@ -217,10 +217,10 @@ class Study:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table with share of the best fit and factor match by data set and rank.
+    """Return a Markdown table of share of the best fit and factor match, by data set and rank.
 
     Private cells are in italics unless all models beat every null in both figures. After a
-    semicolon comes the AUC or, in the ceiling's column, the AUC of the raw codes.
+    semicolon comes the AUC and, in the ceiling's column, also that of the raw codes.
     """
     columns = list(dict.fromkeys(_column(row) for row in rows))
     cells: dict[tuple[str, int], dict[str, str]] = {}
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run and write the cells that the folder lacks."""
+    """Run the cells that the folder lacks, and write their results."""
     store = given.out / "table.json"
     rows: list[dict[str, Any]] = read_json(store) if store.exists() else []
     for folder in given.data:

@@ -1,13 +1,13 @@
-"""Effect of broader codes: one cohort with its original codes, and rolled up in several ways.
+"""Effect of broader codes: compare a cohort with the same cohort rolled up in several ways.
 
     python -m simulation.studies.roll_up codes=data/dx icd3=data/dx-icd3 chapter=data/dx-chapter
 
-Make each folder with `dpfact data ... --roll-up` from the same tables. The study compares the
-patients who are in all folders, at the same sites, and first prints how many each folder holds. A
-row is for one grouping and one kind of model. As in `simulation.studies.real_data`, it has the
-share of the best fit without noise, the factor match with such fits, and how many private models
-beat every null in both. As in `simulation.studies.nameable`, it has the number of phenotypes that
-could be named and the AUC of death.
+Make each folder with `dpfact data ... --roll-up` from the same tables. The study uses only patients
+who are in all folders, at the same site, and first prints how many each folder holds. A row shows
+one grouping and one kind of model. The share of the best noiseless fit, the factor match with such
+fits, and the number of private models that beat every null in both are measured as in
+`simulation.studies.real_data`; the number of phenotypes that could be named and the AUC for death,
+as in `simulation.studies.nameable`.
 
 Share, match and names are relative to a grouping's own codes, ceiling and null, so do not compare
 them between groupings. The AUC is for the same patients and deaths in all rows, so it can be
@@ -72,7 +72,7 @@ def _patients(way: str, cohort: Cohort) -> dict[str, tuple[str, ...]]:
 
 
 def lines(way: str, study: Study, epsilons: Sequence[float], seeds: int) -> Iterator[str]:
-    """Yield the table's rows for one grouping, one for each kind of model."""
+    """Yield a grouping's rows of the table, one for each kind of model."""
     pairs = tied(study.tensor)
     for row, models in study.cells(epsilons, seeds):
         private = row["epsilon"] is not None

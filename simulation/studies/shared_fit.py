@@ -1,11 +1,11 @@
-"""Fit of the shared factors: mode none with both solvers, and centralised systems.
+"""Fit of the shared factors, compared between mode none (both solvers) and centralised systems.
 
     python -m simulation.studies.shared_fit demo data/eicu --rank 12
 
-All figures are for the shared factors alone, with every patient refitted, because every system has
-this measure. Patient factors are non-negative if the feature factors are. Data are presets of the
-synthetic EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both kinds of SGD make
-40 passes. Psgd's share of `relative-elastic` was found on ``--half tune``.
+All figures are for the shared factors alone, with every patient refitted, because this can be
+measured for every system. Patient factors are non-negative if the feature factors are. Data are
+presets of the synthetic EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both
+kinds of SGD make 40 passes. The value of `relative-elastic` for psgd was tuned on ``--half tune``.
 """
 
 import argparse
@@ -43,13 +43,13 @@ def load(name: str) -> Cohort:
 def federated(
     cohort: Cohort, solver: SolverSettings, rounds: int, *, seed: int, start: str = "auto"
 ) -> Iterator[Snapshot]:
-    """Play the package's own sites and server, without noise."""
+    """Run the package's own sites and server, without noise."""
     run = RunSettings.from_config({"rounds": rounds, "seed": seed, "start": start})
     return play(coordinate(cohort, solver, PrivacySettings(privacy="none"), run), cohort)
 
 
 def patient(cohort: Cohort, rank: int, epsilon: float, *, seed: int) -> Iterator[Snapshot]:
-    """Patient mode, as planned."""
+    """Run patient mode with planned settings."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     privacy = PrivacySettings(epsilon=epsilon, patients=patients)
     return play(
@@ -58,7 +58,7 @@ def patient(cohort: Cohort, rank: int, epsilon: float, *, seed: int) -> Iterator
 
 
 def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snapshot]]]:
-    """Return the compared systems by their printed names."""
+    """Return the compared systems, keyed by their printed names."""
     exact = SolverSettings(rank=rank)
     psgd = replace(exact, solver="psgd", tau=_PASSES)
     rounds = _ROUNDS // _PASSES
@@ -74,7 +74,7 @@ def systems(rank: int, seed: int) -> dict[str, Callable[[Cohort], Iterator[Snaps
 
 
 def row(cohort: Cohort, shared: Factors) -> tuple[float, float | None]:
-    """Return the shared fit and, if the truth is known, the factor match."""
+    """Return the fit of shared factors and, if the truth is known, the factor match."""
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     positive = all(bool((factor >= 0).all()) for factor in shared)
     features = tuple(factor.astype(np.float32) for factor in shared)

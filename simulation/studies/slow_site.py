@@ -7,8 +7,8 @@ Sites and server are the package's own. The study simulates the clock: a round o
 factors, with every patient refitted, first explain 95 % and 99 % of what they explain after the
 last synchronous round. Data are as in `simulation.studies.shared_fit`.
 
-"in step, grace" continues without the late replies of the slow site. "each alone" is elastic
-averaging in which every arriving reply pulls the model by itself, for comparison.
+In "in step, grace", rounds end without the slow site's late replies. For comparison, in "each
+alone" every arriving reply moves the model by itself, by elastic averaging.
 """
 
 import argparse
@@ -37,10 +37,10 @@ Moment = tuple[float, Factors]
 
 
 class EachAlone(OnArrival):
-    """A server on which each arriving reply alone pulls the model, with the share of one site."""
+    """A server on which each arriving reply moves the model by itself, with weight 1 / sites."""
 
     def take(self, who: str, reply: SiteReply) -> None:
-        """Pull the model with this reply alone."""
+        """Move the model towards this reply alone."""
         before, sites = self.factors, len(self._sites)
         super().take(who, reply)
         self.rule.factors = elastic_average(before, [reply.arrays], 1 / sites)
@@ -78,7 +78,7 @@ def coordinator(
 def in_step(
     server: Coordinator, cohort: Cohort, seconds: dict[str, float], *, without: str = ""
 ) -> Iterator[Moment]:
-    """Run rounds that wait for all sites or, after the first round, for all sites but one."""
+    """Run rounds that wait for all sites or, after the first round, for all except `without`."""
     players, now = _Players(cohort), 0.0
     for number in range(1, server.rounds + 1):
         request = server.request(number)
@@ -115,7 +115,7 @@ def on_arrival(server: OnArrival, cohort: Cohort, seconds: dict[str, float]) -> 
 def ways(
     cohort: Cohort, slow: str, takes: dict[str, float], rank: int, run: dict[str, Any]
 ) -> dict[str, Iterator[Moment]]:
-    """Return the compared methods by their printed names."""
+    """Return the compared methods, keyed by their printed names."""
 
     def made(kind: type[Coordinator]) -> Coordinator:
         return coordinator(cohort, kind, rank, run)

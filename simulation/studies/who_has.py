@@ -1,15 +1,16 @@
-"""Whether patients with a phenotype carry its codes, die like carriers, and match the truth.
+"""Whether patients with a phenotype carry its codes, die as often as carriers, and match the truth.
 
     python -m simulation.studies.who_has data/diabetes --half report --rank 20 --epsilons inf 4 1
     python -m simulation.studies.who_has synthetic:demo --rank 12 --epsilons inf 4 1
 
-Each model has a row. *Patients* is the mean prevalence of a phenotype, *sum* the sum of all, and
-*none* the share of patients without any. *Precision* is the share of a phenotype's patients who
-carry a leading code of every mode, and *top* the share with the largest code of every mode. *Ratio*
-is the largest prevalence over the carriers of the leading codes of the mode with fewest. *Deaths*
-counts phenotypes whose patients die as often as the carriers of their largest codes, within two
-standard errors. *Truth* counts phenotypes of made-up patients whose prevalence is within a factor
-of 1.5 of the planted one. The rule was found on ``--half tune``. Noise is fresh.
+Each model has a row. *Patients* is the phenotypes' mean prevalence, *sum* their total, and *none*
+the share of patients without any. *Precision* is the share of a phenotype's patients who carry a
+leading code of every mode, and *top* the share with the largest code of every mode. *Ratio* divides
+a phenotype's patients by the carriers of its leading codes in the mode with the fewest carriers;
+the largest ratio is shown. *Deaths* counts phenotypes whose patients die as often (within two
+standard errors) as carriers of the largest code of every mode. *Truth* (made-up patients) counts
+phenotypes with a prevalence within a factor of 1.5 of the planted one. The rule was tuned on
+``--half tune``. Noise is fresh.
 """
 
 import argparse
@@ -59,7 +60,7 @@ def row(cohort: Cohort, factors: Factors, planted: SyntheticSettings | None) -> 
 
 
 def _carriers(cohort: Cohort, mode: int, codes: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether patients have one of each phenotype's codes of a mode, (patients, R)."""
+    """Return whether each patient carries one of a phenotype's codes in a mode, (patients, R)."""
     wanted = codes.astype(np.float64)
     return np.concatenate([mode_presence(s.tensor, mode) @ wanted > 0 for s in cohort.sites])
 
