@@ -2,9 +2,9 @@
 
     python -m laboratory.packages --python python3.11 --python python3.12
 
-Each is installed in an empty environment of each Python, without extras and without access to the
-checkout. Then the wheel is tested in Flower's simulation, with `dpfact demo`, and with `flwr run`
-in a project that `dpfact init` wrote. `make packages` tries every available Python.
+Each package is installed in an empty environment of each Python, without extras and without access
+to the checkout. Then the wheel is tested in Flower's simulation, with `dpfact demo`, and with `flwr
+run` in a project that `dpfact init` wrote. `make packages` tries every available Python.
 """
 
 import argparse

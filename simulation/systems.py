@@ -1,4 +1,4 @@
-"""DPFact's rounds on a cohort without messages or disks, and other private schemes.
+"""DPFact's rounds without messages or disks, and other private schemes, run on a cohort.
 
 `play` runs the package's own sites and server, and `patient_mode` and `paper_mode` are whole runs.
 `naive` makes the paper's scheme rigorous in the simplest way. `shuffled` makes data in which there
@@ -38,7 +38,7 @@ NO_NOISE = 1e6
 
 
 class _InMemory:
-    """Releases and state of a simulated site, in place of its ledger and state folder."""
+    """A simulated site's releases and state, in memory instead of a ledger and a state folder."""
 
     def __init__(self) -> None:
         self.releases: dict[int, Release] = {}

@@ -95,7 +95,7 @@ class Deployment:
             service.look()
 
     def find(self, service: str, words: str) -> int | None:
-        """Return a unit's process with these words on its command line."""
+        """Return the process of a unit that has these words on its command line."""
         return descendant(self.services[service].keeper, words)
 
     def allow(self, mode: str) -> None:

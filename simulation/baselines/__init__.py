@@ -36,7 +36,7 @@ class Snapshot:
     shared : tuple of ndarray
         Feature factors that all sites share.
     error : SquaredError
-        Summed errors of the sites' own models on their data (the paper's measure of accuracy).
+        Errors of the sites' own models on their sites' data, summed (the paper's accuracy measure).
     seconds : float
         Computing time so far, summed over the sites and excluding measurements.
     """

@@ -76,7 +76,7 @@ def private_spectral_lda(
 def _noisy(
     exact: NDArray[np.float64], sensitivity: float, epsilon: float, delta: float, source: Noise
 ) -> NDArray[np.float64]:
-    """Make one of the two releases."""
+    """Return one of the two releases: the exact sums with noise."""
     if epsilon >= NO_NOISE:
         return exact
     sigma = sigma_of(mu_for_epsilon(epsilon, delta) ** 2 / 4, sensitivity)

@@ -132,7 +132,7 @@ def _written_out(word: re.Match[str]) -> str:
 
 
 def _icd10(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield ICD-10-CM's tabular list, in which seventh characters have no names of their own."""
+    """Yield ICD-10-CM's tabular list, which has no separate names for seventh characters."""
     (path,) = folder.glob("icd10c-tabular-*.xml")
     for entry in ElementTree.parse(path).iter("diag"):
         name, text = entry.findtext("name", ""), entry.findtext("desc", "")

@@ -64,7 +64,7 @@ def run(
     processes : int
         Number of fits to compute at the same time. The results do not depend on it.
     code : str
-        Show the fits of the code with this digest, and compute nothing.
+        Digest of the code whose fits are shown, without computing any.
     """
     began = time.perf_counter()
     jobs = wanted(plan, experiments)

@@ -1,4 +1,4 @@
-"""RMSE against rounds, over several initialisations: the paper's figure of accuracy."""
+"""RMSE against rounds, over several initialisations, as in the paper's figure on accuracy."""
 
 from collections.abc import Sequence
 from typing import Any

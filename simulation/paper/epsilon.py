@@ -41,7 +41,7 @@ def _private(plan: Plan, data: Dataset, system: str, epsilon: float) -> list[Job
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return fits without noise, the nulls, and every private system at every epsilon."""
+    """Return the jobs: fits without noise, nulls, and every private system at every epsilon."""
     found = []
     for data in plan.sets(plan.epsilon):
         found += [_reference(plan, data, seed) for seed in _REFERENCES]

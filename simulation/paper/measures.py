@@ -1,4 +1,4 @@
-"""Measures of a fit: errors, AUC split by split, column norms, phenotype tables.
+"""Measures of a fit: errors, the AUC of each split, column norms, phenotype tables.
 
 Death is predicted by logistic regression on 60 % of the patients and scored on the others. The
 splits depend only on the data set, so two systems can be compared split by split. No factorisation

@@ -7,10 +7,10 @@ The program runs the solver and the accountant on small fixed instances, and pri
 The theorem assumes that replacing one entry of a site's tensor moves a feature factor by at most
 ``2 tau L eta`` (Wu et al. 2017). All instances favour this bound. The gradients are clipped to L,
 except in the rows about L. Both runs visit the entries in the same order, except in the rows about
-zeros. The start is public. The step size is constant and below 2 / beta with the paper's own beta,
-and no pass is undone. Visiting orders come from public seeds, so a bound must hold for every seed,
-including those chosen below. Where "claimed" is 0, this is the value without the l2,1 step.
-docs/explanation/proof.md explains what this means for patients.
+zeros. The initial factors are public. The step size is constant and below 2 / beta with the paper's
+own beta, and no pass is undone. Visiting orders come from public seeds, so a bound must hold for
+every seed, including those chosen below. Where "claimed" is 0, this is the value without the l2,1
+step. docs/explanation/proof.md explains what this means for patients.
 """
 
 import argparse
@@ -46,7 +46,7 @@ RHO, DELTA, ROUNDS = 1e-3, 1e-4, 20
 
 @dataclass(frozen=True)
 class Finding:
-    """One case in which claim and measurement differ.
+    """One case in which the claimed and the measured value differ.
 
     Attributes
     ----------

@@ -2,11 +2,11 @@
 
     python -m simulation.studies.nameable data/dx_dx --half report --rank 20 --epsilons inf 4 1
 
-This replaces a clinician who reads a phenotype's leading codes. A code of the first mode and one of
-the second are *tied* if at least twice as many patients have both as expected by chance. A
-phenotype's *ties* are the weighted share of tied pairs among its leading codes (five per mode). It
-could be *named* if that share is at least a half, and its cosine to every other named phenotype is
-below a half. *Overlap* is the mean cosine between two phenotypes.
+The count stands in for a clinician who reads a phenotype's leading codes. A code of the first mode
+and one of the second are *tied* if at least twice as many patients have both as expected by chance.
+A phenotype's *ties* are the weighted share of tied pairs among its leading codes (five per mode).
+It could be *named* if that share is at least a half, and its cosine to every other named phenotype
+is below a half. *Overlap* is the mean cosine between two phenotypes.
 
 Both settings keep all codes and charge the count of codes to the budget; only `weighting` differs.
 For comparison, noiseless fits to shuffled patients are shown: none should be named. Noise is fresh.

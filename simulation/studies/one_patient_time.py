@@ -4,8 +4,8 @@
 
 Three sites get the same requests in turn. The first has thousands of made-up patients. The second
 has one more patient, who is like the others. The third has one more patient, who has every pair of
-codes and so takes the longest possible time. A round is measured as a hospital's process runs it,
-from the request to the packed reply, with the site's file read again and its ledger on disk.
+codes and so takes the longest possible time. As in a hospital's process, a measured round lasts
+from the request to the packed reply, reads the site's file again, and keeps the ledger on disk.
 docs/explanation/what-leaves.md has the figures. The seconds depend on the machine, but their ratio
 does not.
 """

@@ -1,4 +1,4 @@
-"""The ClientApp that Flower starts; all of it is in `dpfact_flower`."""
+"""The ClientApp that Flower starts; its code is in `dpfact_flower`."""
 
 from dpfact_flower.client_app import app
 

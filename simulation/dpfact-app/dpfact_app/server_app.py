@@ -1,4 +1,4 @@
-"""The ServerApp that Flower starts; all of it is in `dpfact_flower`."""
+"""The ServerApp that Flower starts; its code is in `dpfact_flower`."""
 
 from dpfact_flower.server_app import app
 
