@@ -43,14 +43,14 @@ PACKAGE = Path("dpfact_flower")
 ROOMS = ("privacy", "site", "server")
 LEAST = 0.95
 COMPILED = PACKAGE / "privacy"
-"""Room for which each mutant clears numba's cache, because a kernel is not recompiled if a kernel
+"""Folder for which each mutant clears numba's cache, because a kernel is not recompiled if a kernel
 that it calls in another module changes."""
 TESTS = (
     "test_values.py",
     *(f"{room}/**/test_*.py" for room in ("site", "server", "privacy", "wire", "audit")),
     "test_*.py",
 )
-"""Tests for mutants that survive the tests of their own room, in this order."""
+"""Tests for mutants that survive the tests of their own folder, in this order."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
 _COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
            "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "codemeta.json")  # fmt: skip

@@ -26,7 +26,7 @@ from tests.processes import descendant, family_of
 from tests.runtime.page import Hospital, Users, centre_command, hospital, make_centre
 
 RESTART_SECONDS = 10
-"""RestartSec in the page's units."""
+"""RestartSec in the systemd units of docs/how-to/deploy.md."""
 CONNECTION = "campaign"
 CODE = Path(__file__).parents[2]
 

@@ -41,7 +41,7 @@ TARGETS = {
 """Possible targets: a unit, and words in a process's command line (none for the unit's own)."""
 SIGNALS = {"killed": signal.SIGKILL, "ended": signal.SIGTERM, "stopped": signal.SIGSTOP}
 STOPS = (5.0, 40.0, 100.0)
-"""Seconds for which a process is stopped: less than Flower notices, about as much, and more."""
+"""Seconds for which a process is stopped: too few for Flower to notice, about enough, and more."""
 ROUND_TIMEOUT, WAIT_TIMEOUT = 150.0, 120.0
 SETTINGS: dict[str, dict[str, object]] = {
     "patient": {"privacy": "patient", "epsilon": 4.0, "delta": 1e-5, "refine-rounds": 0,

@@ -26,7 +26,7 @@ COMPARED = (
     "published",
 )
 Systems = dict[str, dict[int, Result]]
-"""Fits by system and seed of the start."""
+"""Fits by system and by seed of the initial factors."""
 _SUMMED_UP = ("cp-als", "trip", "psgd", "paper", "exact-no-l21", "patient")
 _DRAWN = ("cp-als", "sgd", "trip", "psgd", "paper", "exact", "patient")
 _RIVALS = ("cp-als", "trip")

@@ -42,7 +42,7 @@ LEVEL = 0.1
 """Largest chance of being missing at which a phenotype is called real."""
 _HALVES = ("tune", "report")
 _RUNS = 2
-"""Number of private runs per cell, each a repeat of the other."""
+"""Number of private runs per cell. Each is compared with the other."""
 _COLUMNS = ("called", "missing", "strict", "stable", "stable_missing", "stable_strict")
 
 

@@ -27,7 +27,7 @@ from simulation.systems import run
 _HIDDEN, _OTHERS = 0.2, 0.2
 _REFITS = 100
 _EVEN = 0.01
-"""Share that is spread over all cells, so that a model may give one hidden cell the value 0."""
+"""Share of the likelihood that is spread over all cells, so that no cell has the likelihood 0."""
 
 
 def parts(cohort: Cohort, most: int, seed: int) -> tuple[Cohort, SparseTensor, SparseTensor]:

@@ -33,7 +33,7 @@ from simulation.studies.real_data import Study
 from simulation.systems import run, unit_columns
 
 _OWN, _ONE = -1, -2
-"""Values in place of a number of slots: own noise at each site, and one site with all patients."""
+"""Values in place of a number of slots: noise at each site, and one site with all patients."""
 
 
 def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
