@@ -24,7 +24,7 @@ _CELLS = 10**7
 _PAIRS = 0.5**0.5
 """Norm of a patient's pairs, each counted once: x x' has norm 1, and only its upper half counts."""
 _CLIP = 0.1
-"""Clipping norm over rank ** 1.5, a typical patient's norm. The best of 1, .3 and .1 on the demo."""
+"""Clipping norm over rank ** 1.5, a typical patient's norm. Best of 1, .3 and .1 on the demo."""
 _STARTS, _STEPS = 30, 40
 """Numbers of starts and of steps of the power method for each topic."""
 
