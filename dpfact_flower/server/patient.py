@@ -171,14 +171,19 @@ class PatientRule:
         self._fit_start(released, rank, sigma)
         if self._run.auto_rank and not self._halves:
             _logger.warning("auto-rank: the start is too noisy to judge; keeping all %d", rank)
+        before, share = rank, 0.0
         while self._run.auto_rank and self._halves:
             found = distinct_number(self._learned, self._halves, self._cells)
+            if found <= share * rank:
+                _logger.info("auto-rank: %d of %d are no better; back to %d", found, rank, before)
+                self._fit_start(released, before, sigma)
+                break
             enough = found >= _ENOUGH * rank
             then = f"all {rank} are kept" if enough else f"fitting {found}"
             _logger.info("auto-rank: %d of %d phenotypes seem to be real; %s", found, rank, then)
             if enough:
                 break
-            rank = found
+            before, share, rank = rank, found / rank, found
             self._fit_start(released, rank, sigma)
 
     def _fit_start(self, released: Sequence[Array], rank: int, sigma: float) -> None:

@@ -281,6 +281,15 @@ def test_the_rank_is_decided_where_the_start_can_be_judged(monkeypatch, caplog, 
     assert ("too noisy to judge" in caplog.text) is not known
 
 
+@pytest.mark.parametrize(("found", "kept"), [([3, 2], 4), ([2, 1], 4), ([3, 3], 3), ([1, 1], 1)])
+def test_a_lower_rank_is_kept_only_if_more_of_its_phenotypes_exist(monkeypatch, found, kept):
+    monkeypatch.setattr(module, "fitted_to_surrogates", lambda start, *_: start.factors)
+    monkeypatch.setattr(module, "fitted_to_halves", lambda *_: ["two halves"])
+    counts = iter(found)
+    monkeypatch.setattr(module, "distinct_number", lambda *_: next(counts))
+    assert go_to(make(privacy=PLANNED, auto_rank=True), 1).factors[0].shape[1] == kept
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_exist")
 @pytest.mark.parametrize("split", [1, 3])
