@@ -49,6 +49,7 @@ TESTS = (
     "test_values.py",
     *(f"{room}/**/test_*.py" for room in ("site", "server", "privacy", "wire", "audit")),
     "test_*.py",
+    "cli/test_site.py",
 )
 """Tests for mutants that survive the tests of their own folder, in this order."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
