@@ -127,7 +127,7 @@ def code_counts(
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return each code's frequency in pairs with other modes, and P(row's code | column's code)."""
+    """Return how often each code is in a pair with another mode's code, and P(row | column)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

@@ -152,7 +152,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def private_scratch() -> Iterator[Path]:
-    """Yield a temporary folder for files about patients, which only its owner can access.
+    """Yield a temporary folder that only its owner can access, for files about patients.
 
     The folder is in TMPDIR or in the user's own cache, because the system's temporary folder may be
     on a disk that must not hold patients' data.

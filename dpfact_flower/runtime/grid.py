@@ -1,4 +1,4 @@
-"""A Flower Grid within one process, which uses Flower's own messages, for runs without Ray."""
+"""A Flower Grid in one process, for runs without Ray. It uses Flower's own messages."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,9 +4,9 @@ A site's `JobSecrets` and `RoundState` must be on its disk before any message th
 is sent. The functions in this module enforce three rules:
 
 - a vector is drawn once per round;
-- a repeated question gets the same bytes, a question with other members must be a later attempt,
-  and a changed request or key is refused;
-- a round is opened once, for its last attempt, and no other attempt is answered afterwards.
+- a repeated question gets the same bytes, a question with other members is answered only as a
+  later attempt, and a changed request or key is refused;
+- the site opens a round once, for its last attempt, and answers no other attempt afterwards.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
 site. The server would then know the site's vector with only one share of noise. For the same
