@@ -1,4 +1,4 @@
-"""From a single run's releases, estimate the chance that each phenotype is real.
+"""Estimate the chance that each phenotype is real from a single run's releases.
 
 Let P be the releases, and let z be fresh noise with the same standard deviation. The noise in the
 half P + z is independent of the noise in the half P - z, so only the patients' data can make fits

@@ -100,7 +100,7 @@ def surrogate_patients(
 def code_counts(
     total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
 ) -> list[float]:
-    """From the blocks' masses, estimate the mean number of codes per patient in each mode.
+    """Estimate a patient's mean number of codes in each mode from the blocks' masses.
 
     If a patient has k_n codes in mode n, in all combinations, the block for modes m and n has mass
     ``cross sqrt(k_m k_n)``, up to a scale. On the same scale, the block for mode n alone has mass

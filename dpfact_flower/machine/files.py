@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dpfact_flower.errors import DataError, DPFactError, SettingsError, StateError, shown
+from dpfact_flower.errors import DPFactError, SettingsError, StateError, shown
 
 _ANY = 0o077
 _WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -27,7 +27,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     `durable`, writes do not wait for the disk.
     """
     if not path.parent.is_dir():
-        raise DataError(f"{path}: there is no folder {path.parent}")
+        raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -112,10 +112,10 @@ class Connection:
         """Register a SuperNode's key under a site's name. Return the node id."""
         answer = self._ask("supernode", "register", str(public_key), self.name, "--name", name)
         if not answer.get("node-id"):
-            raise SettingsError(
-                f"{name} was not registered: {_reason(answer)} A key in use belongs to a hospital "
-                "that is admitted already, or that was removed and needs a new key"
-            )
+            reason = _reason(answer)
+            if "in use" in reason:
+                reason += " Its hospital is admitted already, or was removed and needs a new key"
+            raise SettingsError(f"{name} was not registered: {reason}")
         return str(answer["node-id"])
 
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:

@@ -84,7 +84,7 @@ def test_both_sides_read_the_same_fingerprints_to_each_other(centre, tmp_path, m
     words = f"supernode register {admit[2]} centre --name north --format json"
     assert (tmp_path / "asked").read_text() == f"{centre / 'flwr'} {words}\n" * 2
     (tmp_path / "answer").write_text('{"error-message": "Public key already in use."}')
-    with pytest.raises(SettingsError, match=r"north was not registered: .*in use\. A key in use"):
+    with pytest.raises(SettingsError, match=r"north was not registered: .*in use\. Its hospital"):
         dpfact(*admit, answer="y\n")
 
 

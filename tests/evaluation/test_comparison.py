@@ -94,7 +94,7 @@ def test_a_page_has_every_run_its_claim_and_the_matched_phenotypes(tmp_path):
         assert f"{pair.match:.2f} " in page
     with pytest.raises(DataError, match="modes are drugs, diagnoses; need procedures, diagnoses"):
         replications(runs[0], [runs[2]])
-    with pytest.raises(DataError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
         write_comparison(runs, tmp_path / "none" / "page.html")
 
 

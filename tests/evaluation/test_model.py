@@ -218,9 +218,10 @@ def test_what_is_missing_is_said(run, tmp_path):
     for arguments, says in (
         ([], "say what to write"),
         (["--patients", "x.csv"], "belong together"),
-        (["--phenotypes", str(tmp_path / "none" / "x.csv")], "there is no folder"),
     ):
         assert says in refusal("export", run, *arguments)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        dpfact("export", run, "--phenotypes", tmp_path / "none" / "x.csv")
     assert "no such file" in refusal("export", tmp_path, "--phenotypes", "x.csv")
 
 

@@ -263,7 +263,7 @@ def test_a_sheet_that_cannot_be_made_leaves_nothing(run, site, tmp_path):
     for number, out, patients, error, says in (
         (0, "x", 20, SettingsError, "--phenotype: must be 1 to 5, got 0"),
         (6, "x", 20, SettingsError, "--phenotype: must be 1 to 5, got 6"),
-        (NUMBER, "none/x", 20, DataError, "there is no folder"),
+        (NUMBER, "none/x", 20, FileNotFoundError, "there is no folder"),
         (NUMBER, "run/x", 20, SettingsError, "--out: is in the run's folder"),
         (NUMBER, "site", 20, SettingsError, r"--out: .*site\.csv exists"),
         (NUMBER, "x", 3, SettingsError, "--patients: must be 4 or more, got 3"),

@@ -149,7 +149,7 @@ def test_what_was_not_measured_is_said(private, tmp_path):
     assert "proven: patient-level" in page.read_text()
     with pytest.raises(SettingsError, match="give a path"):
         private.report()
-    with pytest.raises(DataError, match=r"there is no folder .*none$"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder: .*none'$"):
         private.report(tmp_path / "none" / "page.html")
 
 
