@@ -1,4 +1,4 @@
-"""Flower's entry point on the server, which is the ServerApp."""
+"""The ServerApp, Flower's entry point on the server."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp

@@ -451,7 +451,7 @@ def describe(kind: type[Settings]) -> list[Described]:
 
 
 def parse_assignments(texts: Sequence[str]) -> dict[str, Scalar]:
-    """Parse ``key=value`` strings into a config. Values are as in TOML, except for bare words."""
+    """Parse ``key=value`` strings into a config. Values are TOML, but strings need no quotes."""
     config: dict[str, Scalar] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -531,7 +531,7 @@ def _is_in(allowed: str, value: float) -> bool:
 def check_name(what: str, name: object, *, quote: bool = True) -> None:
     """Refuse a name that cannot be used in a file name, a message or a log.
 
-    Do not `quote` a name from a site's file. A damaged file may hold patients' codes there.
+    Do not `quote` a name from a site's file. In a damaged file, it could be a patient's code.
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__

@@ -29,7 +29,7 @@ minute, and an executor that waits for the parts of a message gives up after two
 
 
 class TrainOnlyStrategy(Strategy):
-    """A strategy without evaluation rounds, because each site measures its own results."""
+    """A strategy without evaluation rounds. Each site evaluates its own results."""
 
     def configure_evaluate(self, *_: object, **__: object) -> Iterable[Message]:
         """Return no messages."""
@@ -92,8 +92,8 @@ class DPFact(TrainOnlyStrategy):
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
         By default, the run settings determine the rounds and the timeout, and the public seed
-        determines the start. After a resume, rounds keep their numbers in the history, but Flower's
-        `Result` counts them from 1. Raise a `QuorumError` if too few sites connect or answer.
+        determines the start. In a resumed run, the history continues the round numbers, but
+        Flower's `Result` starts from 1. Raise a `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -180,7 +180,7 @@ class DPFact(TrainOnlyStrategy):
         return list(self._sent)
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
-        """Pack the requests to nodes into messages. A request to several nodes is packed once."""
+        """Make a message for each node. A request that goes to several nodes is packed once."""
         contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
         return [
             Message(
@@ -264,7 +264,7 @@ class DPFact(TrainOnlyStrategy):
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
         """Return this round's replies, keyed by the node that got the request.
 
-        Flower's error for a lost node contains the SuperLink's node ID instead of this node's ID.
+        A reply's node ID is not used, because the error for a lost node has the SuperLink's ID.
         """
         sent = {message.metadata.message_id: message for message in self._sent}
         came: dict[int, Message] = {}
@@ -292,7 +292,7 @@ class DPFact(TrainOnlyStrategy):
         return self._names.refusal(node, outcome.site, connected) or outcome
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
-        """Return, before any charge, the nodes that would refuse a round. A simulation has none."""
+        """Ask nodes whether they are ready, and return those that would refuse a round."""
         coordinator = self.coordinator
         run = coordinator.run
         judged = run.preflight != "off" and coordinator.durable
@@ -314,7 +314,7 @@ class DPFact(TrainOnlyStrategy):
         return judge(sites, quorum=run.min_sites, leave_out=leave_out)
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Wait for the quorum (for all expected sites if `first`), and return the nodes."""
+        """Wait for the quorum, or in the `first` round for all expected sites. Return the nodes."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

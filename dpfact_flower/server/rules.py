@@ -25,7 +25,7 @@ def rule_for(
     run: RunSettings,
     make: MakeRule | None = None,
 ) -> ServerRule:
-    """Make a run's rule with `make`, or else with the rule that `run` or the privacy mode names."""
+    """Make a run's rule. `make` overrides the rule in `run` and the privacy mode's default."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":

@@ -1,8 +1,9 @@
-"""The server's half of secure sums, without messages: the stages of a round and the total.
+"""Secure sums on the server: the stages of a round, and the total. No messages are sent here.
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
 sites are lost, another attempt adds up the vectors of the sites that answered. Then the sites open
-the last attempt. If no dropouts are allowed, there is only one attempt and no opening.
+the last attempt by sending what the server needs to remove their masks. If no dropouts are allowed,
+there is only one attempt and no opening.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ _ROUNDING_BITS = 16
 
 
 class Attempt(NamedTuple):
-    """An attempt at a round's sum: the sites, and whether any site may have opened the attempt."""
+    """One attempt at a round's sum. `opened` is true once the server has asked sites to open it."""
 
     round: int
     number: int
@@ -128,7 +129,7 @@ class SecureSum:
         self._masked[site] = Masked(context, words, read_sealed(sealed, self.names))
 
     def openings(self) -> dict[str, SecureStage]:
-        """Return the requests to open the last attempt, for the sites that have not opened it."""
+        """For each site that has not opened the last attempt, return a request to open it."""
         assert self._question is not None
         self._run.last = self._run.last._replace(opened=True)
         return {
@@ -145,14 +146,14 @@ class SecureSum:
         self._openings[site] = Opening(seed, read_sealed(shares, self.names))
 
     def slots(self) -> list[SiteReply]:
-        """Return the total of each slot, in the form of a site's reply."""
+        """Return the total of each slot as a `SiteReply`."""
         assert self._question is not None
         total = rules.summed(self._terms, self._question, self._masked, self._openings)
         return slot_totals(total, self._planned)
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert a sum in grid units to each slot's values, rounded as a site rounds its release."""
+    """Convert a sum from grid units to each slot's values. Round them like one site's release."""
     fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
     unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
     values = (fine * unit).astype(np.float32).reshape(-1, planned.count)

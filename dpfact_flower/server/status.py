@@ -1,4 +1,4 @@
-"""The status of a run, read from its folder: the rounds, and each site with its charges.
+"""Read from a run's folder which rounds are finished and what each site was charged.
 
 The server counts only replies that have arrived. If a reply was charged and then lost, its charge
 appears only in the site's own ledger.
@@ -96,7 +96,7 @@ def _cost(identity: Mapping[str, Any]) -> Cost:
 
 
 def _name(label: str) -> str:
-    """Return the name in a text like ``north (node 12)``. Other texts stay unchanged."""
+    """Remove the node from a label such as ``north (node 12)``."""
     return label.partition(" (node ")[0]
 
 

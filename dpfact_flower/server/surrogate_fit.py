@@ -1,6 +1,6 @@
-"""Fit the start's factors to surrogate patients, from several sets of initial factors.
+"""Improve the first factors of a run by fitting them to surrogate patients.
 
-Surrogates are made up from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
+Surrogates are generated from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
 """
 
 import logging
@@ -33,7 +33,7 @@ _LEAST = 1e-6
 
 
 class LeastSquares:
-    """A fit by exact updates, to surrogates that are scaled to norm 1."""
+    """A fit by exact updates. Each surrogate is scaled to norm 1."""
 
     settings = SolverSettings(gamma=0.0)
     random = 16
@@ -46,12 +46,12 @@ class LeastSquares:
         return surrogates.scaled_to_unit_patients()
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return initial factors, given random `patients` and `factors` with columns of norm 1."""
+        """Return initial factors. `patients` is random, and columns of `factors` have norm 1."""
         return (patients, *factors)
 
 
 class Likelihood:
-    """A fit by psgd, to unscaled surrogates and with any loss."""
+    """A fit by psgd, with any loss. Surrogates are not scaled."""
 
     random = 2
     any_cells = True
@@ -88,7 +88,7 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: Fit = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return the factors that explain surrogates best, or the start's if there are none.
+    """Return the factors that explain surrogates best. Without any, return `start.factors`.
 
     `start` was computed from `releases`, one release per site, with noise of standard deviation
     `sigma` on each value. Factors are positive, and their columns have norm 1.
@@ -142,7 +142,7 @@ def fitted_to_halves(
 
 
 def _prepared(surrogates: SparseTensor, number: int, by: Fit) -> SparseTensor:
-    """Prepare the first `number` surrogates that have cells."""
+    """Prepare the first `number` surrogates with at least one non-zero cell."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
     return by.prepared(surrogates.select_patients(alive))
 

@@ -1,1 +1,1 @@
-"""A hospital's Flower-independent code: admission, computation, charges, files and replies."""
+"""Everything that a site does in a run. This package does not use Flower."""

@@ -72,8 +72,8 @@ class Admitted:
 def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> Iterator[Admitted]:
     """Admit or refuse a request, and keep the site's folder locked until the reply is due.
 
-    A second request waits for the lock, and its reply delay begins when it has the lock. Otherwise,
-    the second reply would reveal when the first reply was ready.
+    If a second request has to wait for the lock, its reply delay begins only after the wait.
+    Otherwise, the second reply would reveal when the first reply was ready.
     """
     work = _fitting_work(hospital, request)
     with disk_errors(hospital.folder), locked(hospital.folder) as waited, ExitStack() as held:
@@ -192,7 +192,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that has already ended, or a round with different settings."""
+    """Refuse a round that this site has finished. Also refuse a change of settings."""
     if last is None:
         return
     if request.round <= last.round:
@@ -223,7 +223,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged.
 
-    Thus, a site gets at most one uncharged last round for each run in which it was charged.
+    The last round itself is not charged. This check allows only one such round per charged run.
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -261,7 +261,7 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
     """Refuse a round if more rounds would read patients' data than the hospital allows.
 
-    The server can time every round, and a round with a lot of noise costs almost no budget. All
+    The budget alone would allow many very noisy rounds, and the server could time each of them. All
     rounds of a new run must fit within the limit.
     """
     work, answered, begun = admission.work, len(admission.rows), admission.last is not None
@@ -294,7 +294,7 @@ def check_memory(work: RoundWork) -> None:
 
 
 def check_only_ledger(hospital: Hospital) -> None:
-    """Refuse to create a ledger next to an unknown one, which may be for the same patients."""
+    """Refuse to create a ledger if `state-dir` already holds one under an unknown name."""
     expected = {hospital.name, *hospital.beside}
     unknown = sorted({path.parent.name for path in hospital.root.glob(f"*/{LEDGER}")} - expected)
     if unknown:

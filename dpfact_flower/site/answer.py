@@ -1,4 +1,4 @@
-"""The class `Site`, which answers each request to a hospital with one release. Flower is not used.
+"""The class `Site`, which answers each request to a hospital with one release.
 
 The fixed order of steps enforces the privacy policy: admit the request, compute, charge, reply. No
 patient's data is read before the request is admitted (`admission.admitted`). A release is charged
@@ -63,7 +63,7 @@ class Site:
         self.name = self._hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
-        """Raise the error, if any, that `answer` would raise before reading patients' data."""
+        """Raise an error if `answer` would not admit the request. Read no patient's data."""
         with admitted(self._hospital, request, delay or ReplyDelay(0)):
             pass
 
@@ -133,7 +133,7 @@ class Site:
     def _made_again(
         self, admission: Admitted, ledger: Ledger, row: LedgerRow, progress: _Progress
     ) -> Release:
-        """Rebuild a release without noise, because the ledger keeps no copy of it."""
+        """Rebuild a release of mode "none". The ledger keeps no copies of such releases."""
         request, store = admission.request, self._hospital.store(row.job, row.fingerprint)
         state, release = store.load(row.round), None
         if state is not None:
@@ -186,7 +186,7 @@ class Site:
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
     ) -> Release:
-        """Compute the release, store the site's state, and charge the release if it is in time."""
+        """Compute a release and store the site's state. Charge the release unless it is late."""
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
         admission.check_same_data(fingerprint)
@@ -210,7 +210,7 @@ class Site:
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete old state and record the site's own measures. Errors are only logged."""
+        """Delete old state and store the round's measurements. Errors are only logged."""
         try:
             if outcome.state is not None:
                 store.keep_only(outcome.state.round)
@@ -243,7 +243,7 @@ class _KeptJob:
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
-    """Return the release that leaves the site. A share is first stored on disk and masked."""
+    """Return the release to send. A share of a secure sum is first stored on disk, then masked."""
     if isinstance(release, Release):
         if any(event.shared for event in release.events):
             raise StateError("the rule releases a share of a secure sum unmasked")
@@ -254,7 +254,7 @@ def _sent(release: Release | Share, secure: SecureRound | None) -> Release:
 
 
 def compute(work: RoundWork, kept: JobState) -> RoundOutcome:
-    """Run a round. Refuse an outcome that costs more than the rule's `cost` announced."""
+    """Run a round. Refuse the outcome if it costs more than `work.cost()` announced."""
     outcome = work.run(kept)
     release = outcome.release
     announced, spent = _costs(work.cost()), _costs(release.events)

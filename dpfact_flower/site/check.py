@@ -109,7 +109,7 @@ def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]
 
 
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
-    """Run all checks, or only those that need no running processes if none are `started`.
+    """Run all checks. If `started` is false, skip the checks that need running processes.
 
     If the settings or the key cannot be read, that fault is the only finding.
     """

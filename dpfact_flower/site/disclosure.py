@@ -3,9 +3,9 @@
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 
 The duration of a round depends on patients' data. With `reply-after`, every reply leaves that many
-seconds after the request arrived. A reply that is not ready by then leaves after twice that time,
-or four times, and so on, and only reports that the round failed. A late reply thus reveals one bit,
-and one more for each doubling, but not the exact duration.
+seconds after the request arrived. If a reply is not ready by then, the delay is doubled until it is
+long enough, and the reply only reports that the round failed. The server thus learns how often the
+delay was doubled, but not the exact duration.
 
 A message's time to live sets the deadline of its round. A charge after the deadline would be
 wasted, because the server no longer collects the reply. The deadline is therefore checked before
@@ -56,7 +56,7 @@ class ReplyDelay:
 
     The request arrived at `came_in` (by `time.monotonic`), and the reply must leave at most
     `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. `wait` also
-    sets `ready` to the seconds until the reply was ready. This number must not leave the site.
+    stores in `ready` how many seconds the reply took. This number must not leave the site.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ReplyDelay:
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """For a reply that is ready now, return the seconds from the request until it may leave."""
+        """Return the earliest time for a reply to leave, in seconds after the request arrived."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2

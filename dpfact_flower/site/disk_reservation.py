@@ -29,8 +29,8 @@ def bytes_to_reserve(
 ) -> int:
     """Return the number of bytes to reserve for the rest of a run.
 
-    All runs with noise and a rule of this package reserve the same size. A run with another rule
-    may need more. It then reserves 4 or 16 times this size, and so on.
+    All noisy runs with a built-in rule reserve the same size. If a run with another rule needs
+    more, this size is multiplied by 4 until it is large enough.
     """
     if not events:
         return _LEAST

@@ -1,4 +1,4 @@
-"""Modes "none" and "paper" at a site, which factorises its data and releases feature factors."""
+"""In modes "none" and "paper", a site factorises its data and releases its feature factors."""
 
 import math
 import time
@@ -127,8 +127,8 @@ def starting_state(
 ) -> SiteState:
     """Return the factors from which a round starts.
 
-    In the paper, a site continues from its own feature factors, which overfit its data if the code
-    lists are long. With a relative weight, each round starts from the global feature factors.
+    In the paper, a site continues from its own feature factors. With long code lists, they overfit
+    its data. With a relative weight, each round starts from the global feature factors instead.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -144,7 +144,7 @@ def initial_state(
 
     With the paper's elastic weight, the scale gives the model the same squared norm as the data,
     which keeps the first pass stable. With a relative weight, the scale minimises the squared
-    error. From round 2 on, such a run fits the patient factors to the global factors instead.
+    error, and only round 1 uses random factors. Later rounds fit the patient factors to the data.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:
@@ -162,7 +162,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release WITHOUT noise the co-occurrences, or the codes' counts if the code lists are long."""
+    """Release co-occurrences WITHOUT noise. With long code lists, first release codes' counts."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

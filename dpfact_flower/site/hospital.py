@@ -46,7 +46,7 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's store. Without a fingerprint, use it only for public files."""
+        """Return a job's store. Without a `fingerprint`, it can be used only for public files."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 
@@ -67,7 +67,7 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
 
 
 def check_choices(settings: SiteSettings) -> None:
-    """Refuse settings that lack the hospital's own choices, which have no default."""
+    """Check the settings that each hospital must choose itself."""
     for key, value in (
         ("state-dir", settings.state_dir),
         ("allow-privacy", settings.allow_privacy),

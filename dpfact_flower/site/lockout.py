@@ -1,7 +1,7 @@
-"""Two reasons to close a site until a person acts: repeated failures, or a rolled-back ledger.
+"""After repeated failures or a ledger rollback, stop the site until a person has checked it.
 
 A round that fails after patients' data was read is not charged. But the failure and its timing can
-depend on that data, and a server could provoke failures. So attempts are counted at their start.
+depend on that data, and a server could provoke failures. So attempts are counted before they begin.
 
 A folder restored from an old backup lacks later charges. The site can notice this, because each
 request states the last round that the site answered. The server may be wrong, so a person decides.
@@ -69,7 +69,7 @@ def rolled_back_faults(folder: Path) -> list[str]:
 def check_not_rolled_back(
     request: RoundRequest, site: str, last: LedgerRow | None, folder: Path
 ) -> None:
-    """Refuse a request, and write a note, if the server has answers that the ledger lacks."""
+    """If the server has answers that are not in the ledger, leave a note and refuse requests."""
     answered = request.answered.get(site, 0)
     if answered > (last.round if last else 0):
         latest = f"round {last.round} as the latest" if last else "no round of this job"

@@ -1,8 +1,8 @@
 """A hospital's figures for its own monitoring, which never leave the hospital.
 
 Refusals are counted by the error code that left the site. They are not listed, because a server
-could then fill the disk. A refusal is not counted if the site has no ledger, or if the error code
-is "state", which means that the folder itself is at fault.
+could then fill the disk. Refusals with the code "state" are not counted, because the folder itself
+is then at fault. Nothing is counted while the site has no ledger.
 """
 
 import json

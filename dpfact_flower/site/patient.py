@@ -1,7 +1,7 @@
 """Patient mode at a site, where each round releases one statistic.
 
-A release depends on the patients' cells, public settings, earlier releases and noise. No state
-without noise passes from one round to the next. In the last round, the site only stores the
+A release depends on the patients' cells, public settings, earlier releases and noise. No result
+without noise is carried over to the next round. In the last round, the site only stores the
 request. Later, the hospital fits its own model to the global factors (`refit`). No reply waits for
 this fit, because its duration and success depend on patients' data. The model stays at the site.
 """
@@ -69,7 +69,7 @@ class PatientRound:
         )
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
-        """Return all releases from this round on, so that a run over budget is refused early."""
+        """Return the releases from this round on. The budget must cover all of them in advance."""
         return tuple(
             planned.event(self._modes, seeded=self._noise.seeded)
             for planned in self._plan.releases
@@ -102,7 +102,7 @@ class PatientRound:
         )  # fmt: skip
 
     def _usage(self, kept: JobState) -> Usage | None:
-        """Estimate each phenotype's usage, at this site or in the site's slot, from the start."""
+        """Return each phenotype's usage at this site, or in the site's slot of a secure sum."""
         request, start = self._request, self._plan.start
         if start.sharing is not None and request.usages is not None:
             usage, spread = request.usages[self._slot(start.sharing)]
@@ -159,7 +159,7 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
 
     Up to a constant, the l2,1 term of A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the
     norm of column r, estimated from the phenotype's usage in the released start. A phenotype of
-    average usage gets the ridge `relative_l21`. One whose usage is below the noise is removed.
+    average usage gets the ridge `relative_l21`. A phenotype with usage below the noise is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
@@ -215,7 +215,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit the site's own factors, without noise, with the last request's factors as anchors.
+    """Fit the site's own factors without noise. The last request's factors are the anchors.
 
     `tensor` contains only the selected codes.
     """

@@ -26,7 +26,7 @@ _ALL_FIRST, _ONE_OF = 2, 10
 
 @dataclass(frozen=True, eq=False)
 class RoundOutcome:
-    """The result of a round: a release for the server, and state and measures for the site."""
+    """The result of a round. The release is for the server, and the rest stays at the site."""
 
     release: Release | Share
     state: SiteState | None = None
@@ -44,7 +44,7 @@ class JobState(Protocol):
 
 
 class RoundWork(Protocol):
-    """A privacy mode's part of a round, made from a request that the site can answer."""
+    """The part of a round that depends on the privacy mode."""
 
     cost_scope: str
     """Name, in error messages, of the part of the run that `cost` covers."""
@@ -85,7 +85,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return this round's solver settings. The l2,1 weight is scaled to the starting factors."""
+    """Return this round's solver settings. A relative l2,1 weight is made absolute with `start`."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the mean square of A's column norms.
@@ -99,7 +99,7 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 def measure(
     tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float, *, last: bool
 ) -> RoundMeasures:
-    """Measure the site's own factors. The result is never sent.
+    """Evaluate the site's own factors. The result is never sent.
 
     If the solver has not computed the error over the non-zero cells, this function measures that
     error in some rounds, including the `last` round.

@@ -11,7 +11,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 
 
 class SiteRule(Protocol):
-    """A callable that makes a rule's part of a round, usually a `RoundWork` class."""
+    """A callable that returns a rule's `RoundWork` for a request. It is usually a class."""
 
     def __call__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool

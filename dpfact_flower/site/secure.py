@@ -1,4 +1,4 @@
-"""A site's part in secure sums: its keys, the stages of a request, and a job's files.
+"""Secure sums at a site: its keys, its answer in each stage, and its files for a job.
 
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
 public keys without the server, because an attacker who replaces a key could impersonate a site.
@@ -40,7 +40,7 @@ _NEW_JOB = "ask the centre for a new job"
 
 @dataclass(frozen=True)
 class SecureRound:
-    """A stage of a secure sum that this site may answer (see `secure_round`).
+    """One stage of a secure sum, as checked by `secure_round`.
 
     `job` contains this site's key for the job. `question` is None in the stage that exchanges keys.
     `state` is this site's earlier answer in the same round.
@@ -82,7 +82,7 @@ class SecureRound:
         return release_masked([packed_bytes(part) for part in parts])
 
     def opened(self) -> Release:
-        """Store the opening's state on disk, and open the attempt that this site answered."""
+        """Store the opening on disk, and return the secrets that open the site's last attempt."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
         state = rules.opened(self.job, self.state, context, self.sealed)
@@ -98,8 +98,8 @@ def secure_round(
 ) -> SecureRound | None:
     """Check a stage against the hospital's settings, keys and earlier answers.
 
-    Read no patient's data. In a preflight, which has no stage, return None. The state in the job's
-    folder counts only if the ledger contains an answer to this request.
+    Read no patient's data. In a preflight, which has no stage, return None. Ignore the state in the
+    job's folder unless the ledger contains an answer to this request.
     """
     stage, sharing, name = request.secure, planned.sharing, hospital.name
     assert sharing is not None
@@ -132,7 +132,7 @@ def secure_round(
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:
-    """Refuse a secure sum that allows for fewer sites or colluders than the hospital requires."""
+    """Refuse a secure sum with too few sites, or with protection against too few colluders."""
     settings = hospital.settings
     for key, value, least in (
         ("sites", sharing.sites, settings.secure_min_sites),
@@ -171,7 +171,7 @@ class _Files:
         return self.folder.parent / _PENDING
 
     def job(self, terms: keys.Terms) -> rules.JobSecrets | None:
-        """Return the job's key for these terms, or None if the site has no such key."""
+        """Return the key that was made for `terms`, or None if the site has no such key."""
         candidates = [self._kept(self.folder / _JOB)]
         with suppress(StateError):  # a damaged pending key must not stop all jobs
             candidates.append(self._kept(self._pending))
@@ -203,7 +203,7 @@ class _Files:
             self._write(self._pending, job)
 
     def keep(self, job: rules.JobSecrets, state: rules.RoundState) -> None:
-        """Store a round's answer and the job's key. An unused key for other terms is replaced."""
+        """Store a round's answer, and move the job's key to the job's folder."""
         if self._kept(self.folder / _JOB) != job:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder

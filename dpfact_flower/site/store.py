@@ -52,7 +52,7 @@ class SiteState:
 
 @dataclass(frozen=True)
 class RoundMeasures:
-    """A site's own measures of a round (in `history.jsonl`), which are never sent."""
+    """A site's measurements of a round. They are kept in `history.jsonl` and never sent."""
 
     round: int
     objective: tuple[float, ...]
@@ -67,7 +67,7 @@ class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
     State made from data with a different `fingerprint` is refused. Public files need no such check.
-    Without `durable`, as in simulations, writes do not wait for the disk.
+    Simulations set `durable` to false, so that writes do not wait for the disk.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Load a round's factors, or return None if the factors are not kept.
 
-        The ledger decides which round counts. If no number is given (for inspection), the latest
-        file is loaded.
+        Without a number, load the latest file. Do so only for inspection, because the ledger
+        decides which round counts.
         """
         path = self._path(round_number or 0)
         if round_number is None:
@@ -139,7 +139,7 @@ class SiteStore:
     def _read(
         self, path: Path, keys: tuple[str, ...], way_out: str
     ) -> tuple[list[Any], list[NDArray[Any]]]:
-        """Read the values and arrays that `_write` wrote. The archive contains their checksums."""
+        """Read the values and arrays that `_write` wrote. The file's checksums reveal damage."""
         try:
             members = load_npz(path, ["head"])
             head = from_json(str(members.pop("head")))
@@ -167,7 +167,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed. Repeated checks could reveal the size of the data."""
+        """Close a job whose data has changed. More checks could reveal the size of the data."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -182,7 +182,7 @@ class SiteStore:
             file.write(json.dumps(asdict(measures)) + "\n")
 
     def history(self) -> list[RoundMeasures]:
-        """Read the measures from `history.jsonl`. The last line of each round counts."""
+        """Read `history.jsonl`. If a round has several lines, use only the last one."""
         path = self.folder / "history.jsonl"
         rounds: dict[int, RoundMeasures] = {}
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -198,7 +198,7 @@ class SiteStore:
 def has_jobs(folder: Path) -> bool:
     """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
 
-    If the job folders were deleted, the ledger's verified head still shows that there was a job.
+    Even if the job folders were deleted, the note of the ledger's head shows that a job started.
     """
     if not folder.exists():
         return False

@@ -1,4 +1,4 @@
-"""Local solvers, which compute a site's factors from its own data, without Flower or privacy."""
+"""Local solvers, which compute a site's factors from its own data. They add no noise."""
 
 from dpfact_flower.solver.exact import exact
 from dpfact_flower.solver.objective import LocalProblem, LocalResult

@@ -2,9 +2,8 @@
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
 Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
-If a phenotype's column of A becomes zero, the data no longer affect the phenotype's feature
-columns, which then follow only their anchors. The phenotype returns only if the gradient at the
-zero column, computed with these feature columns, has a norm above mu.
+If a phenotype's column of A becomes zero, its feature columns depend only on their anchors. The
+phenotype returns only if they give the zero column a gradient with a norm above mu.
 """
 
 import math
@@ -65,7 +64,7 @@ def exact(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """The factors in one stack, their Gram matrices, and the constants of one call."""
+    """The state of one call: the stacked factors, their Gram matrices, and constants."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
@@ -103,7 +102,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A. Return the new MTTKRP of mode 1 (if available) and the old <X, M>."""
+        """Update A. Return mode 1's MTTKRP after the update, or None, and <X, M> before it."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -164,8 +163,8 @@ def update_features(
     Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
     solution is computed as a correction to the factor, which therefore stays unchanged in
     directions where Q + gamma I is singular. With non-negativity, the objective is minimised over
-    one column after another. `product` and `q` are as in `update_patients`, but for this factor's
-    mode.
+    one column after another. `product` is the mode's MTTKRP, and `q` is the Hadamard product of the
+    other factors' Gram matrices.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

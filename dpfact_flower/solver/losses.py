@@ -42,7 +42,7 @@ class Loss:
 
     @property
     def is_squared(self) -> bool:
-        """Whether Gram matrices give the loss over all cells, without a visit to each cell."""
+        """Whether the loss over all cells can be computed from Gram matrices, not cell by cell."""
         return self is squared
 
     @property

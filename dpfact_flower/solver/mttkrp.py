@@ -55,10 +55,10 @@ _CHUNK = 1 << 16  # approximate number of entries in a chunk
 class Fibres:
     """A tensor and its fibres. To create an instance, call `of`.
 
-    These sequences hold indices: `starts`, each fibre's first entry; `patients`, each patient's
-    first fibre; `blocks`, each block's first patient; `chunks`, each chunk's first block;
-    `offsets`, each mode's first row in a stack. Each sequence ends with the number of items that it
-    refers to.
+    `starts` holds the index of each fibre's first entry. Likewise, `patients` holds each patient's
+    first fibre, `blocks` each block's first patient, `chunks` each chunk's first block, and
+    `offsets` each mode's first row in a stack. Each sequence has one more element: the total number
+    of entries, fibres, patients, blocks or rows.
     """
 
     tensor: SparseTensor
@@ -119,8 +119,8 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
     """Compute `mttkrp` from a tensor's fibres and stacked factors.
 
-    For the patients' mode, where each row has few entries, the result has the type of the stack.
-    For feature modes, the result is float64.
+    The result is float64 for feature modes. For the patients' mode, it has the type of the stack,
+    because each patient has few entries.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     registers, _ = slices(width)

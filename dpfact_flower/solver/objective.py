@@ -16,8 +16,8 @@ class LocalProblem:
     """A solver's read-only input, checked by `dpfact_flower.solver.solvers.solve`.
 
     `factors` holds the starting values, patients first, and `anchors` holds the global feature
-    factors. psgd orders visits and draws zero cells with `rng`. `eta` is the step size from the
-    previous round.
+    factors. The solver psgd uses `rng` to order visits and to draw zero cells. `eta` is the step
+    size from the previous round.
     """
 
     tensor: SparseTensor
@@ -29,7 +29,7 @@ class LocalProblem:
 
     @property
     def step_size(self) -> float:
-        """Initial step size, at most `settings.eta`, as the paper's bound assumes."""
+        """Initial step size. The paper's bound assumes that it is at most `settings.eta`."""
         return self.settings.eta if self.eta is None else min(self.eta, self.settings.eta)
 
 
@@ -71,7 +71,7 @@ def elastic(
 
 
 def curvature(factors: Sequence[Array]) -> float:
-    """Return the mean curvature of the squared error along a feature's row.
+    """Return the mean curvature of the squared error with respect to a row of a feature factor.
 
     The mean is over phenotypes and modes. In mode n, the curvature is Q_rr, which is the product of
     the squared norms of column r in the other modes. `relative_elastic` is a fraction of this mean.

@@ -12,11 +12,11 @@ Step control (bold driver)
 
 Losses
     For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
-    the entries is exact, and so is the part of the sum over zero cells that is proportional to the
-    model. The rest is estimated from zero cells that are drawn once.
+    the entries is exact. In the sum over zero cells, only the part proportional to the model is
+    exact. The rest is estimated from zero cells that are drawn once.
 
-    A likelihood's slope has a pole where the model is zero. A visit therefore moves a row by at
-    most the square root of the step size, which is the length of an implicit step from the pole.
+    A likelihood's slope is unbounded where the model is close to zero. A visit therefore moves a
+    row by at most the square root of the step size. An implicit step from zero has this length.
     Patients' rows are longer than feature rows and are visited less often, so patients' steps are
     multiplied by the ratio of the squared lengths. With `clip`, steps have neither this limit nor
     this factor, because paper mode's privacy claim assumes equal steps.

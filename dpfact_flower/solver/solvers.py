@@ -64,11 +64,11 @@ class Solver:
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
     ) -> float:
-        """Return gamma in eq. (norm): as given, or `relative_elastic` times the loss's curvature.
+        """Return gamma in eq. (norm). Multiply a relative weight by the loss's curvature.
 
-        A solver that takes steps applies the weight at every visit to a row. For squared errors,
-        the weight is therefore divided by the mean number of visits per row. The product eta *
-        gamma never exceeds 1/2.
+        A solver with `steps` applies the weight at every visit to a row. For squared errors, it
+        therefore divides a relative weight by the mean number of visits per row. It also limits a
+        relative weight so that eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -85,7 +85,7 @@ class Solver:
 
 
 def _steepness(loss: Loss, tensor: SparseTensor, factors: Factors) -> float:
-    """Return the mean second derivative of an entry's loss along a feature's row.
+    """Return the mean second derivative of an entry's loss with respect to a feature's row.
 
     The mean is taken over phenotypes. The derivative is evaluated where the model equals the data,
     as if one phenotype explained the whole entry.
@@ -122,7 +122,7 @@ def solve(
 ) -> LocalResult:
     """Do one round's local work at a site: make `settings.tau` passes that reduce eq. (norm).
 
-    The arguments are as in `LocalProblem`, but floats may have any precision. Raise a
+    `LocalProblem` explains the arguments, but here floats may have any precision. Raise a
     `DivergenceError` if no step size reduces the objective.
     """
     if tensor.nnz == 0:

@@ -100,14 +100,14 @@ class CPModel:
             raise DataError(f"{path}: {error}") from None
 
     def to_tensorly(self) -> Any:
-        """Return a TensorLy `CPTensor` of NumPy arrays, with the weights and columns of norm 1."""
+        """Return the result of `normalized` as a TensorLy `CPTensor` of NumPy arrays."""
         from tensorly.cp_tensor import CPTensor  # noqa: PLC0415 - optional
 
         weights, unit = self.normalized()
         return CPTensor((weights, [np.array(factor) for factor in unit.factors]))
 
     def to_pyttb(self) -> Any:
-        """Return a pyttb `ktensor` with the weights and columns of norm 1."""
+        """Return the result of `normalized` as a pyttb `ktensor`."""
         from pyttb.ktensor import ktensor  # noqa: PLC0415 - optional
 
         weights, unit = self.normalized()
@@ -148,7 +148,7 @@ def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
 def _at_nonzeros(
     tensor: SparseTensor, factors: Sequence[NDArray[Any]]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the tensor's and the model's values at the non-zeros, part by part."""
+    """Yield the values of the tensor and of the model at the non-zero cells, in parts."""
     shape = tuple(map(len, factors))
     if tensor.shape != shape:
         raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {shape}")
@@ -219,10 +219,10 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components, with as many pairs as the smaller rank.
+    """A one-to-one matching of two models' components. The smaller model is matched completely.
 
     Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second,
-    ordered by `truth`. `cosines` holds each pair's product of the columns' cosines over all modes.
+    ordered by `truth`. For each pair, `cosines` holds the product of the cosines in all modes.
     """
 
     estimate: NDArray[np.intp]
@@ -234,8 +234,8 @@ def match_columns(estimate: Factorised, truth: Factorised) -> Match:
     """Match components so that the sum of their cosine products is maximal (Hungarian method).
 
     The greedy matching of pyttb and the Tensor Toolbox can give a smaller sum. A column of zeros
-    has cosine 0 with every column. As in the paper, cosines keep their signs, so a model that is
-    compared without one of its modes should be non-negative.
+    has cosine 0 with every column. Cosines keep their signs, as in the paper. If one mode is left
+    out of the comparison, the models should therefore be non-negative.
 
     Each argument is a model or a sequence of factors, such as the feature factors alone. The sizes
     of the modes must agree, but the ranks may differ.
@@ -255,10 +255,10 @@ def factor_match_score(estimate: Factorised, truth: Factorised) -> float:
 
     The formula is from the paper's section "Privacy". After `match_columns`, the score is the mean
     over components of ``(1 - |xi - xi'| / max(xi, xi'))`` times the product of the columns'
-    cosines. Here xi is the product of a component's column norms. The term in xi is left out for
-    sequences of factors, because a component's scale is arbitrary without the patients' factor. If
-    the ranks differ, the sum is divided by the larger rank, so a missing or spurious component
-    counts as 0. (pyttb divides by the smaller rank.)
+    cosines. Here xi is the product of a component's column norms. For sequences of factors, xi is
+    not used, because a component's scale is arbitrary without the patients' factor. If the ranks
+    differ, the sum is divided by the larger rank, so a missing or spurious component counts as 0.
+    (pyttb divides by the smaller rank.)
     """
     ours, theirs = _comparable(estimate, truth)
     match = match_columns(ours, theirs)
@@ -277,7 +277,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 
 
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
-    """Return an (R, R) array that tells which components are alike in all modes but one."""
+    """Return an (R, R) mask of the pairs of components that are alike in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
     but_one = [
         reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)

@@ -41,7 +41,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return a model's errors on a tensor. The total is at least the error at non-zeros."""
+        """Return errors on a tensor. Rounding cannot make `all_cells` smaller than `nonzeros`."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 
@@ -69,7 +69,7 @@ class SquaredError:
     def fit(self) -> float:
         """Fraction of the data that the model explains, ``1 - ||X - M||^2 / ||X||^2``.
 
-        The fit can be negative. Tensor Toolbox and pyttb use the smaller ``1 - ||X - M|| / ||X||``.
+        The fit can be negative. Tensor Toolbox and pyttb define it as ``1 - ||X - M|| / ||X||``.
         """
         self._need_nonzeros()
         return 1.0 - self.all_cells / self.data

@@ -41,8 +41,8 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Build a tensor from zero-based coordinates of any type and order.
 
-        Duplicates are summed, and explicit zeros are dropped. An error message states the broken
-        rule and the first position that breaks the rule.
+        Duplicates are summed, and explicit zeros are dropped. An error message states which rule
+        the input breaks, and at which position first.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -93,7 +93,7 @@ class SparseTensor:
         )
 
     def parts(self) -> Iterator[slice]:
-        """Return slices that cover the non-zeros and keep temporary arrays small."""
+        """Return slices of the non-zeros. Work slice by slice to keep temporary arrays small."""
         return (slice(first, first + _PART) for first in range(0, self.nnz, _PART))
 
     def to_dense(self) -> NDArray[np.float64]:
@@ -230,7 +230,7 @@ def _as_array(field: str, value: ArrayLike) -> NDArray[Any]:
 
 
 def _positions(field: str, positions: ArrayLike, size: int) -> NDArray[Any]:
-    """Check that a list of positions in a mode with `size` rows is valid and not empty."""
+    """Refuse positions outside a mode with `size` rows. Also refuse an empty list."""
     rows = _as_array(field, positions)
     if rows.ndim != 1 or rows.size == 0 or rows.dtype.kind not in "iu":
         raise DataError(f"{field}: need a one-dimensional list of integers that is not empty")
@@ -247,7 +247,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Raise a DataError with the number of wrong entries and the first position, but no values."""
+    """Raise a DataError that counts the wrong entries and locates the first. Show no values."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

@@ -22,8 +22,8 @@ _LINE = 64  # bytes in a cache line
 def slices(rank: int) -> tuple[tuple[int, ...], int]:
     """Divide a row of `rank` values into slices that fit the processor's registers.
 
-    Return a tuple with one zero per register in a slice, which
-    `dpfact_flower.solver.kernels.instructions` expects, and the padded length of a row.
+    Return `registers` and the padded length of a row.
+    `dpfact_flower.solver.kernels.instructions` explains `registers`.
     """
     whole = -(-rank // WIDTH)
     count = -(-whole // _MOST)
@@ -60,7 +60,7 @@ def model_values(indices: NDArray[np.int32], factors: Sequence[Array]) -> NDArra
 
 
 def stacked_values(indices: Array, stack: Array, offsets: Array) -> NDArray[np.float64]:
-    """Return `model_values` for stacked factors, where `offsets` comes from `row_offsets`."""
+    """Compute `model_values` from stacked factors. `offsets` comes from `row_offsets`."""
     values = np.empty(len(indices))
     if indices.shape[1] == 3:
         _values_three(indices, stack, offsets, values)

@@ -14,7 +14,7 @@ ROOT2 = math.sqrt(2.0)
 
 
 def whole_size(order: int) -> int:
-    """Return the size of the triangle, diagonal included, of a matrix with `order` rows."""
+    """Return the size of the triangle with its diagonal, for a matrix with `order` rows."""
     return order * (order + 1) // 2
 
 
@@ -36,7 +36,7 @@ def pack_whole(matrix: Array) -> Floats:
 
 
 def unpack_whole(triangle: Array, order: int) -> Floats:
-    """Return the symmetric matrix whose triangle, diagonal included, is given."""
+    """Return the symmetric matrix with a given triangle. The triangle includes the diagonal."""
     matrix = np.zeros((order, order))
     matrix[np.triu_indices(order)] = triangle
     matrix = (matrix + matrix.T) / ROOT2

@@ -1,1 +1,1 @@
-"""The messages between server and sites: their content, packed values and Flower's records."""
+"""The messages between the server and the sites, and their encoding."""

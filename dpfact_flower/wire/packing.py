@@ -25,7 +25,7 @@ _LEVEL = 1
 
 
 def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Pack float32 multiples of `step`. Return None for other values, or if no byte is saved."""
+    """Pack float32 multiples of `step`. Return None if this is impossible or saves no bytes."""
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
     if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN
@@ -42,7 +42,7 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
-    """Unpack values from bytes in the format of `pack`, which may come from an attacker.
+    """Unpack bytes in the format of `pack`. The bytes may come from an attacker.
 
     Memory for at most `count` values is allocated. In errors, `where` names the sender.
     """

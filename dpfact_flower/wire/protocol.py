@@ -1,7 +1,7 @@
 """Requests and replies, and their checks at both ends.
 
-Each message is a list of arrays and a flat config of scalars, which is the common form of
-`NumPyClient` and both generations of Flower strategies. Nothing else is ever sent.
+Each message is a list of arrays and a flat config of scalars. `NumPyClient` and both generations of
+Flower strategies can use this format. Nothing else is ever sent.
 """
 
 import hashlib
@@ -48,16 +48,16 @@ class RoundRequest:
     """The server's request to a site for one round.
 
     `seed` is public and determines the site's start and visiting order, never its noise.
-    `vocabulary` contains the digests of the feature vocabularies, one per mode, joined by commas,
-    or is empty if they are unknown. `anchors` (float32) are the global feature factors, each of
-    shape (I_n, R), or empty before the start. In mode "none", a request without factors asks for
-    co-occurrences. If the code lists are long, the first such request asks for codes' counts
+    `vocabulary` contains the digest of each mode's vocabulary, joined by commas. It is empty if the
+    digests are unknown. `anchors` (float32) contains the global feature factors, each of shape
+    (I_n, R). It is empty until there are factors. In mode "none", a request without factors asks
+    for co-occurrences. If the code lists are long, the first such request asks for codes' counts
     instead. `selection` (int32) contains the positions of each mode's selected codes, or is empty
     if all codes are used. `weights` (float32) contains multipliers for cells with these codes, or
     is empty if all are 1. With secure sums, `usages` has shape (slots, 2, R). It gives each
-    phenotype's usage in each slot, and the standard deviation of the noise on this usage.
-    `answered` gives the last round in which the server got each site's reply. `answered` and
-    `secure`, the stage of a secure sum, are not part of `digest` and `terms`.
+    phenotype's usage in each slot, and the standard deviation of the noise on this usage. `secure`
+    is the stage of a secure sum. `answered` gives the last round in which the server got each
+    site's reply. `digest` and `terms` do not cover `secure` and `answered`.
     """
 
     job: str
@@ -177,7 +177,7 @@ class RoundRequest:
 class SiteReply:
     """A site's reply: the site's public name and the released arrays.
 
-    At the site, the values of a vector are multiples of `step`. In all other cases, `step` is 0.
+    A site sets `step` if the values of a vector are multiples of it. Otherwise, `step` is 0.
     """
 
     site: str
@@ -185,7 +185,7 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return the arrays, with vectors on a grid packed as bytes (`packing`), and the config."""
+        """Return the arrays and the config. Vectors of multiples of `step` are packed as bytes."""
         arrays: list[NDArray[Any]] = list(self.arrays)
         for place, array in enumerate(self.arrays if self.step else ()):
             packed = pack(array, self.step) if array.ndim == 1 else None
@@ -217,13 +217,13 @@ class SiteReply:
 
 @cache
 def _always_said() -> tuple[str, ...]:
-    """Return the settings that each request must have, because the server's defaults may differ."""
+    """Return the settings that no request may omit, because a server may have other defaults."""
     settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
     return tuple(key for key, default in settings.items() if default != "")
 
 
 def round_timeout(config: Mapping[str, object]) -> float:
-    """Return the time limit of the next round in seconds, from a preflight's config."""
+    """Read the next round's time limit in seconds from a preflight's config."""
     seconds = _field(config, ROUND_TIMEOUT, float)
     if not 0 < seconds < math.inf:
         raise MessageError(f"{ROUND_TIMEOUT}: must lie above 0, got {shown(seconds)}")
@@ -251,7 +251,7 @@ def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> F
 
 
 def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
-    """Check positions of codes, which `site.round.check_modes` compares with a vocabulary."""
+    """Check positions of codes. `site.round.check_modes` later checks their upper limit."""
     for mode, positions in enumerate(arrays, start=1):
         vector = positions.ndim == 1 and len(positions) > 0
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():

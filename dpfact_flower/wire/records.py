@@ -1,7 +1,7 @@
 """The layout of requests and replies in Flower's records.
 
-Both generations of strategies use the layout of Flower's compatibility layer, `fitins` and
-`fitres`, which a `NumPyClient` in a ``ClientApp(client_fn=...)`` needs. The names are copied here,
+Both generations of strategies use the layout of Flower's compatibility layer (`fitins`, `fitres`).
+A `NumPyClient` in a ``ClientApp(client_fn=...)`` needs this layout. The names are copied here,
 because the module of Flower that defines them has moved between versions.
 """
 
@@ -92,7 +92,7 @@ def _received(array: Array) -> NDArray[Any]:
 
 
 def serialised_bytes(*messages: Message) -> int:
-    """Return the number of bytes of messages and all their objects, as Flower sends them."""
+    """Return how many bytes Flower sends for messages and all their objects."""
     # Content that several messages share is measured once, and each hash is computed once.
     sizes: dict[int, int] = {0: 0}
 

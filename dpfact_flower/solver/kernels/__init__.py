@@ -1,1 +1,1 @@
-"""The solvers' inner loops in vector instructions, and the order in which they visit cells."""
+"""The solvers' vectorised inner loops, and the order in which psgd visits cells."""

@@ -6,11 +6,11 @@ group of registers that holds a row of a factor matrix or a slice of such a row.
 vectors emit LLVM's vector instructions, which LLVM translates for the processor.
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
-its type, so numba compiles one kernel per padded rank, with unrolled loops. A `pointer` and an
-offset, counted in values, identify a place in memory. Bounds are not checked. Passing a pointer
+its type, so numba compiles one kernel per padded rank, with unrolled loops. A place in memory is
+given by a `pointer` and an offset in values. Bounds are not checked. Passing a pointer
 costs no time, whereas numba counts an array's references at each call. A pointer does not keep its
-array alive, so take pointers only to a kernel's arguments. A number in place of a vector stands for
-a vector of equal values.
+array alive, so take pointers only to a kernel's arguments. Operations accept a number in place of a
+vector, and use it for every value.
 """
 
 from collections.abc import Callable, Sequence
@@ -157,10 +157,9 @@ def total(_: Any, x: Any) -> Any:
 
 @_operation
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
-    """Return `sums` plus the outer product of several numbers in memory and the vector `x`.
+    """Return `sums` plus the products of the vector `x` with several numbers in memory.
 
-    `sums` holds one vector like `x` for each of these numbers, so the size of `sums` determines how
-    many numbers are read.
+    `sums` has room for one product per number, so its size determines how many numbers are read.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -2,8 +2,9 @@
 
 In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
 large weight. A step size that is safe for this weight is too small for all other visits. Most zero
-cells are therefore drawn from the model at the start of the pass: first a phenotype in proportion
-to its mass, then a row of each mode in proportion to its weight in the phenotype.
+cells are therefore drawn from the model at the start of the pass. A draw selects a phenotype in
+proportion to its mass. It then selects a row of each mode in proportion to the row's value in that
+phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
 value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
@@ -113,11 +114,11 @@ def _draw_entries(
 
 
 class _ZeroCells:
-    """The draws of zero cells in a pass over blocks of neighbouring patients.
+    """The probabilities with which a pass draws zero cells in blocks of neighbouring patients.
 
     `bounds` holds the first patient of each block and, at the end, the number of patients. `model`
     holds the stacked factors at the start of the pass, and must not change. The draws use the
-    factors' absolute values. Without a model, or if all its values are 0, every draw is uniform.
+    factors' absolute values. Every draw is uniform if there is no model or the model is 0.
     """
 
     def __init__(
@@ -168,14 +169,13 @@ class _ZeroCells:
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """Build a table to draw places in proportion to size (Walker's alias method, after Vose).
+    """Build a table from which places are drawn with probabilities proportional to `sizes`.
 
-    A draw hits every place with the same probability. The draw keeps the place if the rest of the
-    random number is below the place's threshold, and takes the place's alternative otherwise.
-
-    `sizes` holds non-negative values and has shape (places, R). The result has shape (R, places, 2)
-    and holds, for each place, the threshold times `_WHOLE` and the alternative. If all sizes in a
-    column are 0, every place is kept.
+    The table is for Walker's alias method (after Vose). A draw first picks a place uniformly.
+    The place's threshold is the probability that the draw keeps this place. Otherwise, the draw
+    takes the place's alternative. `sizes` holds non-negative values and has shape (places, R). The
+    result has shape (R, places, 2). Its last axis holds the threshold times `_WHOLE`, and the
+    alternative. If all sizes in a column are 0, every place is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -216,7 +216,7 @@ def _draw_zero_cells(
     """Draw a block's zero cells, and write them to random places in `rows` and `counts`.
 
     The remaining places are written to `places` in ascending order. `rows` and `counts` have the
-    form that `visits` yields, but the count of every zero cell is -1. The last four arguments come
+    same format as in `visits`, but the count of every zero cell is -1. The last four arguments come
     from `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype,
     its patient and its codes. Return how many random numbers were used.
     """
@@ -275,7 +275,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Return the place in low..high-1 that a random number `share` selects in row r of a table."""
+    """Draw a place from low..high-1 with row r of a table. `share` is a random number."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

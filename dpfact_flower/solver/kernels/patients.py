@@ -4,8 +4,8 @@ Without an l2,1 weight, patients are independent: each patient's row of A depend
 patient's own entries and the feature factors. All work on a block of patients is therefore done
 while the block is in the cache. The steps are the MTTKRP, sweeps over the columns, and the block's
 contributions to A's Gram matrix and to the next mode's MTTKRP. The second MTTKRP reuses the sums
-over the last mode. An l2,1 weight shrinks whole columns and so couples patients. `exact` then does
-not use this module.
+over the last mode. An l2,1 weight couples patients because it shrinks whole columns, so `exact`
+uses this module only without an l2,1 weight.
 
 Each block is transposed for the sweeps, so that a column of the block fills `TILE` registers. The
 gradients of `STRIP` columns stay in registers while they are computed.
@@ -55,10 +55,10 @@ _STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 def update_rows(
     fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
 ) -> tuple[Array, float, Array]:
-    """Update A in place by sweeps over its columns; `q` is as in `update_patients`.
+    """Update A in place by sweeps over its columns. `exact.update_patients` explains `q`.
 
-    Return the MTTKRP of mode 1 with A's new rows (zeros if mode 1 is the last mode), <X, M> with
-    the old rows, and the Gram matrix of the new rows.
+    Return mode 1's MTTKRP after the update, <X, M> before the update, and the Gram matrix of the
+    new A. The MTTKRP is 0 if mode 1 is the last mode.
     """
     tensor, rank, width = fibres.tensor, len(q), stack.shape[1]
     registers, _ = slices(width)
@@ -94,8 +94,8 @@ def update_rows(
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
     """Allocate scratch memory for a block of `fibres` fibres.
 
-    The arrays hold, in order: each fibre's sum over the last mode; rows of A and of the MTTKRP;
-    columns of A and of the MTTKRP; the gradients of a strip; the Gram matrix.
+    In this order, the arrays hold each fibre's sum over the last mode, the rows of A and of the
+    MTTKRP, the columns of both, the gradients of a strip, and the Gram matrix.
     """
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (

@@ -1,8 +1,8 @@
-"""Stochastic gradient steps in vector instructions.
+"""Stochastic gradient steps, written with vector instructions (see `instructions`).
 
-Each row has one slice per element of the tuple `slices`, and each slice fills `registers`; see
-`instructions`. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are a
-fifth faster than kernels that accept any rank.
+A row is divided into slices that fill `registers`, and the tuple `slices` has one element per
+slice. numba compiles one kernel per padded rank, with unrolled loops. Such kernels are a fifth
+faster than kernels that accept any rank.
 """
 
 import functools
@@ -44,11 +44,11 @@ Float = Any  # numba's float32
 
 @dataclass(frozen=True)
 class Step:
-    """The parameters of the step that a visit takes in each of its rows.
+    """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
-    `gamma` is the elastic weight. The pull towards the anchors acts at entries, but not at sampled
-    zero cells. `clip` bounds the 2-norm of a visit's weighted data gradient for each row; 0 means
-    that there is no bound. `floor` is the smallest value allowed in a factor: 0 or minus infinity.
+    `gamma` is the elastic weight. Visits to entries also pull rows towards the anchors, but visits
+    to zero cells do not. `clip` bounds the 2-norm of a visit's weighted data gradient for each row,
+    or is 0 for no bound. `floor` is the smallest value allowed in a factor: 0 or minus infinity.
     The step of a patient's row is multiplied by `patients`, and the bound on this step is
     multiplied by the square root of `patients`.
     """
@@ -84,7 +84,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 def squares(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Return the sums of (x - m)^2, x m and m^2 over all entries x with the model's values m.
+    """Sum (x - m)^2, x m and m^2 over all entries, where x is the data and m is the model's value.
 
     The model's values are computed in float32, and the sums in float64.
     """
@@ -121,7 +121,7 @@ def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
         registers: Registers, slices: Slices, stack: Array, anchors: Array, rows: Array,
         counts: Array, eta: Float, gamma: Float, clip: Float, floor: Float, patients: Float,
     ) -> None:  # fmt: skip
-        """Do the same as `any_number`, but for three modes, with products of rows in registers."""
+        """Specialise `any_number` for three modes. Products of rows stay in registers."""
         columns, longest = stack.shape[1], eta * clip
         furthest = longest * np.sqrt(patients)
         factors, pulled_to = pointer(stack), pointer(anchors)
@@ -214,7 +214,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Move each of three rows along the product of the other two rows' values before the step."""
+    """Update three rows at once. Each row moves along the product of the other two old rows."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
@@ -233,7 +233,7 @@ def _multiply(
     registers: Registers, factors: Pointer, columns: int, rows: Array, s: int, mode: int,
     products: Array,
 ) -> None:  # fmt: skip
-    """Write the product of the other modes' rows at visit s to row `mode` of `products`."""
+    """Multiply the rows of all modes except `mode` at visit s. Store the result in `products`."""
     first = 1 if mode == 0 else 0
     product = load(registers, factors, rows[s, first] * columns)
     for n in range(first + 1, rows.shape[1]):
