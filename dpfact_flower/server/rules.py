@@ -1,4 +1,4 @@
-"""Registry of server rules, each the counterpart of a rule in `dpfact_flower.site.rules`."""
+"""Registry of server rules. Each has a counterpart in `dpfact_flower.site.rules`."""
 
 from collections.abc import Callable, Sequence
 

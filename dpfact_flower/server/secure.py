@@ -86,7 +86,7 @@ class SecureSum:
 
     @property
     def _is_last(self) -> bool:
-        """Whether sites accept no further attempt in this round."""
+        """Whether sites would refuse another attempt in this round."""
         last = self._run.last
         begun = last.round == self._request.round
         return begun and (last.opened or not self._run.sharing.dropouts)

@@ -64,7 +64,7 @@ class Likelihood:
         return losses.find(self.settings.loss).prepared(surrogates)
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return factors without tiny entries. Each patient's sum is the same as in `tensor`.
+        """Return factors without tiny entries. A patient's cells have the same sum as in `tensor`.
 
         Columns have norm `_NORM`, because psgd's steps suit factors of similar lengths.
         """

@@ -1,4 +1,4 @@
-"""Check that only the installed code on a hospital's machine can answer requests.
+"""Check that nothing but the installed code can answer requests on a hospital's machine.
 
 Each function with the decorator `@check` yields faults with their remedies, and changes nothing.
 Only root can see the files and processes of both the SuperNode and the executor.
@@ -99,7 +99,7 @@ CHECKS: list[tuple[str, Check, bool]] = []
 
 
 def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]:
-    """Add a function to `CHECKS` under a title, which states the condition that should hold."""
+    """Add a function to `CHECKS`. The title states the condition that should hold."""
 
     def add(function: Check) -> Check:
         CHECKS.append((title, function, before_start))

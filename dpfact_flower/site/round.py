@@ -136,6 +136,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return seeds that differ between sites and rounds and are made only from public values."""
+    """Return seeds that differ between sites and rounds. They depend only on public values."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

@@ -1,4 +1,4 @@
-"""Registry of site rules, each the counterpart of a rule in `dpfact_flower.server.rules`."""
+"""Registry of site rules. Each has a counterpart in `dpfact_flower.server.rules`."""
 
 from typing import Protocol
 

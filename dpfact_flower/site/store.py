@@ -1,4 +1,4 @@
-"""The files, besides the ledger, that a site keeps between the rounds of a job.
+"""The files that a site keeps between the rounds of a job, apart from the ledger.
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
 before the round's ledger row, and the previous round's file is deleted after that row is written.

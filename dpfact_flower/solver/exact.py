@@ -162,8 +162,8 @@ def update_features(
 
     Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
     solution is computed as a correction to the factor, which therefore stays unchanged in
-    directions where Q + gamma I is singular. With non-negativity, the objective is minimised over
-    one column after another. `product` is the mode's MTTKRP, and `q` is the Hadamard product of the
+    directions where Q + gamma I is singular. With non-negativity, the objective is minimised
+    column by column. `product` is the mode's MTTKRP, and `q` is the Hadamard product of the
     other factors' Gram matrices.
     """
     target = product + gamma * anchor

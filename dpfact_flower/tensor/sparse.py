@@ -29,7 +29,7 @@ class SparseTensor:
     """A validated sparse tensor of counts with two or more modes.
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
-    `indices` has one row per non-zero cell, patient first, and its rows are unique and in
+    `indices` has one row per non-zero cell, with the patient first. The rows are unique and in
     lexicographic order. `values` are positive and finite. Counts above 2**24 lose digits.
     """
 
@@ -77,7 +77,7 @@ class SparseTensor:
 
     @property
     def feature_shape(self) -> tuple[int, ...]:
-        """Sizes of the modes that sites share, which are all modes except the patients'."""
+        """Sizes of all modes except the patients'. Sites share these modes."""
         return self.shape[1:]
 
     @property

@@ -138,7 +138,7 @@ class RoundRequest:
 
     @property
     def rule_name(self) -> str:
-        """Name of the rule, by default the privacy mode's own rule."""
+        """Name of the rule. The default is the privacy mode's own rule."""
         return self.rule or self.privacy.default_rule
 
     @cached_property

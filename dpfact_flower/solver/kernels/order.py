@@ -7,7 +7,7 @@ proportion to its mass. It then selects a row of each mode in proportion to the 
 phenotype.
 
 Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
-value. Among n draws, the weight of cell x is ``1 / (n q(x))``, which makes the gradient unbiased
+value. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so the gradient is unbiased
 (importance sampling). A draw that hits a non-zero cell has weight 0.
 """
 

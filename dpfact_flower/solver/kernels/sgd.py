@@ -113,7 +113,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return kernels for three modes and for any number of modes, with the gradient compiled in."""
+    """Compile the loss's gradient into two kernels: for three modes, and for any number."""
     gradient = inlined(loss.gradient)
 
     @compiled(loss.tag, **FAST)
