@@ -1,4 +1,4 @@
-"""The disk space that a round reserves. It depends on the hospital's own settings.
+"""The disk space that a round reserves. It does not depend on patients' data.
 
 A server may request runs of any size, and a preflight costs the server nothing. If each run
 reserved only what it needs, the server could measure the free disk space, which depends on the size

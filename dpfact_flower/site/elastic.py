@@ -140,11 +140,12 @@ def starting_state(
 def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
 ) -> SiteState:
-    """Return random patient factors, uniform on (0, 1) and scaled, and the global feature factors.
+    """Return patient factors and the global feature factors, for a site that has no state.
 
-    With the paper's elastic weight, the scale gives the model the same squared norm as the data,
-    which keeps the first pass stable. With a relative weight, the scale minimises the squared
-    error, and only round 1 uses random factors. Later rounds fit the patient factors to the data.
+    The patient factors are random, uniform on (0, 1) and scaled. With the paper's elastic weight,
+    the scale gives the model the same squared norm as the data, which keeps the first pass stable.
+    With a relative weight, the scale minimises the squared error. A site that joins such a run
+    after round 1 fits its patient factors to the data instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:

@@ -66,7 +66,7 @@ class RoundMeasures:
 class SiteStore:
     """A site's folder for one job: ``state-dir/site/job/``.
 
-    State made from data with a different `fingerprint` is refused. Public files need no such check.
+    Files written for data with a different `fingerprint` are refused.
     Simulations set `durable` to false, so that writes do not wait for the disk.
     """
 

@@ -5,10 +5,11 @@ Objective of a pass
     pull's weight is therefore gamma times a row's number of entries, not gamma as in eq. (norm).
 
 Step control (bold driver)
-    A pass is undone if both eq. (norm) and the objective of the pass have risen, or if they are not
-    finite. The solver then repeats the pass with half the step size. After an accepted pass, the
-    step size grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm)
-    when the anchors are far away.
+    A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the latter
+    is not finite. With `clip`, a pass also stands if its loss is at most a constant model's. The
+    solver repeats an undone pass with half the step size. After an accepted pass, the step size
+    grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the
+    anchors are far away.
 
 Losses
     For squared errors, Gram matrices give the sum over all cells. For other losses, the sum over
