@@ -1,7 +1,7 @@
 """Send requests and receive replies in an asynchronous run.
 
 `dpfact_flower.server.on_arrival.OnArrival` makes the decisions, and this module handles the
-messages. As in synchronous rounds, a request to a lost site is sent again.
+messages. If a site is lost, its request is sent again, as in synchronous rounds.
 """
 
 import time
@@ -30,7 +30,7 @@ class AsyncDispatcher:
     Nodes in `left_out` never get a request. `read` checks a node's reply against the given shapes,
     adds the site's name to `names`, and returns the reply or the reason why it cannot be used.
     `wait` waits for the quorum up to a time limit, and returns the connected nodes that are not
-    left out. `wait(True)` waits for all expected sites, and ends the run if the quorum is missed.
+    left out. `wait(True)` waits for all expected sites, and ends the run if too few are connected.
     """
 
     grid: Grid
@@ -59,7 +59,7 @@ class AsyncDispatcher:
         self._send(nodes)
 
     def step(self) -> None:
-        """Receive replies and send requests, or sleep if there are none.
+        """Receive replies and send requests. Sleep if there was nothing to receive or send.
 
         The checkpoint is always written before a new request is sent.
         """

@@ -1,8 +1,8 @@
-"""Flower's entry points at a site: the ClientApp and `DPFactClient`, for new and legacy strategies.
+"""Flower's entry points at a site: `app`, and `DPFactClient` for Flower's older API.
 
 The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
 config contains its `SiteSettings`. In a simulation, the node config contains Flower's
-`partition-id` and `num-partitions`, which select a site from the data that the run config names.
+`partition-id` and `num-partitions` instead. They select a site from the run config's data.
 
 To make an app with Flower's mods, write ``app = ClientApp(mods=[...])``, then
 ``app.train()(train)`` and ``app.query()(query)``.
@@ -61,10 +61,10 @@ class RoundRefusedError(DPFactError):
 class DPFactClient(NumPyClient):
     """A hospital in a DPFact run, as a Flower NumPyClient.
 
-    `source` is the site's `SiteData`, or its file opened by `data.site_data.open_site`. `settings`
-    must contain `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains
-    `simulation` and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and
-    `time_left`, which are for the first request.
+    `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
+    `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
+    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`.
+    They apply only to the first request.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class DPFactClient(NumPyClient):
         return answer
 
     def preflight(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
-        """Raise any error that `fit` would raise before reading patients' data. Charge nothing."""
+        """Run the checks that `fit` makes before it reads patients' data. Charge nothing."""
         delay, reason = self._delay(), ""
         try:
             timeout = round_timeout(config)
@@ -188,8 +188,8 @@ def answered(
 ) -> Message:
     """Return a client's reply to a round's request, and never raise an error.
 
-    If the message is not a request, `refusal` is called, which waits until the reply is due and
-    returns the text that may leave the site.
+    If the message is not a request, `refusal` returns the text to send. It first waits until the
+    reply is due.
     """
     try:
         request = records.read_request(message)
@@ -218,7 +218,7 @@ def _error(message: Message, reason: str) -> Message:
 
 
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
-    """Log an error from outside a client, wait until the reply is due, and return public text."""
+    """Log an error, wait until the reply is due, and return the text that may leave the site."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
     _wait(context, came_in)
     return reason

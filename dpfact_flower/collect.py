@@ -1,9 +1,9 @@
-"""The messages to sites: a round's requests, which are repeated if they are lost, and preflights.
+"""Send requests and preflights to sites, and repeat requests that are lost.
 
 A site's process may end after charging a release but before replying. The site then answers a
 repeated request from its ledger without a second charge. So the server repeats its requests to lost
-sites until the round ends. Halfway through the round, every silent site gets its request once more,
-because Flower's SuperNode silently loses a message if the connection breaks during its transfer.
+sites until the round ends. Halfway through the round, every silent site gets its request once more.
+If a connection breaks during a transfer, Flower's SuperNode silently loses the message.
 """
 
 import math
@@ -57,11 +57,11 @@ _EXTRA = 1 / 4
 class RoundPolicy(NamedTuple):
     """The policy for missing replies in a round.
 
-    If the round is `charged` to sites' budgets, it waits a while for lost sites to return. If the
+    If the round is `charged` to the sites' budgets, the server waits a while for lost sites. If the
     round is `required` by later rounds, sites that connect late also get the request. At the end of
-    such a round, connected sites without a reply get the request once more, with extra time. Nodes
-    in `left_out` never get a request. If a round with a shortened time limit has fewer than
-    `quorum` replies at its end, the missing sites get another `grace` seconds.
+    such a round, connected sites that have not replied get the request once more, and extra time.
+    Nodes in `left_out` never get a request. If a round's time limit was shortened and fewer than
+    `quorum` sites have replied by then, the missing sites get another `grace` seconds.
     """
 
     charged: bool = False
@@ -75,7 +75,7 @@ class RoundPolicy(NamedTuple):
 class InFlight:
     """A request to a node, together with the node's replies.
 
-    `group` is Flower's name for the round, and `who` is the name that the caller gave to the site.
+    `group` is Flower's `group_id` for the round, and `who` is the caller's name for the site.
     `waiting` contains the messages that may still get a reply. `seconds` is the time from the
     request to the first reply without an error.
     """
@@ -94,7 +94,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request is new, or might get a reply if it is repeated.
 
-        A site whose reply was late raised a `RoundFailedError`, and may have the reply by now.
+        A site that was too slow raised a `RoundFailedError`, and may have its reply ready by now.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -165,9 +165,9 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
-    `sent` is called for every message of a round except the first one to each node. `policy`
-    applies to the next round. `seconds` contains the reply time of each node that answered in the
-    last round. `registered` contains the registered name of every node that ever connected.
+    `sent` is called for each message beyond those that the caller passed in. `policy` applies to
+    the next round. `seconds` contains the reply time of each node that answered in the last round.
+    `registered` contains the registered name of every node that ever connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -274,7 +274,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """Return the text that the history shows for an error received in place of a reply."""
+    """Return the history's text for an error that arrived instead of a reply."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"
@@ -286,7 +286,7 @@ def is_lost(reply: Message) -> bool:
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Return whether a site was silent, its message was lost, or its reply would have been late."""
+    """Return whether the site was silent, a message was lost, or the reply would come too late."""
     return reply is None or is_lost(reply) or _says(reply, LateError)
 
 
@@ -301,7 +301,7 @@ _UNKNOWN = ("No query function registered", "Invalid message type: query")
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask each node whether it would answer a round of `timeout` seconds. Wait up to `patience`.
+    """Ask each node if it would answer a `timeout`-second round. Wait at most `patience` seconds.
 
     No patient's data is read, and an answer reveals no more than a refusal of the round itself.
     """

@@ -1,8 +1,8 @@
-"""Audits of patient mode, which test the proof's claims on a site's own data.
+"""Audits test on a site's own data whether patient mode does what its privacy proof claims.
 
 ``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends no data and
-uses no privacy budget. Findings contain no patient's values. However, they are computed without
-noise, so only the site may see them.
+uses no privacy budget. Findings contain no values from patients' records. However, they are
+computed without noise, so only the site may see them.
 """
 
 from dpfact_flower.audit.finding import Finding

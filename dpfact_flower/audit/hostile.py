@@ -1,4 +1,4 @@
-"""Hostile input: patients and transcripts for which a bound must still hold."""
+"""Hostile input for the audits: patients and transcripts designed to break a bound."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Patient(NamedTuple):
 
 
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
-    """Return a site with the given patients, at least one."""
+    """Return a site with the given patients. There must be at least one."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
     shape = (len(patients), *map(len, vocabularies))
     tensor = SparseTensor.from_coo(
@@ -78,14 +78,14 @@ def empty(sizes: Sequence[int]) -> Patient:
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with one cell, at the codes with the largest weights in one phenotype."""
+    """Return a patient with one cell: a phenotype's code with the largest weight in each mode."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     kept = [int(np.argmax(np.abs(factor[:, column]))) for factor in transcript.anchors]
     return Patient(_in_vocabulary(np.array([kept]), transcript), np.array([1.0]))
 
 
 def _aligned(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient whose values follow one phenotype, at the codes with its largest weights."""
+    """Return a patient whose values are proportional to the largest weights of one phenotype."""
     column = int(rng.integers(transcript.anchors[0].shape[1]))
     most = max(2, round(_MOST_CELLS ** (1 / len(transcript.anchors)) / 5))
     values, codes = np.ones(1), []
@@ -114,7 +114,7 @@ def _million(site: SiteData, transcript: Transcript, rng: np.random.Generator) -
 
 
 def _extreme(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
-    """Return a patient with values close to the largest and the smallest in float32."""
+    """Return a patient whose values are close to float32's largest and smallest numbers."""
     cells, _ = _some_cells(site.tensor.feature_shape, 6, rng)
     return Patient(cells, np.resize([1e38, 1e-38, 1.0], len(cells)))
 
@@ -177,10 +177,10 @@ STARTS: dict[str, Callable[[int, float, np.random.Generator], NDArray[np.float64
 
 
 def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator) -> Transcript:
-    """Return a trial's transcript. Successive trials cover all kinds of factors and starts.
+    """Return a trial's transcript. Successive trials go through all `FACTORS` and all `STARTS`.
 
-    Every second trial has a ridge, because a server may ask for a ridge under any settings. The
-    ridge's strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
+    Every second trial asks for a ridge, because a server may do so under any settings. The ridge's
+    strength is `relative_l21` from the settings, or 1 if `relative_l21` is 0.
     """
     make = list(FACTORS.values())[trial // 2 % len(FACTORS)]
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
@@ -195,5 +195,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Return values in the form in which a site reads a release from its ledger."""
+    """Wrap values as the release that a site would read from its ledger."""
     return replay([values.astype(np.float32)], [])

@@ -2,14 +2,15 @@
 
 The adversary knows everything except whether a group of patients is present.
 
-A tiny site goes through the same run many times, with and without the group, each time with an
-empty ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman &
+The audit repeats a tiny site's run many times, with and without the group. Each repetition starts
+from an empty ledger. The most powerful test uses the log likelihood ratio of the replies (Neyman &
 Pearson). For a Gaussian mechanism, this ratio is normal, and its means with and without the group
 are mu standard deviations apart. The audit compares its estimate of mu with the ledger's mu.
 
-The group consists of identical patients, the canaries. Their number makes the estimate's error
-small. For k canaries with Gaussian noise, mu is exactly k times as large (Dong, Roth & Su 2022,
-Theorem 2.14). The audit checks that canaries reach the largest allowed norm in every release.
+The group consists of identical patients, the canaries. There are enough of them to make the
+estimate's error small. With Gaussian noise, mu for k canaries is exactly k times the mu for one
+(Dong, Roth & Su 2022, Theorem 2.14). The audit checks that canaries reach the largest allowed norm
+in every release.
 """
 
 import math
@@ -49,7 +50,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """Both data sets, one of only the canaries, and the adversary's other knowledge."""
+    """The data with and without the group, the group alone, and what else the adversary knows."""
 
     target: AuditTarget
     transcript: Transcript
@@ -64,8 +65,9 @@ def audit_likelihood(
 ) -> tuple[Finding, ...]:
     """Apply the most powerful test that distinguishes two neighbouring sites by their replies.
 
-    Two findings, for the whole run and for the worst release, are the estimated mu minus the
-    ledger's mu, in standard errors. The third is the fraction of the bound that is reached.
+    The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
+    second is the same for the worst release. The third is the smallest fraction of a bound that the
+    canaries reached.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases
@@ -122,7 +124,7 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return the test's data sets for a tiny made-up site, with the settings' epsilon and bound.
+    """Return the data sets of a tiny made-up site, for a run with the settings' epsilon and bound.
 
     All releases have the same cost, so omitting any one from the ledger causes a large error.
     """
@@ -149,7 +151,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
-    """Return a transcript with two phenotypes: one of the canaries' codes and one of all others."""
+    """Return a transcript with two phenotypes: the canaries' codes, and all other codes."""
     size = tiny.sizes[0]
     factor = np.zeros((size, _RANK), np.float32)
     factor[1:3, 0] = 0.5
@@ -169,7 +171,7 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return each release's log likelihood ratio, and the smallest fraction of a bound reached.
+    """Return each release's log likelihood ratio, and how much of the bounds the canaries reach.
 
     Each ratio is conditional on earlier releases, because the sums before noise are computed from
     the site's earlier replies. The log ratio of the whole run is therefore the sum of these ratios.

@@ -1,9 +1,9 @@
 """Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
-bounds, because at bound 1 a variance used in its place would go unnoticed. Noise is compared
-between rounds, jobs and sites, within one release, and with the noise of a site that lost its
-state. A comparison at every offset reveals a random number generator that was restarted.
+bounds. At bound 1 alone, code that uses the variance instead would go unnoticed. The audit looks
+for correlated noise between rounds, jobs and sites, within a release, and after a site has lost its
+state. It compares noise at every offset, so a restarted random number generator is noticed.
 """
 
 import math
@@ -51,9 +51,10 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
-    `seeded` is true if the settings have a noise seed, which makes the noise predictable. The
-    findings are the standard deviation in each release (as a fraction of the planned value), the
-    mean, the shape, the largest correlation of each kind, and any repeated or predictable noise.
+    `seeded` is true if the settings have a noise seed, which makes the noise predictable. One
+    finding for each release is the standard deviation as a fraction of the planned value. The
+    others are the mean, the shape, the largest correlation of each kind, and a count of repeated or
+    predictable noise.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []
@@ -165,7 +166,7 @@ def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:
 
 
 def _correlation(kind: str, pairs: Iterable[tuple[Floats, Floats]]) -> Finding:
-    """Return the largest absolute Fisher z of correlations of paired rows, over all offsets."""
+    """Correlate paired rows at every offset. The finding is the largest absolute Fisher z."""
     most, tests, reach = 0.0, 1, 0
     for one, two in pairs:
         jobs = min(len(one), len(two))
@@ -197,10 +198,10 @@ def _lagged(one: Floats, two: Floats) -> tuple[Floats, NDArray[np.int64]]:
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Divide the rows by their joint standard deviation, because another test checks its value."""
+    """Divide the rows by their joint standard deviation, which another test checks."""
     return rows / max(float(np.sqrt(np.mean(rows**2))), 1e-300)
 
 
 def _limit(tests: int) -> float:
-    """Return a bound on the largest of `tests` normal values, in standard errors (Bonferroni)."""
+    """Return Bonferroni's limit for the largest of `tests` standard normal values."""
     return float(stats.norm.isf(ALPHA / 2 / tests))

@@ -1,9 +1,10 @@
-"""Test that adding one patient changes a release by that patient's bounded part and no more.
+"""Test that one more patient changes a release only by that patient's bounded contribution.
 
 Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
 sums are exact integers and may differ by at most the sensitivity. The difference must also equal
-the patient's own contribution, so that no other patient's part has changed. The added patients are
-chosen to reach the bound. If none of them reaches it, the audit has tested nothing and fails.
+the added patient's contribution. Otherwise another patient's contribution has changed. The added
+patients are chosen to reach the bound. If none of them reaches it, the audit has tested nothing and
+fails.
 """
 
 import math
@@ -42,9 +43,9 @@ def audit_sensitivity(
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release in the plan with random and hostile input.
 
-    Each trial has a small site, a transcript and two patients to add. For each release, one finding
-    is the largest change as a fraction of the sensitivity, and must be 0.99 to 1. Another counts
-    the changes to other patients' parts, and must be 0.
+    Each trial has a small site, a transcript and two patients to add. There are two findings for
+    each release. The largest change must be 0.99 to 1 times the sensitivity. No other patient's
+    contribution may change.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -80,7 +81,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with some of the target's patients, made-up ones, or one without cells."""
+    """Return a site with some of the target's patients, made-up patients, or one empty patient."""
     if trial % 8 == 3:
         return alone(target.site, [empty(target.site.tensor.feature_shape)])
     if trial % 4 < 2:

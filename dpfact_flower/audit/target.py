@@ -1,4 +1,4 @@
-"""The audited site and run, and a simulation of the site with its real code on other data.
+"""The audited site and run, and a simulated site that runs the real code.
 
 The auditor chooses the `Transcript`, which may be as hostile as a server can make it. A
 `SimulatedSite` runs `PatientRound`, the code of a real site, on one data set.
@@ -44,7 +44,7 @@ class AuditTarget:
     def of(
         cls, site: SiteData, solver: SolverSettings, privacy: PrivacySettings, *, sites: int = 1
     ) -> "AuditTarget":
-        """Plan a run of `sites` sites as its server would, without a noise seed."""
+        """Plan a run as the server would, for `sites` sites and without a noise seed."""
         if privacy.privacy != "patient":
             raise SettingsError(f"privacy: audits are for 'patient'; got {privacy.privacy!r}")
         privacy.check_solver(solver)
@@ -72,7 +72,7 @@ class AuditTarget:
         *,
         relative_l21: float | None = None,
     ) -> "Transcript":
-        """Return a server's requests for a run, with `anchors` in each round that needs factors."""
+        """Return a server's requests for a run. Rounds that need factors get `anchors`."""
         solver = self.solver
         if relative_l21 is not None:
             solver = replace(solver, relative_l21=relative_l21)
@@ -144,7 +144,7 @@ class SimulatedSite:
         self._released = dict(transcript.releases)
 
     def state(self) -> SiteState | None:
-        """Return the state after the latest round, which patient mode does not use."""
+        """Return the state after the latest round. Patient mode does not use this state."""
         return self._state
 
     def release(self, round_number: int) -> Release | None:
@@ -152,7 +152,7 @@ class SimulatedSite:
         return self._released.get(round_number)
 
     def bounded(self, planned: PlannedRelease) -> Integers:
-        """Return the exact sum, before noise, for a planned release, in grid units."""
+        """Return a planned release's exact sum before noise, in grid units."""
         return self._work(planned).bounded(planned, self).total
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:

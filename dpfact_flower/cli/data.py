@@ -78,7 +78,7 @@ class Asked(NamedTuple):
 
 
 def _script_command(script: scripts.Script) -> Callable[..., None]:
-    """Return a script's command, with the script's own options and those of `Asked`."""
+    """Return a script's command. It has the script's own options and those of `Asked`."""
 
     def command(**given: Any) -> None:
         from dpfact_flower.data.readers import runner
@@ -378,7 +378,7 @@ def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Voca
 
 
 def _with_keys(text: str, keys: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Split ``FILE,KEY=VALUE,...`` into its parts, at those commas that precede a known key."""
+    """Split ``FILE,KEY=VALUE,...`` at the commas before known keys."""
     first, *others = re.split(rf",(?=(?:{'|'.join(keys)})=)", text)
     pairs = (other.partition("=") for other in others)
     return first, {key: value for key, _, value in pairs}
@@ -407,7 +407,7 @@ def _read_event_tables(
 
 
 def _read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
-    """Return the table of each label, by name."""
+    """Map each label's name to its table."""
     from dpfact_flower.data.readers.event_tables import LabelTable
 
     found = {} if died is None else {"died": LabelTable(died)}

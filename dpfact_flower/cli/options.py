@@ -1,7 +1,7 @@
 """Options that several subcommands of `dpfact` share, and functions that read these options.
 
-Docstrings of commands explain the arguments, because Flower requires Typer below 0.21. With click
-8.5, such a Typer loses the help of arguments.
+Flower requires Typer below 0.21, which does not show the help texts of arguments under click 8.5.
+Therefore a command's docstring explains its arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to. Refuse an unusable path before hours of work begin."""
+    """Return a folder to write to. An unusable path is refused now, not after hours of work."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
@@ -93,7 +93,7 @@ def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> d
 def run_config(
     flower_app: Path, settings: Sequence[str] | None, **options: Scalar | None
 ) -> dict[str, Scalar]:
-    """Return a run config from a Flower App's defaults, ``--set``, and options named like settings.
+    """Merge a Flower App's defaults, ``--set`` and the command's `options` into a run config.
 
     An option that is None keeps its default. The default rank for a synthetic EHR is the number of
     planted phenotypes.
@@ -127,9 +127,9 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether a folder contains `what`, and refuse such a folder unless `force` is set.
+    """Return whether a folder contains `what`. Refuse such a folder unless `force` is set.
 
-    The existence of `file`, which is written last, shows that the folder contains `what`.
+    The folder contains `what` if `file` exists, because `file` is written last.
     """
     used = (folder / file).exists()
     if used and not force:
@@ -140,7 +140,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 
 def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -> None:
-    """Refuse the folder of a finished run, except with resume=true, which the server checks."""
+    """Refuse a finished run's folder. With resume=true, leave this check to the server."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or parse_assignments(settings or ()).get("resume") is True
@@ -164,7 +164,7 @@ def progress(*, hidden: bool = False) -> Iterator[ProgressCallback]:
 
 
 def echo_json(content: Any) -> None:
-    """Print JSON for another program, not through rich, which would wrap long lines."""
+    """Print JSON for another program. Rich is not used, because it would wrap long lines."""
     typer.echo(json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False))
 
 

@@ -157,7 +157,7 @@ def _accounted(
 ) -> tuple[list[Guarantee | None], list[Guarantee]]:
     """Return the running total after each row with a charge, and the final totals.
 
-    The costs of events can be added up only if unit and neighbouring relation are the same.
+    Costs can be added up only for events with the same unit and the same neighbouring relation.
     """
     from dpfact_flower.privacy import account
 
@@ -172,7 +172,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """Return a table with a line for each event, and the running total in a release's last line."""
+    """Return a table of events, one a line. Each release's last line shows the running total."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"
@@ -205,7 +205,7 @@ def _epsilon(total: Guarantee) -> str:
 
 
 def _sentences(rows: Sequence[LedgerRow], totals: Sequence[Guarantee]) -> Iterator[str]:
-    """Yield the total cost under every accountant, with the claim of each figure."""
+    """Yield sentences: the total cost under each accountant, then any warnings."""
     if not totals:
         yield "nothing was charged"
     for total in totals:

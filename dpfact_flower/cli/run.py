@@ -122,7 +122,7 @@ def demo(
 
 @contextmanager
 def _stopped_in_words(out: Path) -> Iterator[None]:
-    """Say after Ctrl-C what was kept. Typer itself would print nothing."""
+    """After Ctrl-C, tell the user what was kept. Typer itself would print nothing."""
     from dpfact_flower.server.history import CHECKPOINT
 
     try:
