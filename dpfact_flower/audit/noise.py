@@ -51,10 +51,9 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
-    `seeded` is true if the settings have a noise seed, which makes the noise predictable. One
-    finding for each release is the standard deviation as a fraction of the planned value. The
-    others are the mean, the shape, the largest correlation of each kind, and a count of repeated or
-    predictable noise.
+    `seeded` says that a noise seed in the settings makes the noise predictable. One finding for
+    each release is the standard deviation as a fraction of the planned value. The others are the
+    mean, the shape, the largest correlation of each kind, and repeated or predictable noise.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []

@@ -5,7 +5,7 @@
 
 For each kind of EHR, `dpfact_flower.data.readers` has a reader: an SQL script or a module. A reader
 turns tables in DuckDB into patients, events and descriptions, and `cooccurrence` counts which codes
-occur together. A run reads a hospital's own file, a `SiteData`, without DuckDB.
+occur together. A run reads the hospital's `SiteData` file, and does not need DuckDB.
 
 All sites share a `Vocabulary` for each feature mode. A run with a privacy guarantee needs
 vocabularies from public lists, not from patients. Pass them to the reader as ``vocabularies=``.

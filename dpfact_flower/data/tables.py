@@ -46,7 +46,7 @@ _watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
 
 @dataclass(frozen=True)
 class Dialect:
-    """The parts of a CSV file's format that the file's first line does not show.
+    """The delimiter and the encoding of a CSV file.
 
     If `delimiter` is empty, the most frequent of comma, semicolon, tab and ``|`` is used.
     """
@@ -67,13 +67,13 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows that DuckDB scans in place, and their name for error messages.
+    """Rows of frames or of an attached database, and their name for error messages.
 
-    Rows come from `frames` of pandas, polars, Arrow or DuckDB, which are concatenated, or from
-    `table`, the SQL name of a table in an attached database. With `mode`, only rows with this value
-    in the column ``mode`` are used. `renamed` maps column names to new names. `sites`, if given,
-    names the site of each frame. The rows then get a column ``site``, and identifiers become
-    ``SITE/PATIENT``, because two sites may use the same identifier.
+    `frames` of pandas, polars, Arrow or DuckDB are concatenated. Alternatively, `table` is the SQL
+    name of a table in an attached database. With `mode`, only rows with this value in the column
+    ``mode`` are used. `renamed` maps column names to new names. `sites`, if given, names the site
+    of each frame. The rows then get a column ``site``, and identifiers become ``SITE/PATIENT``,
+    because two sites may use the same identifier.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Rows(NamedTuple):
 
 
 def columns_of(frame: Any) -> list[str]:
-    """Return the column names of a frame of pandas, polars, Arrow or DuckDB, or an empty list."""
+    """Return the column names of a frame, or an empty list if the object is not a frame."""
     names = getattr(frame, "column_names", None)  # Arrow has column_names, the others columns
     return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
@@ -187,7 +187,7 @@ def report_progress(name: str) -> Iterator[None]:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
-    Files take precedence over folders, and shorter file names over longer ones.
+    If several match a name, files come before folders, and shorter file names before longer ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
@@ -203,11 +203,11 @@ def list_tables(folder: Path) -> dict[str, Path]:
 class Table(NamedTuple):
     """The columns and rows to read from a table.
 
-    `columns` are required. They are in lower case, but the table's columns may be in any case. A
-    missing `optional` column is NULL. ``code[]`` is a list of the distinct values, without blanks,
-    of the columns ``code_1``, ``code_2``, ... Only rows that meet `where`, an SQL condition on
-    these columns, are kept. A database sends only rows that meet `there`, in which ``$schema``
-    stands for the table's schema.
+    `columns` are required. Their names are in lower case, but the table may use any case. A missing
+    `optional` column is NULL. ``code[]`` lists the distinct values of the columns ``code_1``,
+    ``code_2``, ..., without blanks. Only rows that meet the SQL condition `where` on these columns
+    are kept. A database sends only rows that meet the SQL condition `there`. In `there`,
+    ``$schema`` stands for the table's schema.
     """
 
     name: str
@@ -227,14 +227,14 @@ def load_table(
     dialect: Dialect = _PLAIN,
     hint: Callable[[Collection[str]], str] = lambda _: "",
 ) -> None:
-    """Read columns into the temporary table `into`, as trimmed text in Unicode's form NFC.
+    """Read columns as trimmed NFC text into the temporary table `into`.
 
     `place` is a CSV file with a header line (plain or gzipped), `Rows`, a Parquet file or a folder
-    of Parquet files. Except in a CSV file, columns hold text, whole numbers, dates or times. A time
+    of Parquet files. Columns that have types must hold text, whole numbers, dates or times. A time
     with a zone is converted to UTC. A blank field is NULL.
 
-    `select` is SQL for the columns of the result. `hint` returns advice about a missing column,
-    given the existing columns.
+    `select` is SQL for the columns of the result. `hint` takes the existing columns, and returns
+    advice about a missing column.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -268,9 +268,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    If a file mixes LF and CRLF, for example because a header was added, DuckDB can fail or refuse
-    correct lines. After such a fault, the file is read again from a copy with LF. DuckDB reads
-    big-endian UTF-16 as an empty file, so UTF-16 is always read from a copy in UTF-8.
+    DuckDB can fail or refuse correct lines if a file mixes LF and CRLF, for example because a
+    header was added. In that case, a copy with LF is read instead. DuckDB reads big-endian UTF-16
+    as an empty file, so UTF-16 is always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -321,9 +321,10 @@ def _refuse_rejected(path: Path, rejected: list[tuple[int, str]], dialect: Diale
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
     """Return a CSV file's column names, its delimiter, and the number of lines before the header.
 
-    Errors do not quote a first line that is not a header, because the line may hold a patient's
-    data. DuckDB's own sniffer is not used: it reads a file with an unclosed quote as a single
-    column, renames the second of two equal columns, and can take a patient's row for a header.
+    If the first line is not a header, errors do not quote it, because it may hold a patient's data.
+    DuckDB's own sniffer is not used, because it makes mistakes. It reads a file with an unclosed
+    quote as a single column, renames the second of two equal columns, and can take a patient's row
+    for a header.
     """
     if path.exists() and not path.is_file():  # a pipe: DuckDB would miss what is read here
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -439,7 +440,7 @@ def count_each(connection: Connection, table: str, conditions: Sequence[str]) ->
 def refuse_rows(
     connection: Connection, table: str, where: str, place: object, column: str, right: str
 ) -> None:
-    """Raise an error if a row meets the condition `where`. `right` describes a correct value."""
+    """Raise an error if any row meets `where`. The error says that the column must be `right`."""
     if wrong := count_rows(connection, table, where):
         column = place.given(column) if isinstance(place, Rows) else column
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
@@ -499,6 +500,5 @@ def _literal_path(path: Path, below: str = "") -> str:
 
 
 def _open(path: Path, how: str, encoding: str, **options: str) -> TextIO:
-    """Open a file as text, and decompress it if its name ends in ``.gz``."""
     opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     return cast("TextIO", opened(path, how, encoding=encoding, **options))

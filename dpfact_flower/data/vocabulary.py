@@ -1,7 +1,7 @@
-"""The codes of one feature mode, in the order of the tensor's indices in that mode.
+"""Lists of codes, one for each feature mode.
 
 The server sends the vocabulary's `digest`, and a site with a different digest refuses to join. A
-privacy guarantee needs a vocabulary from a public list (`load_codes`).
+privacy guarantee holds only if the vocabulary comes from a public list (`load_codes`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DESCRIPTION_COLUMNS = ("description", "long_title")
 
 @dataclass(frozen=True, repr=False)
 class Vocabulary:
-    """Codes of one feature mode; the position of a code is its index in the tensor.
+    """The codes of one feature mode. A code's position is its index in the tensor.
 
     Codes are unique and printable, without blanks at either end. Codes are text, because ``0040``
     is not ``40``. Their Unicode form is NFC. Descriptions are for human readers, and do not affect
@@ -128,10 +128,10 @@ class Vocabulary:
 def load_codes(path: str | Path, name: str) -> Vocabulary:
     """Read a public list of codes, in the order of the file.
 
-    A ``.json`` file is a list of codes, or a vocabulary with this `name` that `Vocabulary.save`
-    wrote. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, or
-    MIMIC's ``icd9_code`` and ``long_title``. Case does not matter. Any other file is text with one
-    code per line. Empty lines and lines that begin with ``#`` are skipped.
+    A ``.json`` file holds a list of codes, or a vocabulary that `Vocabulary.save` wrote under this
+    `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, or
+    MIMIC's ``icd9_code`` and ``long_title``. Column names may be in any case. Any other file is
+    text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)
     text = read_text(path)
@@ -179,7 +179,7 @@ def _from_csv(text: str, name: str) -> Vocabulary:
 
 
 def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the column names in lower case, and each row that is not blank as a dict."""
+    """Return the column names in lower case, and the rows as dicts. Blank rows are skipped."""
     try:
         names, *rows = [*csv.reader(io.StringIO(text, newline=""))] or [[]]
     except csv.Error:
@@ -191,7 +191,7 @@ def csv_rows(text: str) -> tuple[list[str], list[dict[str, str]]]:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file in Unicode's form NFC, which codes need."""
+    """Read a UTF-8 file, and convert its text to NFC, the Unicode form of codes."""
     try:
         # Spreadsheets write a byte order mark.
         return normalize("NFC", path.read_text(encoding="utf-8-sig"))

@@ -1,9 +1,9 @@
 """Estimate the chance that each phenotype is real from a single run's releases.
 
-Let P be the releases, and let z be fresh noise with the same standard deviation. The noise in the
-half P + z is independent of the noise in the half P - z, so only the patients' data can make fits
-to both halves agree. If fits from different random starts find a phenotype again, it is likely to
-exist in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
+Let P be the releases, and let z be fresh noise with the same standard deviation. Then the two
+halves, P + z and P - z, have independent noise, so only the patients' data can make fits to both
+halves agree. If fits from different random starts find a phenotype again, it probably exists in
+other patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
 import math
@@ -39,7 +39,7 @@ _ITERATIONS = 20
 
 
 class Half(NamedTuple):
-    """One half: the sum over sites, with noise of standard deviation `noise` on each entry."""
+    """One half, summed over the sites. Each entry has noise of standard deviation `noise`."""
 
     total: NDArray[np.float32]
     noise: float
@@ -61,7 +61,7 @@ def typical_counts(
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, sigma: float, rng: np.random.Generator
 ) -> Iterator[Half]:
-    """Yield two halves with independent noise for each of `SPLITS` draws.
+    """Draw z `SPLITS` times, and yield the two halves of each draw.
 
     Each value of the packed `releases` has noise of standard deviation `sigma`.
     """
@@ -80,7 +80,7 @@ def half_patients(
 ) -> SparseTensor:
     """Fit one half from a random start, and draw surrogate patients from the fit.
 
-    If `counts` would give too many cells, surrogates have fewer codes.
+    If patients with `counts` codes have too many cells, surrogates get fewer codes.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
@@ -113,8 +113,8 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
     """Return how many distinct phenotypes probably exist in other patients (at least 1).
 
-    See `false_discovery` for arguments. If patients have many cells, phenotypes that are `alike`
-    count as one.
+    The arguments are as in `false_discovery`. If patients have many cells, phenotypes that are
+    `alike` count as one.
     """
     with one_blas_thread:
         real = np.flatnonzero(_chance(factors, fits) <= _EVEN)
@@ -125,8 +125,8 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
     """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
 
-    `fits` is as in `returns`, and `cells` is a typical patient's number of cells. If patients have
-    many cells, the chance is at least one half for phenotypes that are `alike`.
+    See `returns` for `fits`. `cells` is a typical patient's number of cells. If patients have many
+    cells, phenotypes that are `alike` get a chance of at least one half.
     """
     with one_blas_thread:  # sums must not depend on the machine
         chance = _chance(factors, fits)

@@ -35,10 +35,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes of each mode to pair in a start without noise, or () for all codes.
+    """For a start without noise, return the number of codes to pair in each mode, or () for all.
 
-    If code lists are long, `_FREQUENT` codes are divided equally among the modes. Modes that have
-    fewer codes leave more for the other modes.
+    If code lists are long, each mode gets an equal part of `_FREQUENT` codes. What a short list
+    does not need goes to the other modes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -56,8 +56,8 @@ def code_weights(
     """Return weights in [`LEAST_WEIGHT`, 1] for the codes in `selection`.
 
     If c patients have a code, its weight is proportional to 1 / sqrt(c). The rarest code has weight
-    1. Each cell's squared error is thus weighted by the product of its codes' inverse frequencies,
-    as in correspondence analysis. The noise in each site's counts has standard deviation `sigma`.
+    1. Therefore a cell's squared error is divided by the frequencies of its codes, as in
+    correspondence analysis. The noise in each site's counts has standard deviation `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
 F >= 0 stacks the feature factors of all modes, and d_t >= 0 is site t's usage of each column of F.
-Diagonals are not released and have no effect. Each iteration is exact coordinate descent: first one
-row of F after another, and then the usages of every site. The product ``P_t F``, which takes most
-of the time, is computed once and then updated after each block of rows.
+Diagonals are not released and have no effect. Each iteration is coordinate descent with exact
+steps. It updates the rows of F one by one, and then the usages of every site. The product ``P_t
+F``, which takes most of the time, is computed once and then updated after each block of rows.
 """
 
 import math
@@ -67,8 +67,9 @@ def fit(
 ) -> Model:
     """Improve F and d alternately in at most `iterations` steps.
 
-    A code stays in a factor if it contributes more than noise of standard deviation `threshold` per
-    entry. The fit ends when a step changes `explained` by less than a fraction `settled`.
+    A code stays in a factor only if it contributes more than noise would. `threshold` is the
+    standard deviation of this noise per entry. The fit ends when a step changes `explained` by less
+    than a fraction `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)
@@ -88,7 +89,7 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit each site's non-negative usages in place, given the model's `inner` and `pairs_gram`."""
+    """Fit the non-negative usages in place. `target` is `inner`, and `system` is `pairs_gram`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
@@ -135,7 +136,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute ``sum_t d_t * (P_t F)`` for one row of a block, given the steps of earlier rows."""
+    """Compute a block row's ``sum_t d_t * (P_t F)``, after the changes to the rows before it."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):
@@ -151,9 +152,9 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise the error over F's rows from `first` on, and write each row's step to `change`.
+    """Minimise the error over a block of F's rows from `first` on. `change` receives the steps.
 
-    `gram` is updated here, but `products` only after the block.
+    `gram` is updated here. The caller updates `products` afterwards.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)

@@ -1,1 +1,1 @@
-"""Readers that turn the tables of an EHR into a `Cohort`, one for each kind of EHR."""
+"""Each reader turns the tables of one kind of EHR into a `Cohort`."""

@@ -1,8 +1,8 @@
 """Read any EHR from plain tables with one row per event.
 
-- Each feature mode has one or more tables. A table has columns for the patient, the code, the time
-  or the encounter, and optionally a description of the code. An event is a distinct (encounter,
-  minute, code) of a patient.
+- Each feature mode has one or more tables. A table has columns for the patient, the code, and the
+  time or encounter. A column with descriptions of the codes is optional. An event is a distinct
+  (encounter, minute, code) of a patient.
 - Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column in
   which only some times have an offset is refused.
 - Impossible values are refused, such as a patient or code that is blank or NaN, an invalid date, or
@@ -91,8 +91,8 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 class Columns:
     """The column names of event tables, in upper or lower case.
 
-    A column with an empty name is not read. The description's name may be empty, and so may the
-    name of the time or the encounter if the window does not need that column.
+    A column with an empty name is not read. The name of `description` may be empty. So may the name
+    of `time` or `encounter` if the window does not need this column.
     """
 
     patient: str = "patient"
@@ -146,7 +146,7 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with one row per patient, and the column with the label: 0 or 1, no or yes.
+    """A table with one row per patient, and the column with the label (0 or 1, no or yes).
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
     tables. In a table of sites, `column` holds the site. `missing` is the label, 0 or 1, of
@@ -181,11 +181,11 @@ def read(
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
-    `tables` contains two or more feature modes, in the tensor's order. A path stands for a file
-    with the given `columns` and `dialect`. `name` names the single site, or the cohort if there is
-    a table of `sites` (by default with the columns patient and ``site``). Patients who are not in
-    the table of sites are left out. Events occur together if they are at most `window_days` days
-    apart or, with None, if they have the same encounter.
+    `tables` contains two or more feature modes, in the tensor's order. `columns` and `dialect`
+    apply to tables that are given as paths. `name` is the name of the single site, or of the cohort
+    if there is a table of `sites`. By default, that table has the patient column and a column
+    ``site``. Patients who are not in it are left out. Events occur together if they are at most
+    `window_days` days apart. If `window_days` is None, they must have the same encounter instead.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -282,7 +282,7 @@ def _place(given: Place) -> Path | Rows:
 
 
 def _text(place: Path | Rows, column: str) -> str:
-    """Return the rule for identifiers and codes, with a remedy for rows that break the rule."""
+    """Return the rule for identifiers and codes, and advice for rows that break it."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -291,7 +291,7 @@ def _text(place: Path | Rows, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load a file into the table ``loaded``, check it, and return counts of rows by condition."""
+    """Load a file into table ``loaded``, check it, and count the rows that meet each condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -350,7 +350,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return a hint with arguments that fit the table. COLUMN stands for an unknown name."""
+    """Return arguments to suggest to the user, with COLUMN for each name that cannot be guessed."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
@@ -379,7 +379,7 @@ def _hint(
 
 
 def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column for `what`. If several fit, prefer one named like the mode."""
+    """Return a likely column for `what`. If several fit, prefer one that resembles the mode."""
     names = sorted(found, key=lambda name: mode[:3].lower() not in name)
     fits = (name for part in _LIKELY[what] for name in names
             if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
@@ -504,7 +504,7 @@ def _load_facts(
 ) -> Path | Rows:
     """Create the table ``facts`` with the columns patient and value, and one value per patient.
 
-    `example` shows how to name the columns in an option, with ``{}`` in place of the file.
+    `example` is an option that names the columns, with ``{}`` in place of the file.
     """
     place, patient, column = _place(table.file), table.patient, table.column
     load_table(

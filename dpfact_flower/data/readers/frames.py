@@ -20,7 +20,7 @@ _NEEDED = {"patient", "code"}
 
 
 def holds_events(given: Any) -> bool:
-    """Return whether an object is a DataFrame of events, not a table with a row per patient."""
+    """Return whether an object is a DataFrame with one row per event, not one per patient."""
     return _columns(given) >= _NEEDED
 
 
@@ -38,8 +38,9 @@ def read(
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
     maps the standard column names, including ``mode`` and ``site``, to the names in the frames:
-    ``{"code": "icd_code"}``. `labels` is a frame of ``patient`` and ``died``, or maps each label's
-    name to a frame of ``patient`` and a column with that name. See `event_tables` for the rest.
+    ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
+    other labels, it maps each name to a frame with ``patient`` and a column of that name.
+    `event_tables` explains the other arguments.
     """
     own = dict(columns or {})
     renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}

@@ -57,8 +57,8 @@ def read(
 
     `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
     a file. `source` is a place that `dpfact_flower.data.sources.open_source` can open. `name` is
-    the cohort's name, by default the script's. A script may require a name, and may give it to a
-    single site. If the script has a window of days, events occur together if they are at most
+    the cohort's name, and defaults to the script's name. A script may require a name, for example
+    for a single site. If the script has a window of days, events occur together if they are at most
     `window_days` days apart. With None, only the encounter limits the window. `given` contains
     values for the `Options` that all readers share and for the script's own options.
     """
@@ -160,7 +160,7 @@ class _Work:
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
-        """Create a table with `sql`, and fill the table from the source or leave it empty."""
+        """Create a table with `sql`. Fill it from the source, unless directives leave it empty."""
         connection, name = self._connection, statement.what
         into = _created(self._script, sql)
         connection.execute(sql)
@@ -188,7 +188,6 @@ class _Work:
     def _fetch(
         self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
     ) -> None:
-        """Load and check a table."""
         connection = self._connection
         asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
@@ -253,7 +252,7 @@ def _created(script: Script, sql: str) -> str:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Return, for each matching table, the text that the star in `name` stands for."""
+    """Match `name` against the tables, and return the texts that its star stands for."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

@@ -1,36 +1,37 @@
-"""Parse readers that are SQL scripts, which a data engineer can write.
+"""Parse readers that a data engineer writes as SQL scripts.
 
-A script begins with a head, which is a comment in TOML. The head contains ``help``, the feature
-``modes`` with the number of codes to keep in each (0: all), the ``window``, and the script's own
-``options``. Then come statements, which DuckDB runs in order. Each statement ends with a semicolon
-at the end of a line. A line above each statement says what the statement is for:
+A script begins with a head, which is a comment in TOML. The head contains ``help``, ``modes``,
+``window`` and the script's own ``options``. ``modes`` gives the number of codes to keep in each
+feature mode (0: all). Then come statements, which DuckDB runs in order. Each statement ends with a
+semicolon at the end of a line. A line above each statement says what the statement is for:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
   types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
-  ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps only rows whose
-  columns, as text, meet a condition. With ``-- @there SQL``, a database sends only rows that meet a
-  condition. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is then empty. A
-  column ``code`` of type ``VARCHAR[]`` lists the distinct values, without blanks, that the source
-  has in the columns ``code_1``, ``code_2``, ... A star in ``FILE`` stands for any text. The table
-  then holds all matching files. An additional column, ``part``, contains the text that matched the
-  star.
+  ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps only rows that
+  meet a condition, in which all columns are text. With ``-- @there SQL``, a database sends only
+  rows that meet a condition. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is
+  then empty. A column ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``,
+  ``code_2``, ... into a list of their distinct values without blanks. A star in ``FILE`` stands for
+  any text. The table then holds all matching files. An additional column, ``part``, contains the
+  text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` with code and name, filled with the package's names for
   one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for places and numbers, to report rows read and left out.
-- ``-- @refuse REQUIREMENT``: a query for places and numbers. A number above 0 causes an error.
-- ``-- @events``: a query for mode, patient, code, and the columns that the window needs: encounter
-  and time (a date, a timestamp, or minutes from any origin). After it, the table ``people``
-  contains all patients who have events.
+- ``-- @count WHAT``: a query for places and row counts, which are reported as WHAT.
+- ``-- @refuse REQUIREMENT``: like ``@count``, but for faulty rows. A count above 0 is an error.
+- ``-- @events``: a query for mode, patient and code, and for encounter and time if the window needs
+  them. A time is a date, a timestamp, or minutes from any origin. After this query, the table
+  ``people`` contains all patients who have events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
 - ``-- @label NAME``: a query, after ``@patients``, for the patients whose label is 1.
 - ``-- @stays``: a query, after ``@patients``, for patient, begun and ended. It determines the
   readmission label.
 
-If the condition of ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
-with a dollar sign, such as ``$by``, stands for the value of an option. Further names are ``$name``
-(of the site or cohort), ``$source``, ``$file`` (the last part of the source), ``$tables`` (the
-source's tables in lower case), and, in a condition of ``@load`` with a star, ``$part``.
+``-- @when SQL`` sets a condition. If it is false, the table stays empty, or the label is left out.
+A name with a dollar sign, such as ``$by``, stands for the value of an option. Further names are
+``$name`` (of the site or cohort), ``$source``, ``$file`` (the last part of the source) and
+``$tables`` (the source's tables in lower case). If ``@load`` has a star, its conditions may also
+use ``$part``.
 """
 
 import re
@@ -83,7 +84,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement, the directive above the statement, and further directives."""
+    """An SQL statement with its main directive (`kind` and `what`) and `more` directives."""
 
     sql: str
     kind: str
@@ -95,8 +96,8 @@ class Statement(NamedTuple):
 class Script:
     """A reader that is an SQL script. Its head sets all fields except name and statements.
 
-    - `modes`: how many codes to keep in each feature mode, in the tensor's order. A mode that is
-      named like an option exists only if the option is true.
+    - `modes`: how many codes to keep in each feature mode, in the tensor's order. If an option has
+      the same name as a mode, the mode exists only if the option is true.
     - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
       number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
     - `source`: tables, or one file of lines, which becomes the table ``lines`` with the columns
@@ -149,7 +150,7 @@ def script_names() -> list[str]:
 
 
 def find_script(name: str | Path) -> Script | None:
-    """Return the script of this name, which may be a path that ends in ``.sql``."""
+    """Find a script by its name, or by a path that ends in ``.sql``."""
     if str(name) in _OWN:
         return Script.read(_OWN[str(name)])
     if Path(name).suffix.lower() == ".sql":
