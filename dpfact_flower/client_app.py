@@ -64,7 +64,7 @@ class DPFactClient(NumPyClient):
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
     and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`.
-    They apply only to the first request.
+    Both apply only to the client's first request.
     """
 
     def __init__(
@@ -188,8 +188,8 @@ def answered(
 ) -> Message:
     """Return a client's reply to a round's request, and never raise an error.
 
-    If the message is not a request, `refusal` returns the text to send. It first waits until the
-    reply is due.
+    If the message is not a request, `refusal` waits until the reply is due, and returns the text to
+    send.
     """
     try:
         request = records.read_request(message)

@@ -59,9 +59,9 @@ class RoundPolicy(NamedTuple):
 
     If the round is `charged` to the sites' budgets, the server waits a while for lost sites. If the
     round is `required` by later rounds, sites that connect late also get the request. At the end of
-    such a round, connected sites that have not replied get the request once more, and extra time.
-    Nodes in `left_out` never get a request. If a round's time limit was shortened and fewer than
-    `quorum` sites have replied by then, the missing sites get another `grace` seconds.
+    such a round, connected sites that have not replied get the request again, and extra time for
+    it. Nodes in `left_out` never get a request. If a round's time limit was shortened and fewer
+    than `quorum` sites have replied by then, the missing sites get another `grace` seconds.
     """
 
     charged: bool = False
@@ -165,8 +165,8 @@ class Exchange:
 class RetryingGrid(Grid):
     """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
 
-    `sent` is called for each message beyond those that the caller passed in. `policy` applies to
-    the next round. `seconds` contains the reply time of each node that answered in the last round.
+    `sent` is called for each message that the caller did not pass in. `policy` applies to the next
+    round. `seconds` contains the reply time of each node that answered in the last round.
     `registered` contains the registered name of every node that ever connected.
     """
 
@@ -274,7 +274,7 @@ def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
 
 
 def format_error(error: Error) -> str:
-    """Return the history's text for an error that arrived instead of a reply."""
+    """Return the text that describes an error in the history."""
     if error.code in _MEANING:
         return f"{_MEANING[error.code]} (error {error.code})"
     return f"error {error.code}: {error.reason}"

@@ -195,5 +195,5 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
 
 
 def as_release(values: NDArray[np.floating]) -> Release:
-    """Wrap values as the release that a site would read from its ledger."""
+    """Turn values into the release that a site would read from its ledger."""
     return replay([values.astype(np.float32)], [])

@@ -7,7 +7,7 @@ from an empty ledger. The most powerful test uses the log likelihood ratio of th
 Pearson). For a Gaussian mechanism, this ratio is normal, and its means with and without the group
 are mu standard deviations apart. The audit compares its estimate of mu with the ledger's mu.
 
-The group consists of identical patients, the canaries. There are enough of them to make the
+The group consists of identical patients, the canaries. The group is large enough to make the
 estimate's error small. With Gaussian noise, mu for k canaries is exactly k times the mu for one
 (Dong, Roth & Su 2022, Theorem 2.14). The audit checks that canaries reach the largest allowed norm
 in every release.
@@ -171,7 +171,7 @@ def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[
 
 
 def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return each release's log likelihood ratio, and how much of the bounds the canaries reach.
+    """Return each release's log likelihood ratio, and how close the canaries come to the bounds.
 
     Each ratio is conditional on earlier releases, because the sums before noise are computed from
     the site's earlier replies. The log ratio of the whole run is therefore the sum of these ratios.

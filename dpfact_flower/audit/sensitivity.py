@@ -2,7 +2,7 @@
 
 Two sites, one with an additional patient, receive the same transcript. Before noise is added, their
 sums are exact integers and may differ by at most the sensitivity. The difference must also equal
-the added patient's contribution. Otherwise another patient's contribution has changed. The added
+the added patient's contribution. If not, another patient's contribution has changed. The added
 patients are chosen to reach the bound. If none reaches it, the audit has tested nothing and fails.
 """
 

@@ -74,7 +74,7 @@ def plan(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Describe what secure sums gain and assume, from plans with and without them."""
+    """Describe the gain and the assumptions of secure sums, given plans with and without them."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)

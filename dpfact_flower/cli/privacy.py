@@ -172,7 +172,7 @@ def _accounted(
 
 
 def _table(rows: Sequence[LedgerRow], running: Sequence[Guarantee | None], delta: float) -> Table:
-    """Return a table of events, one a line. Each release's last line shows the running total."""
+    """Return a table of events. The last line of each release shows the running total."""
     title = (
         f"Releases; epsilon is the running total at delta {delta:g}, in brackets for replacing a "
         "patient's record"

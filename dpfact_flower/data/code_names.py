@@ -69,7 +69,7 @@ def parts(code: str) -> tuple[str, str]:
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version that more codes fit, among the codes without a prefix."""
+    """Return the ICD version that fits more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -154,7 +154,7 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Return the body system of each code, from `BODY_SYSTEMS`, or "" for other codes.
+    """Return the body system of each code: one of `BODY_SYSTEMS`, or "" if it has none.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
     the body systems. Otherwise only known diagnoses have a body system.

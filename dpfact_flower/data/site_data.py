@@ -99,7 +99,7 @@ class SiteData:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write an .npz file without pickles, atomically. Only its owner can read the file."""
+        """Write an .npz file atomically and without pickles. Only its owner can read the file."""
         arrays: dict[str, Any] = {
             "name": np.array(self.name),
             "row_unit": np.array(self.row_unit),
@@ -373,7 +373,7 @@ def site_files(folder: str | Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _CohortFile:
-    """The content of ``cohort.json``: the sites' names, and each vocabulary's name and digest."""
+    """The content of ``cohort.json``. `vocabularies` maps each vocabulary's name to its digest."""
 
     name: str
     sites: tuple[str, ...]

@@ -187,7 +187,7 @@ def report_progress(name: str) -> Iterator[None]:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
-    If several match a name, files come before folders, and shorter file names before longer ones.
+    If several paths match, files come before folders, and shorter file names before longer ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}

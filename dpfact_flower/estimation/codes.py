@@ -37,8 +37,8 @@ def kept_codes(
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
     """For a start without noise, return the number of codes to pair in each mode, or () for all.
 
-    If code lists are long, each mode gets an equal part of `_FREQUENT` codes. What a short list
-    does not need goes to the other modes.
+    If code lists are long, each mode gets an equal part of `_FREQUENT` codes. Places that a short
+    list does not need go to the other modes.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

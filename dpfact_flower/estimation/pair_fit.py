@@ -136,7 +136,7 @@ def _descend(x: Any, slope: Any, system: Any, sweeps: int) -> None:
 def _targets(
     rows: Any, first: int, d: Any, products: Any, change: Any, place: int, out: Any
 ) -> None:
-    """Compute a block row's ``sum_t d_t * (P_t F)``, after the changes to the rows before it."""
+    """Compute ``sum_t d_t * (P_t F)`` for a row, given the changes to the block's earlier rows."""
     out[:] = 0.0
     for t in range(len(d)):
         for r in range(len(out)):

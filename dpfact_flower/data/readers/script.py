@@ -27,8 +27,8 @@ semicolon at the end of a line. A line above each statement says what the statem
 - ``-- @stays``: a query, after ``@patients``, for patient, begun and ended. It determines the
   readmission label.
 
-``-- @when SQL`` sets a condition. If it is false, the table stays empty, or the label is left out.
-A name with a dollar sign, such as ``$by``, stands for the value of an option. Further names are
+``-- @when SQL`` sets a condition. If it is false, a table stays empty, or a label is left out. A
+name with a dollar sign, such as ``$by``, stands for the value of an option. Further names are
 ``$name`` (of the site or cohort), ``$source``, ``$file`` (the last part of the source) and
 ``$tables`` (the source's tables in lower case). If ``@load`` has a star, its conditions may also
 use ``$part``.
@@ -60,8 +60,8 @@ class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
     If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL gets a map. An
-    option named ``mode`` is a table whose keys are the feature modes. An array holds codes, which
-    the command line reads from a file.
+    option named ``mode`` is a table whose keys are the feature modes. If the default is an array,
+    the option holds codes, which the command line reads from a file.
     """
 
     help: str
