@@ -1,4 +1,7 @@
-"""The data of one hospital (`SiteData`), and the data of several hospitals together (`Cohort`)."""
+"""The data of one hospital (`SiteData`), and the data of several hospitals together (`Cohort`).
+
+A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations and tests.
+"""
 
 from __future__ import annotations
 
