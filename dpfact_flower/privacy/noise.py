@@ -4,14 +4,13 @@ Floating-point noise leaks information through its low bits (Mironov 2012). This
 arithmetic, so its samples have exactly the distribution in the proof: P(n) is proportional to
 exp(-n**2 / (2 SIGMA**2)) on all integers n, without truncation or rounding.
 
-The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. `SIGMA` is a power of two and
-also the scale of the Laplace proposals. Every exponent is therefore a binary fraction, every coin
-flip is a comparison of random bits, and no number exceeds 2**49.
+The sampler follows Canonne, Kamath & Steinke 2020, Algorithms 1 to 3. The proposals are discrete
+Laplace values with scale `SIGMA`, which is a power of two. Every exponent is therefore a binary
+fraction, and every coin flip compares two integers. No number exceeds 2**49.
 
-The random bytes form one stream of bits, lowest bit first. If a draw runs out of bits, the buffer
-is refilled and the draw starts again at its own first bit. Each value therefore depends only on its
-own bits, and the duration of a draw depends on the noise, never on the data
-(``docs/explanation/noise.md``).
+The random bytes form one stream of bits, lowest bit first. If the bits run out during a draw, the
+buffer is refilled, and the draw is repeated from its first bit. Values therefore never share bits.
+The duration of a draw depends on the noise, never on the data (``docs/explanation/noise.md``).
 """
 
 from collections.abc import Callable
@@ -34,7 +33,7 @@ _WORDS = 4096  # number of 64-bit words requested at a time
 def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
     """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation `SIGMA`.
 
-    `random_bytes` is `os.urandom`, or a seeded source in a simulation. Each uses about 24 bytes.
+    `random_bytes` is `os.urandom`, or a seeded source in simulation. A sample uses about 24 bytes.
     """
     return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
 
@@ -42,7 +41,7 @@ def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArr
 def _sample(
     count: int, bits: int, random_bytes: Callable[[int], bytes], at_once: int
 ) -> NDArray[np.int64]:
-    """Draw discrete Gaussian samples with deviation 2**bits from buffers of `at_once` words.
+    """Draw discrete Gaussian samples with deviation 2**bits, and read `at_once` words at a time.
 
     `bits` is between 1 and 24. The values depend only on the stream of bytes, not on `at_once`.
     """
@@ -105,8 +104,8 @@ def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64])
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma), gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
-    Two coins replace the algorithm's coin with probability gamma/k. The coin with probability 1/k
-    comes first, because it uses fewer bits.
+    The algorithm flips a coin with probability gamma/k. This function flips two coins instead, with
+    probabilities 1/k and gamma. The coin that uses fewer bits comes first.
     """
     k = 1
     while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
@@ -147,9 +146,10 @@ def _laplace(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
 def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
 
-    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). If the distance between
-    |y| and S is whole * S + rest, this probability is the product of exp(-whole**2 / 2),
-    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). All exponents are exact for every y.
+    A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). The distance between
+    |y| and S is written as whole * S + rest. The probability is then the product of
+    exp(-whole**2 / 2), exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). All exponents are exact
+    for every y.
     """
     while True:
         value = _laplace(bits, words, cursor)

@@ -2,8 +2,8 @@
 
 `Noise.gaussian` is for paper mode only, because it leaks information (Mironov 2012): the set of
 floats that a noisy value can take depends on the value before noise. The exact integers from
-`Noise.integers` have no such leak. Values from `Noise.gaussian` never exceed 9.2 standard
-deviations, so 2**-64 of the probability mass is missing.
+`Noise.integers` have no such leak. `Noise.gaussian` never returns a value beyond 9.2 standard
+deviations. A true Gaussian value lies further out with probability 2**-64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Noise:
     def from_seed(cls, *key: int) -> Noise:
         """Make a source of repeatable noise for simulation, marked "seeded: not private".
 
-        The key is the seed, site and round. Without the site, two sites would add the same noise.
+        `key` lists the seed, site and round. Without the site, two sites would add the same noise.
         """
         if not key or any(type(part) is not int or part < 0 for part in key):
             raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
@@ -53,7 +53,7 @@ class Noise:
     ) -> Noise:
         """Make the source that the settings specify. Outside simulation, a seed is refused.
 
-        `stream` distinguishes seeded streams by the run's seed, the site and the round.
+        `stream` is the run's seed, the site and the round, which make seeded noise unique.
         """
         if settings.noise_seed < 0:
             return cls.from_os()
@@ -77,8 +77,8 @@ class Noise:
 def _standard_normal(words: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Turn uniform 64-bit words into standard normal values.
 
-    One bit gives the sign, and 63 bits give the tail probability. Inverting only the lower half of
-    the distribution preserves full floating-point precision in both tails.
+    One bit gives the sign, and 63 bits give the tail probability. Positive values are mirror images
+    of negative ones, so both tails have full floating-point precision.
     """
     tail = (words >> np.uint64(1)).astype(np.float64)
     lower = ndtri((tail + 0.5) * 2.0**-64)

@@ -1,12 +1,12 @@
 """Provide a zCDP accountant for Opacus.
 
-Importing this module imports Opacus and therefore torch. After a call of `register`, Opacus accepts
-the name ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(...,
+Importing this module imports Opacus and therefore torch. Once `register` has been called, Opacus
+accepts the name ``"zcdp"``: ``PrivacyEngine(accountant="zcdp")``, ``get_noise_multiplier(...,
 accountant="zcdp")``.
 
-A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP, and epsilon comes from
-the tight conversion over all orders. Under zCDP, subsampling does not reduce the cost. Therefore,
-Opacus' RDP analysis composes all steps if any step has a sample rate below 1.
+A full-batch step (sample rate 1) costs 1 / (2 noise_multiplier**2) in zCDP. The tight conversion
+over all orders turns this cost into epsilon. Under zCDP, subsampling does not reduce the cost. If
+any step has a sample rate below 1, Opacus' RDP analysis is therefore used for all steps.
 """
 
 import logging
@@ -42,7 +42,7 @@ Step = tuple[float, float, int]
 
 
 class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
-    """An Opacus accountant based on zCDP, for adding or removing one sample."""
+    """An Opacus accountant based on zCDP. Neighbours differ by one added or removed sample."""
 
     def __init__(self) -> None:
         self.history: list[Step] = []  # as in Opacus' accountants; Opacus' calibration sets it

@@ -1,4 +1,4 @@
-"""Paper mode: the noise that the paper adds to feature factors, with its privacy cost and claim.
+"""Paper mode: add noise to feature factors as the paper does, and compute the privacy cost.
 
 The sensitivity that the paper claims does NOT hold (see `psgd_sensitivity`), so nothing here is a
 privacy guarantee. Paper mode exists to reproduce the paper, and marks every release "not proven".
@@ -22,7 +22,7 @@ from dpfact_flower.tensor.arrays import Array
 
 
 def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
-    """Return one factor's zCDP cost in one round: `rho`, or an equal share of epsilon's cost."""
+    """Return one factor's zCDP cost in one round: `rho`, or else an equal share of the budget."""
     releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
     return settings.rho or rho_for_epsilon(settings.epsilon, settings.delta) / releases
 
@@ -30,14 +30,14 @@ def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     """Return 2 tau L eta, the L2 sensitivity that the paper claims for a factor after `tau` passes.
 
-    The solver is permutation SGD. The claim (Wu et al. 2017) assumes one L-Lipschitz, beta-smooth
-    loss that is convex in all updated variables, eta <= 2/beta, and one visit to each entry per
-    pass. Neither visiting order nor start may depend on the data. Clipping each entry's data
-    gradient to `clip` enforces L for any loss, but the other assumptions do not hold. The joint
-    pass over the factors is not convex, and the l2,1 step couples all patients. Factors are carried
-    over from round to round without noise. A zero that becomes a one changes the length of the
-    pass, sampled zeros may repeat, and the step size adapts to the data. The result is a noise
-    scale, not a bound.
+    The solver is permutation SGD. The claim (Wu et al. 2017) assumes that the loss is L-Lipschitz,
+    beta-smooth and convex in all updated variables, that eta <= 2/beta, and that each pass visits
+    every entry once. The visiting order and the start must not depend on the data. Clipping each
+    entry's data gradient to `clip` enforces L for any loss, but the other assumptions do not hold.
+    The joint pass over the factors is not convex, and the l2,1 step couples all patients. Factors
+    are carried over from round to round without noise. If a zero becomes a one, the pass has
+    another length. Sampled zeros may repeat, and the step size adapts to the data. The returned
+    value therefore only sets the scale of the noise and bounds nothing.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -51,11 +51,11 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise with variance sensitivity**2 / (2 rho), eq. (priv), in paper mode.
+    """Add Gaussian noise with the variance in the paper's eq. (priv), sensitivity**2 / (2 rho).
 
-    Unit: one tensor entry. Neighbours: the value of this entry is replaced. Sensitivity (not
-    proven): `psgd_sensitivity` for each factor, from the settings that produced the factors. `rho`
-    is the zCDP cost of each factor. `round_number` and `modes` name the events.
+    The unit is one tensor entry, and neighbouring data sets differ in its value. Each factor's
+    sensitivity is computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must
+    contain the settings that produced the factors. `rho` is the zCDP cost of each factor.
     """
     matrices = checked_factors(factors)
     sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}

@@ -33,13 +33,13 @@ class ReleaseEvent:
     """One release of values with Gaussian noise.
 
     `name`, such as ``"round 3, diagnoses"``, never contains information about a patient.
-    `sensitivity` is the largest L2 distance claimed between the values of neighbouring data sets,
-    and `sigma` is the standard deviation (not the variance) of the noise on each value.
-    Neighbouring data sets differ in one `unit` (a tensor entry, or all entries of one patient),
-    which is replaced in, or absent from, one of the two data sets. `claim` says whether the
-    sensitivity is proven, and every figure computed from the event repeats this text. Noise that is
-    `seeded` can be recomputed, so it protects nothing. In a secure sum, `own_sigma` is the standard
-    deviation of the site's own noise. Otherwise, `own_sigma` is 0.
+    `sensitivity` is the claimed bound on the L2 distance between the values of two neighbouring
+    data sets. `sigma` is the standard deviation, not the variance, of the noise on each value.
+    Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries of one
+    patient. One data set either lacks the unit or has another one in its place. `claim` says
+    whether the sensitivity is proven. This text is repeated with every figure computed from the
+    event. Noise that is `seeded` can be recomputed, so it protects nothing. In a secure sum,
+    `own_sigma` is the standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
     """
 
     name: str
@@ -78,7 +78,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> "ReleaseEvent":
-        """The event with this site's noise alone, for the case that all other sites collude."""
+        """The event if all other sites collude, so that only this site's noise counts."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)
@@ -95,11 +95,11 @@ class ReleaseEvent:
 
     @property
     def rho(self) -> float:
-        """The zCDP parameter, sensitivity**2 / (2 * sigma**2), by the paper's Proposition 2.7."""
+        """The zCDP parameter, sensitivity**2 / (2 * sigma**2) (the paper's Proposition 2.7)."""
         return 0.5 * self.mu * self.mu
 
     def to_dict(self) -> dict[str, str | float | int | bool]:
-        """Return plain scalars for JSON, from which an equal event can be rebuilt."""
+        """Return the fields as plain values for JSON. An equal event can be rebuilt from them."""
         return dataclasses.asdict(self)
 
 
@@ -149,7 +149,7 @@ def at_least_one(name: str, value: object) -> int:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
-    """The values that a site sends, with one event per array, or no events if there is no noise.
+    """The values that a site sends. Each array with noise has an event, except in a secure sum.
 
     The arrays are read-only float32 arrays: feature factors, each of shape (I_n, R), or one vector
     of statistics. In a secure sum, the arrays hold bytes.
@@ -173,7 +173,7 @@ class Share:
     """A site's part of a secure sum, with the site's own noise. Only masked shares leave the site.
 
     `values` holds one slot after another, in units of the noise grid. `events` gives the cost of
-    the values, which is also the cost of any sum of these values and other sites' values.
+    the values. Any sum of these values and other sites' values has the same cost.
     """
 
     values: NDArray[np.int64]
@@ -181,7 +181,7 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """The values in a tuple, as in `Release`, for the ledger."""
+        """A tuple that contains only `values`. The ledger reads it like a release's arrays."""
         return (self.values,)
 
     @property
@@ -194,12 +194,12 @@ class Share:
 
 
 def release_masked(parts: Sequence[Array]) -> Release:
-    """Make a release from masked bytes. Their cost was charged with the `Share`."""
+    """Make a release from masked bytes. It has no events, because the `Share` was charged."""
     return Release(tuple(parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Make a release from arrays that already have their noise, and from their events."""
+    """Make a release from arrays to which noise was added earlier, and from the arrays' events."""
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():

@@ -57,7 +57,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Variance of the noise in the sum of all vectors that the server learns, over sigma**2."""
+        """Variance of the noise in the sum of all vectors that the server learns, if sigma is 1."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -72,9 +72,10 @@ class Facts(NamedTuple):
         return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
 
     def signal(self, rho: float) -> float:
-        """Return the signal of one refinement with the whole budget and bound 1, or 0 if unknown.
+        """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
 
-        The signal is relative to the norm of all sites' noise in one column of the largest mode.
+        The signal is the number of patients per phenotype, divided by the norm of the noise in one
+        column of the largest mode. The noise is that of all sites together, for a bound of 1.
         """
         if not self.known:
             return 0.0
@@ -83,10 +84,11 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity that could change while the others stay fixed. New sites would bring new patients.
+    """A quantity whose change could improve the forecast while all other quantities stay the same.
 
     `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance` is
-    the chance at half the current rank or number of codes, or at twice any other value.
+    the forecast if the rank or number of codes is halved, or if another quantity is doubled. New
+    sites are assumed to bring new patients.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -95,7 +97,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text. A value that must grow is rounded up, so it exceeds the current value."""
+        """`good` as text, rounded up if it must exceed the current value."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -106,12 +108,12 @@ class Lever(NamedTuple):
 class Outlook(NamedTuple):
     """The forecast for a plan, from public facts alone. Values are NaN if the facts are unknown.
 
-    `sentence` gives the verdict in plain words, with the changes that would help. `signal` is the
-    ratio of patients per phenotype to the noise in the start, ``(I / R) / (sigma sqrt(2 n T))`` for
-    I patients, n codes and T sites. The noise is measured as the largest eigenvalue of a random
-    matrix. At this signal, distinct planted phenotypes reached the factor match score `score`.
-    `chance` is the chance that every model of a real cohort beats every null model. The most
-    helpful `levers` come first.
+    `sentence` gives the verdict in plain words, with the changes that would help. `signal` compares
+    the number of patients per phenotype with the noise in the start. For I patients, R phenotypes,
+    n codes and T sites, it is ``(I / R) / (sigma sqrt(2 n T))``. The noise is measured as the
+    largest eigenvalue of a random matrix. `score` is the mean factor match score that distinct
+    planted phenotypes reached at this signal. `chance` is the chance that every model of a real
+    cohort beats every null model. The most helpful `levers` come first.
     """
 
     verdict: Verdict
@@ -123,10 +125,11 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Bytes of memory and traffic that a run needs at one site, and bytes of the server's memory.
+    """The memory and traffic that a run needs, in bytes.
 
-    `memory` is for the largest release, without patients' data. `server` is for the start, or 0 if
-    the number of sites is unknown. With many codes, `codes` is a suggested value of this setting.
+    `memory` is what a site needs for the largest release, besides its patients' data. `server` is
+    what the server needs for the start, or 0 if the number of sites is unknown. If there are many
+    codes, `codes` suggests a value for this setting.
     """
 
     memory: int
@@ -146,7 +149,7 @@ def good_strength() -> float:
 
 
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run from its Gaussian-DP cost and the start's ratio of sensitivity to sigma."""
+    """Forecast a run of Gaussian-DP cost `mu`. `multiplier` is sensitivity / sigma in the start."""
     if not facts.known:
         return Outlook(
             "unknown",
@@ -202,7 +205,7 @@ def _levers(
     """Return a run's levers, the most helpful first.
 
     Strength is proportional to mu and to the number of patients, and inversely proportional to the
-    square roots of rank and number of codes. If sites share the noise, more sites add little noise.
+    square roots of rank and number of codes. Shared noise hardly grows with the number of sites.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)

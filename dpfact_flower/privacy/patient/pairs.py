@@ -1,8 +1,8 @@
 """Compute a patient's part of the start (the co-occurrences of codes) in compiled code.
 
 X is the patient's slice of the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n)
-is the off-diagonal part of X_(n) X_(n)^T, for codes of one mode that occur with the same codes of
-the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
+is the off-diagonal part of X_(n) X_(n)^T. It shows which codes of mode n occur with the same codes
+of the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
 norm 1 and weighted. Then all blocks together are scaled to norm 1.
 
 Only the total and the work space persist between patients, and the work space is reset for each
@@ -28,9 +28,9 @@ def add_pairs(
 ) -> None:
     """Add each patient's part, scaled to norm `scale` and truncated toward zero, to `total`.
 
-    `starts` lists each patient's first cell, and `offsets` each feature mode's first code. Both
-    lists end with the index after the last cell or code. `total` is the strict upper triangle over
-    all codes, row by row.
+    `starts` lists each patient's first cell, and `offsets` lists each feature mode's first code.
+    Both lists end with the index after the last cell or code. `total` is the strict upper triangle
+    over all codes, row by row.
     """
     modes, everything = len(offsets) - 1, offsets[-1]
     most = 0
@@ -73,9 +73,9 @@ def _number_codes(
 ) -> None:  # fmt: skip
     """Give numbers to one patient's distinct codes, mode by mode, in ascending order.
 
-    Fill `codes` (numbered over all modes), `bounds` (each mode's first code, then the number of
-    codes) and `places` (the numbers of each cell's codes). All entries of `slot` are -1 before and
-    after the call.
+    Fill three arrays. `codes` lists the distinct codes, as positions among the codes of all modes.
+    `bounds` lists the first number in each mode, then the number of codes. `places` lists the
+    numbers of each cell's codes. All entries of `slot` are -1 before and after the call.
     """
     count = 0
     for mode in range(len(offsets) - 1):
@@ -147,7 +147,7 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 def _gram(
     counts: Array, places: Array, cells: int, order: Array, mode: int, count: int, pairs: Array
 ) -> None:
-    """Add the products of all pairs of cells that share a column to `pairs`."""
+    """For each pair of cells in the same column, add the product of their counts to `pairs`."""
     begin = 0
     while begin < cells:
         end = begin + 1

@@ -3,10 +3,10 @@
 A plan is computed from public facts before any patient's data is read. The server and the sites
 compute the same plan from the same settings.
 
-The budget is planned in Gaussian DP. All releases together cost ``rho = mu^2 / 2``, where mu is the
-largest value for which (epsilon, delta) holds after both are reduced by the slack for discrete
-noise. Above epsilon 500, where the slack is not proven, tight zCDP is used. With either method,
-`account` returns at most epsilon for the plan's releases.
+The budget is planned in Gaussian DP. First, epsilon and delta are reduced by the slack for discrete
+noise. The largest mu that satisfies the reduced values gives the cost of all releases together,
+``rho = mu^2 / 2``. Above epsilon 500, the slack is not proven, so tight zCDP is used. With either
+method, `account` returns at most epsilon for the plan's releases.
 
 The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
 """
@@ -71,9 +71,9 @@ _ROUNDING = 1 - 1e-12
 class PatientPlan:
     """The releases in a run, one per Flower round, followed by a last round without a release.
 
-    `start_share` is the start's share of the budget left after the code counts. Every mode is
-    refined `refine_rounds` times, from patients' parts clipped to norm `bound`. The server averages
-    refinements (post-processing), and `memory` is the weight of earlier rounds.
+    `start_share` is the start's share of the budget that remains after the code counts. Every mode
+    is refined `refine_rounds` times, from patients' parts clipped to norm `bound`. The server
+    averages refinements over rounds, and `memory` is the weight of earlier rounds.
     """
 
     releases: tuple[PlannedRelease, ...]
@@ -121,9 +121,9 @@ def plan_patient(
     """Plan a run in patient mode. `sizes` counts all codes, and `sites` is 0 if unknown.
 
     The values ``start_share = 0``, ``refine_rounds = -1`` and ``bound = 0`` are replaced with
-    planned values, which also depend on `sites` and ``settings.patients``. The server sends all
-    three planned values. The schedule then depends only on epsilon, delta, sizes and rank, so a
-    site computes the same schedule.
+    planned values, which also depend on `sites` and ``settings.patients``. The server sends these
+    three values to the sites. With them, the schedule depends only on epsilon, delta, sizes and
+    rank. Each site therefore computes the same schedule.
     """
     every = tuple(at_least_one("sizes", size) for size in sizes)
     kept = settings.codes_kept or every
@@ -166,7 +166,7 @@ def plan_patient(
 
 
 def _is_weak(facts: Facts, split: "_Split") -> bool:
-    """Return whether the start's signal is too weak to be divided among several slots."""
+    """Return whether the start's signal is too weak for more than one slot."""
     signal = facts.start_scale * math.sqrt(2 * split.start)
     return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
@@ -219,10 +219,10 @@ def total_rho(epsilon: float, delta: float) -> float:
 
 
 class _Split(NamedTuple):
-    """The zCDP costs of the code counts (0 if there are none), the start and each refinement.
+    """The zCDP costs of the code counts, the start and each refinement.
 
-    `share` is the start's share of the budget left after the code counts, and every mode is refined
-    `rounds` times.
+    `codes` is 0 if codes are not counted. `share` is the start's share of the budget that remains
+    after the code counts. Every mode is refined `rounds` times.
     """
 
     codes: float
@@ -239,7 +239,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget, with planned values for settings that are not set."""
+    """Divide a budget among the releases. Settings that are not set get planned values."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds

@@ -35,9 +35,9 @@ class PlannedRelease:
     """One release in a plan.
 
     `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` is the
-    largest norm of one patient's part, `sigma` is the standard deviation of each value's noise in
-    real units, and `rho` is the zCDP cost (``sqrt(2 rho)`` in Gaussian DP). With secure sums,
-    `count` is the number of values in each slot, and `sharing` says how sites share the noise.
+    largest norm of one patient's part. `sigma` is the standard deviation of each value's noise, in
+    real units. `rho` is the zCDP cost, or ``sqrt(2 rho)`` in Gaussian DP. With secure sums, `count`
+    is the number of values in each slot, and `sharing` says how sites share the noise.
     """
 
     kind: str
@@ -56,13 +56,13 @@ class PlannedRelease:
 
     @property
     def seen_sigma(self) -> float:
-        """Standard deviation of the noise on a site's values or, in secure sums, a slot's total."""
+        """Standard deviation of the noise in each value that the server sees."""
         return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
 
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]
     ) -> Question:
-        """Return the question for one attempt at a secure sum, given the request's digest."""
+        """Return the server's question to `members` in one attempt at a secure sum."""
         width = width_of(patients or None, self.sensitivity / self.own_sigma)
         return Question(self.round, bytes.fromhex(digest), attempt, width, tuple(members))
 
@@ -90,10 +90,10 @@ Ridge = Callable[[], NDArray[np.float64]]
 class ReleaseKind:
     """A kind of release.
 
-    `size` computes the number of values from four arguments: each mode's number of codes before
-    selection, the same after selection, the mode, and the rank. If `clipped`, a patient's part is
-    clipped to the run's `bound`; otherwise, the part's norm is at most 1. `carries` names the
-    fields that a request for this kind may carry in addition to the settings.
+    `size` computes the number of values in a release. Its arguments are the number of codes in each
+    mode before selection, the number after selection, the mode, and the rank. If `clipped`, a
+    patient's part is clipped to the run's `bound`. Otherwise, its norm is at most 1. `carries`
+    names the fields that a request for this kind may carry in addition to the settings.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]
@@ -144,7 +144,7 @@ KINDS: Mapping[str, ReleaseKind] = {
 
 
 def carried_by(planned: PlannedRelease | None) -> tuple[str, ...]:
-    """Return the fields that a request for a release, or for the last round (None), may carry."""
+    """Return the fields that a request for `planned` may carry. None means the last round."""
     return KINDS[planned.kind].carries if planned else ("anchors", "selection")
 
 
@@ -156,9 +156,9 @@ increases the variance of the noise by a millionth."""
 def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
-    Unit: one patient. Neighbours: add or remove one. Sensitivity: that of `bounded`. Every step
-    after the noise is added is post-processing: the integers are rounded to steps (`step_of`) and
-    converted to float32 in real units.
+    The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. All
+    steps after the addition of noise are post-processing: the integers are rounded to multiples of
+    a step (`step_of`), and converted to float32 in real units.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
@@ -168,7 +168,7 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
 
 
 def step_of(release: Release) -> float:
-    """Return the step between possible released values, in real units, or 0 if unknown."""
+    """Return the step to which released values are rounded, in real units, or 0 if unknown."""
     events = release.events
     return float(_step(events[0])) if len(events) == 1 and events[0].unit == "patient" else 0.0
 
@@ -182,7 +182,7 @@ def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, nam
 
     The sum goes into the site's slot, and noise goes into all slots. The integers are not rounded,
     because a sum of rounded values would not be a function of the exact sum. They must be masked
-    before they leave the site. The noise level of `bounded` must be that of this site's part.
+    before they leave the site. `bounded` must have the noise level of this site's part.
     """
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total

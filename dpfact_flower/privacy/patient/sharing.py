@@ -33,7 +33,7 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the sigma of one site's noise, given that of `honest` sites' noise together."""
+        """Return the sigma of one site's noise, if `honest` sites together add noise of `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
@@ -52,7 +52,7 @@ class Sharing(NamedTuple):
 
     @property
     def claim(self) -> str:
-        """The claim for the releases of all sites together, with the claim's condition."""
+        """The privacy claim for all sites' releases together, and its condition."""
         return (
             "proven under secure sums: patient-level, add or remove one patient, at most "
             f"{self.colluding} of {self.sites} sites collude"

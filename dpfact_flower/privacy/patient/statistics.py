@@ -62,7 +62,7 @@ class BoundedSum:
 
     `total`, of shape (count,), is in units of `grid`. `total` has no noise, so it must not leave
     the site. `sensitivity` is the largest L2 norm of one patient's part, and therefore of the
-    change when a patient is added or removed. The grid suits noise with standard deviation `sigma`.
+    change when a patient is added or removed. The noise will have standard deviation `sigma`.
     """
 
     total: NDArray[np.int64]
@@ -80,10 +80,10 @@ class BoundedSum:
 
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Count the patients with each code, after scaling each patient's part to norm 1.
+    """Count the patients with each code. Each patient's part is scaled to norm 1.
 
-    Before scaling, a patient's part has a 1 for each of the patient's codes. The sum has one value
-    per code, mode by mode. Unit: one patient. Neighbours: add or remove one. Sensitivity: 1.
+    Before scaling, the part has a 1 for each of the patient's codes. The sum has one value per
+    code, mode by mode. Adding or removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     scale = _units(1.0, sigma)
@@ -94,12 +94,13 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Sum the co-occurrences of all pairs of codes over patients.
 
-    For two codes of the same mode, a patient's part has the product of their counts, summed over
-    all combinations of the other modes' codes. For codes of different modes, a patient's part has
-    the total count in cells with both codes. Each block (for two modes, or for one mode) is scaled
-    to norm 1, blocks for two modes are doubled, and the whole part is scaled to norm 1. The sum is
-    stored as the strict `triangle`, which omits pairs of a code with itself. Unit: one patient.
-    Neighbours: add or remove one. Sensitivity: 1.
+    A patient's part has one value per pair of codes. For codes of the same mode, it is the product
+    of their counts, summed over all combinations of the other modes' codes. For codes of different
+    modes, it is the total count in cells with both codes. The values for two modes, or for one
+    mode, form a block. Each block is scaled to norm 1, and then blocks for two modes are doubled.
+    Finally, the whole part is scaled to norm 1. The sum is stored as the strict `triangle`, which
+    omits pairs of a code with itself. Adding or removing a patient changes the sum by at most 1 in
+    L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     size = strict_size(int(offsets[-1]))
@@ -119,14 +120,14 @@ def refinement(
 ) -> BoundedSum:
     """Compute sufficient statistics for a least-squares update of one mode's factor.
 
-    Let X_i be the slice of patient i, scaled to norm 1, and f_r the outer product of the released
-    factors' columns r. The patient's factor a_i >= 0 minimises
+    Let X_i be the slice of patient i, scaled to norm 1. Let f_r be the outer product of the r-th
+    columns of the released factors. The patient's factor a_i >= 0 minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's part is (M_i, a_i a_i^T).
-    M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`, its columns weighted by
-    a_i. One weight scales both M_i and a_i a_i^T to a joint norm of at most `bound`, so the update
-    remains a weighted least-squares problem. The sum contains the rows of M, then the Gram matrix's
-    `triangle` with the diagonal. Unit: one patient. Neighbours: add or remove one. Sensitivity:
-    `bound`.
+    M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`. Its columns are
+    multiplied by the entries of a_i. If the part's norm exceeds `bound`, one common weight reduces
+    M_i and a_i a_i^T. The update therefore remains a weighted least-squares problem. The sum
+    contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or removing
+    a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` and `ridge`, of shape (R,), are public or released. An infinite ridge removes a
     phenotype.
@@ -159,7 +160,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return the number of grid units in 1.0, times `_SAFETY`. Refuse if int64 could overflow."""
+    """Return `_SAFETY` times the number of grid units in 1.0. Refuse if int64 could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -226,7 +227,7 @@ def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, to
 
 @compiled()
 def _refit(score: Array, gram: Array, ridge: Array, a: Array, pull: Array) -> None:
-    """Fit one patient's factor by coordinate descent from 0. `pull` is memory for gram @ a."""
+    """Fit one patient's factor by coordinate descent from 0. Overwrite `pull` with gram @ a."""
     rank = len(a)
     a[:] = 0.0
     pull[:] = 0.0
