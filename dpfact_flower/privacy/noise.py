@@ -147,9 +147,8 @@ def _gaussian(bits: int, words: Bits, cursor: NDArray[np.int64]) -> int:
     """Draw a discrete Gaussian value with standard deviation S = 2**bits (Algorithm 3 with t = S).
 
     A proposal y is accepted with probability exp(-(|y| - S)**2 / (2 S**2)). The distance between
-    |y| and S is written as whole * S + rest. The probability is then the product of
-    exp(-whole**2 / 2), exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). All exponents are exact
-    for every y.
+    |y| and S is whole * S + rest, so the probability is the product of exp(-whole**2 / 2),
+    exp(-whole * rest / S) and exp(-rest**2 / (2 S**2)). All exponents are exact for every y.
     """
     while True:
         value = _laplace(bits, words, cursor)

@@ -71,8 +71,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    While one process is busy with its patients, a second process would start more slowly and run
-    out of memory earlier. The second reply would reveal how busy the first process is.
+    Beside a busy process, a second one would start more slowly and run out of memory earlier. Its
+    reply would therefore reveal how busy the first one is.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)
@@ -90,7 +90,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
 
 
 class _Ending:
-    """A SIGTERM handler that lets the current answer finish, because it may be charged already."""
+    """A SIGTERM handler that lets an answer finish, because it may have been charged already."""
 
     is_busy = is_asked = False
 
@@ -104,9 +104,9 @@ class _Ending:
 def _set_environment(state: Path) -> None:
     """Remove proxies from the environment, disable telemetry, and set the site's folders.
 
-    A proxy would also receive loopback traffic. numba unpickles its cache, which holds the code
-    that draws the noise, so whoever can write to the cache controls the site. By default, the cache
-    is in the state folder. Flower requires a home folder on import, but stores nothing there.
+    A proxy would also receive loopback traffic. The numba cache holds the code that draws the
+    noise. Because numba unpickles the cache, whoever can write to it controls the site. By default,
+    it is in the state folder. Flower requires a home folder on import, but stores nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

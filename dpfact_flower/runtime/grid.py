@@ -54,7 +54,7 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message, as `Grid.create_message` does (deprecated in Flower)."""
+        """Make a message, as Flower's deprecated `Grid.create_message` does."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
@@ -73,7 +73,7 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return those replies to the given messages that were not pulled before."""
+        """Return the replies to the given messages, except for replies that were pulled before."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(

@@ -1,7 +1,7 @@
 """Write a centre's or hospital's certificates, keys, settings and systemd units into a folder.
 
 Only the steps in ``install.sh``, which the administrator should read first, need root. ``start.sh``
-runs the commands in the units as the current user, to try a deployment on one machine. The
+runs the units' commands as the current user. Use it to try a deployment on one machine. The
 certificates pass the strict checks of Python 3.13 and later.
 """
 
@@ -210,7 +210,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` says of each further extension whether it is critical."""
+    """Return a PEM certificate. `more` maps further extensions to True if they are critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

@@ -1,4 +1,4 @@
-"""Whole runs, from the settings to the run folder, on any Grid or with all sites in this process.
+"""Run DPFact from its settings to its run folder, on any Grid or with all sites in this process.
 
 In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
 deployment, the summary contains only what the server knows.
@@ -51,8 +51,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds the simulated sites if they are in memory and not in the config's folder. Without
-    `measured`, a simulation keeps only the phenotypes.
+    `cohort` holds simulated sites in memory. By default, they are read from the config's folder. If
+    `measured` is False, a simulation does not measure its results.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -115,10 +115,10 @@ def federate_cohort(
     report: bool = True,
     watch: ProgressCallback = no_progress,
 ) -> Path:
-    """Do what `federate` does, for sites in memory. See `serve` for `measured` and `report`.
+    """Run DPFact as `federate` does, but with sites in memory. See `serve` for `measured`.
 
-    With `own`, every site has these settings, including the budget, and writes its ledger durably.
-    Without `own`, the sites are simulated and allow every run.
+    If `own` is given, every site has these settings, including the budget, and writes its ledger
+    durably. Otherwise, the sites are simulated and allow every run.
     """
     use_flower_handler()
     state_dir = str(config.app.sites_folder)
@@ -132,7 +132,7 @@ def federate_cohort(
 
 
 def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> Path:
-    """Write the input of ``dpfact report``, ``export`` and ``label`` into a strategy's `run_dir`.
+    """Write files for ``dpfact report``, ``export`` and ``label`` to a strategy's `run_dir`.
 
     Call this function in your own ServerApp after its strategy has run. `vocabularies` holds the
     public code lists, one per feature mode (see `Vocabulary.load`). Return the run folder.
@@ -219,7 +219,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add their reasons to the error. Here, all sites are local."""
+    """If sites refuse a run, add their reasons to the error. All sites run in this process."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)
@@ -240,7 +240,7 @@ def _nodes(total: int) -> list[dict[str, Scalar]]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """Return an app whose nodes act as the sites in memory; `partition-id` selects a site."""
+    """Return an app for sites in memory. A node's `partition-id` says which site it acts as."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

@@ -6,10 +6,10 @@ around the following faults of Flower:
 - If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
   restart it, and all runs stay `pending`.
 - The SuperLink waits only five seconds for its own database, but two runs on a slow machine can
-  take longer. After the five seconds, the SuperExec ends, and so do all ServerApps.
+  take longer. After that, the SuperExec and all ServerApps end.
 - When the SuperNode's connection fails unexpectedly, one thread ends, but the other threads
   continue.
-- The SuperNode waits for ever for the remaining parts of a reply if the executor was killed.
+- If the executor is killed, the SuperNode waits for ever for the remaining parts of a reply.
 - The SuperNode sends a reply only after it has received another message.
 """
 
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 
 
 def run_superlink(options: Sequence[str]) -> None:
-    """Run a SuperLink, with `flower-superlink`'s options, until it stops or its helper ends."""
+    """Run a SuperLink until it or its helper ends. `options` are those of `flower-superlink`."""
     refuse_unknown_version()
     refuse_damaged(options)
     os.environ.update(quiet_environment())  # before Flower is imported
@@ -54,7 +54,7 @@ def run_superlink(options: Sequence[str]) -> None:
 
 
 def run_supernode(options: Sequence[str]) -> NoReturn:
-    """Run a SuperNode, with `flower-supernode`'s options, until it stops or gives up."""
+    """Run a SuperNode until it stops or gives up. `options` are those of `flower-supernode`."""
     refuse_unknown_version()
     os.environ.update(quiet_environment())  # before Flower is imported
     from flwr.supernode import start_client_internal as node  # noqa: PLC0415
@@ -105,7 +105,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink, which is imported later, wait for other writers to its database."""
+    """Make the SuperLink wait for other writers to its database. Call this before its import."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -131,7 +131,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Make `pull` return an unsent reply's run if there is no message to fetch."""
+    """Wrap `pull` so that it returns the run of an unsent reply if there is no message to fetch."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -3,10 +3,10 @@
 `flwr run` exits with 0 even if the run fails. If the ServerApp is killed, the run's log ends at
 once, but the SuperLink notices a minute later. So `Connection` polls the SuperLink for the outcome.
 
-By itself, `flwr run` starts a SuperLink that stays behind as a daemon and keeps the folder and
-environment of its first run. `local_superlink`, for `dpfact simulate` and notebooks, starts one
-with its own Flower home and ports, which ends with this process. Together with `local_supernode`,
-it makes a whole deployment on one machine.
+By default, `flwr run` starts a SuperLink as a daemon. It outlives the run, and keeps the folder and
+environment of its first run. For `dpfact simulate` and notebooks, `local_superlink` starts a
+SuperLink that ends with this process. It has its own Flower home and ports. With `local_supernode`,
+a whole deployment can run on one machine.
 """
 
 import json
@@ -121,8 +121,8 @@ class Connection:
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and return the number of the run.
 
-        A failed request is not repeated: the SuperLink may have accepted the run before failing,
-        and sites would be charged for two runs.
+        A failed request is not repeated, because the SuperLink may have accepted the run before it
+        failed. Sites would then be charged for two runs.
         """
         words = ["run", str(app), self.name, "--run-config", _in_flowers_syntax(config)]
         if federation_config:
@@ -139,8 +139,8 @@ class Connection:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
         `log` is a file descriptor for the log, by default this process's output. Raise a
-        RunUnknownError if the SuperLink does not report the run for five minutes. Warn if the run
-        does not begin, because Flower gives no such warning.
+        RunUnknownError if the SuperLink has not reported on the run for five minutes. Warn if the
+        run does not begin, because Flower gives no such warning.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -248,7 +248,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a file descriptor whose lines all reach a follower before the context ends."""
+    """Yield a log's file descriptor. When the context ends, the follower has read every line."""
     read, write = os.pipe()
 
     def follow() -> None:
@@ -267,7 +267,7 @@ def _followed(follower: LogFollower) -> Iterator[int]:
 
 @contextmanager
 def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
-    """Start a SuperLink on a free loopback port. When the context ends, stop it with its helpers.
+    """Start a SuperLink on a free loopback port. Stop it and its helpers when the context ends.
 
     In a simulation, the SuperLink's clients are virtual (Ray). Otherwise, they are real SuperNodes.
     """

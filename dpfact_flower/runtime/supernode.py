@@ -1,8 +1,8 @@
 """The protocol between an executor and a SuperNode.
 
-Flower has no public way to answer a SuperNode's messages with an app other than the SuperLink's.
-So this module calls the SuperNode's Runtime API through private parts of Flower. The executor
-refuses an unknown version of Flower before importing this module.
+Flower answers a SuperNode's messages with the app that the SuperLink sends. It has no public way to
+use another app, so this module calls the SuperNode's Runtime API through private parts of Flower.
+The executor refuses an unknown version of Flower before importing this module.
 """
 
 import logging
@@ -53,7 +53,7 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """A SuperNode's address. Requests are sent only while a given user's process listens at it.
+    """A SuperNode's address. Requests are sent only while a given user's process listens there.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind its port and get answers that are charged to the hospital's budget. The listening process
@@ -77,7 +77,7 @@ class OwnSuperNode:
         context: ProtobufRequestContext,
         call_next: Callable[[ProtobufRequestContext], httpx.Response],
     ) -> httpx.Response:
-        """Send a client's request. Raise a ConnectError if another user's process listens."""
+        """Send a client's request. Raise a ConnectError if another user's process is listening."""
         before = self._listening()
         context.request.headers["connection"] = "close"
         response = call_next(context)
@@ -108,7 +108,7 @@ class OwnSuperNode:
 
 
 class Tasks:
-    """The messages that wait at a SuperNode that has the given superexec-auth-secret."""
+    """The messages waiting at a SuperNode. `secret` is the SuperNode's superexec-auth-secret."""
 
     def __init__(self, node: OwnSuperNode, secret: bytes) -> None:
         signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
@@ -117,7 +117,7 @@ class Tasks:
     def claim(self) -> str | None:
         """Claim the message that has waited longest for the ClientApp, and return its token.
 
-        The token is empty if no message waits, and None if the user's SuperNode does not answer.
+        The token is empty if no message is waiting, and None if the SuperNode does not answer.
         """
         request = api.AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
         try:
@@ -147,11 +147,10 @@ class ClaimedMessage:
 
 @contextmanager
 def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
-    """Fetch a claimed message as the context begins, and report it as done as the context ends.
+    """Fetch a claimed message when the context begins, and report it as done when the context ends.
 
-    After an error, nothing is reported, because a SuperNode would wait for ever for the reply to a
-    message that was reported as done. A SuperNode that gets no heartbeat for a minute answers the
-    message itself.
+    After an error, the message is not reported as done, so that the SuperNode does not wait for the
+    reply for ever. A SuperNode that gets no heartbeat for a minute answers the message itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -181,8 +180,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does.
 
-    The time is limited, because parts never come if the server ends during the transfer, and a site
-    that waits for them cannot answer other messages.
+    The time is limited. If the server ends during the transfer, the remaining parts never come, and
+    a site that waited for them could not answer other messages.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:

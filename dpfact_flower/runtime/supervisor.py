@@ -28,9 +28,9 @@ _STOP_SECONDS = 20
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in a new session, until the context ends.
 
-    Yield the supervisor's Popen, made with `options`. The supervisor exits once the command and its
-    helpers have ended. Its exit code is the command's, or 128 plus the signal number if a signal
-    killed the command. Do not call `communicate`: that would close the supervisor's stdin pipe.
+    Yield the supervisor's Popen. `options` are its arguments. The supervisor exits once the command
+    and its helpers have ended. Its exit code is the command's, or 128 plus the signal number if a
+    signal killed the command. Do not call `communicate`, which would close the supervisor's stdin.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
     options |= {"stdin": subprocess.PIPE, "start_new_session": True}
@@ -89,7 +89,7 @@ def _end_descendants() -> None:
 
 
 def _children() -> list[int]:
-    """Return the ids of this process's children, adopted orphans included."""
+    """Return the ids of this process's children, including adopted orphans."""
     children = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended

@@ -1,9 +1,9 @@
 """Answer messages in a process that has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies with
-the same error code and at the same time as after every failed round. Otherwise the SuperNode would
-report the failure at a time that depends on the patients.
+reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies as
+after every failed round, with the same error code and at the same time. Otherwise, the SuperNode
+would report the failure at a time that depends on the patients.
 """
 
 import json
@@ -42,7 +42,7 @@ _GRACE_SECONDS = 60.0
 
 
 class Question(NamedTuple):
-    """The input of a new process. `held` is the number of message bytes that the executor holds."""
+    """The input of a new process. `held` is the size of the executor's copies of the message."""
 
     message: Message
     run: int
@@ -51,7 +51,7 @@ class Question(NamedTuple):
     held: int = 0
 
     def to_bytes(self) -> bytes:
-        """Serialise the question. The executor holds two copies of the message."""
+        """Serialise the question, with `held` set to the size of two copies of the message."""
         message = message_to_bytes(self.message)
         head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
         return b"%b\n%b" % (head.encode(), message)
@@ -68,7 +68,7 @@ class Question(NamedTuple):
 
 
 class Answering:
-    """An object that answers each message of a SuperNode in a new process."""
+    """Answers each message of a SuperNode in a new process."""
 
     def __init__(self, config: Path, node: OwnSuperNode, command: Sequence[str] = _COMMAND) -> None:
         self._config, self._node, self._command = config, node, command
@@ -83,7 +83,7 @@ class Answering:
             log_privately("", error)
 
     def _reply(self, work: ClaimedMessage) -> Message:
-        """Return the process's reply, or an error code at the time when a reply is due."""
+        """Return the process's reply. After an error, return an error code when a reply is due."""
         site, delay = "", ReplyDelay(0)
         try:
             own = read_node_config(self._config)
@@ -123,8 +123,8 @@ class Answering:
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
-        The reply is sent before the process has ended, because the time that it takes to free its
-        memory depends on the patients. The next message waits until the process has ended.
+        The time in which the process frees its memory depends on the patients. The reply is
+        therefore sent before the process has ended. The next message waits until then.
         """
         if self._last is not None:
             self._last.wait()

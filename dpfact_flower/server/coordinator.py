@@ -32,12 +32,12 @@ class CoordinatorOptions(TypedDict, total=False):
     """Options of a `Coordinator`.
 
     `vocabulary` is the digest of the code lists. Sites with other lists refuse the run. "" skips
-    this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. With `resume`, the
-    run continues from the checkpoint in this folder, under the same job name if `run` has none.
-    Without `resume`, an unfinished run in the folder is an error, and a finished run is replaced.
-    `durable` checkpoints survive a power failure. Simulations do not need them, because no site is
-    charged. `rule` makes the `ServerRule` from the feature shape and the settings. By default, it
-    makes the rule that `run` names.
+    this check. `run_dir` is the folder for `checkpoint.npz` and `history.jsonl`. If `resume` is
+    set, the run continues from the checkpoint in this folder, with the old job name unless `run`
+    has one. Otherwise, an unfinished run in the folder is an error, and a finished run is replaced.
+    `durable` checkpoints survive a power failure. Simulations do not need them, because they charge
+    no real budget. `rule` makes the `ServerRule` from the feature shape and the settings. By
+    default, the rule is the one named in `run`.
     """
 
     solver: SolverSettings | None
@@ -103,7 +103,7 @@ class Coordinator:
         self.privacy = self.rule.privacy
 
     def resize(self, sites: int) -> None:
-        """Plan the run again for the number of connected sites, before any release."""
+        """Plan the run again for `sites` connected sites. This must happen before any release."""
         if self.records:
             raise QuorumError(
                 f"{sites} sites are connected; secure sums need as many as at the start"
@@ -124,7 +124,7 @@ class Coordinator:
 
     @property
     def selection(self) -> Selection:
-        """Positions of the selected codes, one array per feature mode; empty if all are used."""
+        """Positions of the selected codes, one array per feature mode. Empty if all are used."""
         return self.rule.selection
 
     @property
@@ -134,12 +134,12 @@ class Coordinator:
 
     @property
     def secure(self) -> Sharing | None:
-        """How the noise is divided among the sites, or None without secure sums."""
+        """How sites share the noise in secure sums. None if the run does not use secure sums."""
         return getattr(self.rule, "sharing", None)
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the probability that other patients lack it; () if unknown."""
+        """Each phenotype's probability of being absent in other patients. Empty if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 
@@ -153,7 +153,7 @@ class Coordinator:
         return self.rule.reply_shapes(round_number)
 
     def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the charges for answering a round, as far as the server can know them."""
+        """Return the charges that the server expects for a site's answer to a round."""
         return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
@@ -198,10 +198,10 @@ class Coordinator:
                 self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return how many seconds sites have to answer a round. Later answers are not charged.
+        """Return the number of seconds in which sites must answer a round.
 
-        Requests state this time. With `grace`, the time is `grace` seconds more than the quorum's
-        longest time in the earlier rounds.
+        Requests contain this number, and later answers are not charged. If `grace` is set, the
+        number is the quorum's longest time in earlier rounds plus `grace`.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -210,7 +210,7 @@ class Coordinator:
         return min(slowest + run.grace, run.round_timeout)
 
     def check_connected(self, sites: int, *, first: bool) -> None:
-        """Refuse a first round with too few sites for the quorum or too many for the rule.
+        """Refuse to begin a run with too few sites for the quorum or too many for the rule.
 
         Later rounds may begin below the quorum, because lost sites may return.
         """
@@ -240,8 +240,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, the replies contain no arrays, and `sums` contains the totals, or is empty
-        if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
+        With secure sums, the replies contain no arrays. `sums` then contains the totals, and is
+        empty if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)
@@ -297,7 +297,7 @@ class Coordinator:
             )
 
     def _identity(self) -> dict[str, Any]:
-        """Return the settings that must agree with a checkpoint before its run may continue."""
+        """Return the settings that must not change when a run continues from a checkpoint."""
         return {
             **self.solver.to_config(),
             **self.privacy.to_config(),

@@ -26,13 +26,13 @@ _LEAST = 1e-6
 
 
 class ElasticRule:
-    """Elastic averaging of the sites' factors, eq. (global), after a start.
+    """A start, followed by elastic averaging of the sites' factors, eq. (global).
 
-    The start is random (from the public seed) or, in mode "none", made from the sites'
-    co-occurrences. With long code lists, round 1 asks for counts of codes, and round 2 for the
-    co-occurrences of the most frequent codes. A start from co-occurrences shows how much each site
-    uses each phenotype. This usage sets the site's weight in the mean. A subclass that overrides
-    `update` always starts from random factors.
+    The start is random, from the public seed. In mode "none", it can be made from the sites'
+    co-occurrences instead. With long code lists, round 1 asks for counts of codes, and round 2 for
+    the co-occurrences of the most frequent codes. A start from co-occurrences shows how much each
+    site uses each phenotype. This usage sets the site's weight in the mean. A subclass that
+    overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -78,7 +78,7 @@ class ElasticRule:
         return self._factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the global factors' shapes or, in a start, those of counts of codes or pairs."""
+        """Return the shapes of the factors or, during a start, of the counts of codes or pairs."""
         if self._started:
             return [factor.shape for factor in self._factors]
         if self._counts_codes:
@@ -114,9 +114,9 @@ class ElasticRule:
     def arrive(
         self, round_number: int, replies: Sequence[SiteReply], shares: Sequence[float]
     ) -> None:
-        """Pull the factors towards the sites' latest factors, once for each site in a round.
+        """After one site's reply, pull the factors towards the latest factors of all sites.
 
-        A reply's share is 1 unless the reply is stale.
+        A round has one such pull per site. A reply's share is 1 unless the reply is stale.
         """
         self._pull(replies, len(replies), shares)
 
@@ -138,11 +138,10 @@ class ElasticRule:
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the factors towards the mean of T replies, weighted by `shares`.
+        """Pull the factors towards the mean of T replies, in which `shares` are the weights.
 
-        A round has `parts` such pulls. Each pull moves the factors by
-        ``1 - (1 - T * step) ** (1 / parts)`` of the remaining distance, and all pulls together move
-        them by ``T * step`` of the distance.
+        A round consists of `parts` pulls. Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of
+        the remaining distance. Together, they cover ``T * step`` of the distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -192,10 +191,10 @@ class ElasticRule:
     def _weights(self, sites: Sequence[str]) -> Floats:
         """Return each site's weight for each phenotype, of shape (T, R). Columns add up to 1.
 
-        At site t, a feature's entry for phenotype r moves by its gradient divided by
-        ``Q_tr + pull Q_t``. Here Q_tr is the curvature (the phenotype's usage), and Q_t is the mean
-        curvature of all phenotypes. Weights in proportion to this divisor make the mean a sum of
-        the sites' gradients, so the iteration settles at a minimum of the pooled error.
+        At site t, the step of an entry for phenotype r is its gradient divided by
+        ``Q_tr + pull Q_t``. Here, Q_tr is the phenotype's curvature (its usage). Q_t is the mean
+        curvature of all phenotypes. The weights are proportional to this divisor. The mean thus
+        adds up the sites' gradients, and the iteration settles at a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
@@ -228,11 +227,11 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 
 
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
-    """Return the step of the elastic pull towards each of `sites` sites.
+    """Return the size of the elastic step towards each of `sites` sites.
 
-    The result is the run's setting `step`, if it is not 0. Otherwise, if the solver takes steps and
-    has a gamma, the result is eta * gamma, as in eq. (global). In all other cases, the result is 1
-    / sites, which makes the global factors the mean of the sites' factors.
+    A `step` other than 0 is returned unchanged. If `step` is 0, solvers that take steps and have a
+    gamma get eta * gamma, as in eq. (global). For all other solvers, the result is 1 / sites, so
+    the global factors become the mean of the sites' factors.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

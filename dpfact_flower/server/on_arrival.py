@@ -1,14 +1,14 @@
 """Asynchronous runs of modes "none" and "paper": each reply updates the model at once.
 
 The first round and all rounds of a start are synchronous. After that, each reply replaces the
-previous reply of its site, and the rule updates the model from the latest replies of all sites. So
-a site gains no weight by answering more often. A reply has full weight for two rounds. Then its
-weight is ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
-https://arxiv.org/abs/1903.03934). Otherwise old replies of slow sites would hold the model back.
+previous reply of its site, and the rule updates the model from all sites' latest replies. So a site
+gains no weight by answering more often. A reply has full weight for two rounds. Then its weight is
+``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
+https://arxiv.org/abs/1903.03934). With full weight, old replies would hold the model back.
 
-Rounds still have numbers, because budgets are planned by round. A round is over when the quorum and
-more than half of the connected sites have answered. A slow site skips the rounds before the current
-one. A fast site waits when it is one round ahead, because its further replies would add little.
+Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
+and more than half of the connected sites have answered. A slow site skips missed rounds and answers
+the current one. A fast site waits when it is one round ahead, as more replies would add little.
 """
 
 import json
@@ -36,12 +36,12 @@ _STATE = "on_arrival"
 
 @dataclass
 class _Site:
-    """The server's state of a site.
+    """What the server knows about a site.
 
-    `round` and `version` (of the model) belong to the last request. `asked` is the open request.
-    `answered` is the last answered round. `last` is the last reply, based on version `based`, or
-    the start's factors if the site has answered only the start. `failed` says whether the last
-    request got no usable reply.
+    The last request was for `round`, when the model had `version`. `asked` is the open request.
+    `answered` is the last answered round. `last` is the last reply, or the start's factors if the
+    site has answered only the start. `based` is the version from which `last` was computed.
+    `failed` says whether the site gave no usable reply to the last request.
     """
 
     round: int = 0
@@ -118,7 +118,7 @@ class OnArrival(Coordinator):
         return record
 
     def ask(self, name: str) -> RoundRequest | None:
-        """Return a connected site's next request, or None if it must answer or wait first.
+        """Return a connected site's next request, or None if the site must wait or has finished.
 
         Save the run before sending the request, so that a resumed run repeats the same request.
         """
@@ -166,7 +166,7 @@ class OnArrival(Coordinator):
     def advance(self, connected: Collection[str], now: float) -> None:
         """Close the round if most connected sites have answered, or if no further reply can arrive.
 
-        `now` is the time in seconds since the last synchronous round or since the run was resumed.
+        `now` counts seconds since the last synchronous round, or since the run was resumed.
         """
         if self.is_over or not self._is_done(connected):
             return
@@ -185,7 +185,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return preflight requests. Each unfinished site accepts at least one of them."""
+        """Return requests for the preflight. Each unfinished site accepts one or more of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

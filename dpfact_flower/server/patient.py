@@ -87,14 +87,14 @@ class PatientRule:
 
     @property
     def sharing(self) -> Sharing | None:
-        """How the noise is divided among the sites, or None without secure sums."""
+        """How sites share the noise in secure sums. None if the run does not use secure sums."""
         return self.plan.sharing
 
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple before the start.
 
-        If codes are weighted, only the last round's factors fit unweighted cells. If `auto_rank`
-        lowered the rank, columns of zeros, which describe no patient, restore the requested rank.
+        If codes are weighted, the factors fit weighted cells in all rounds but the last. If
+        `auto_rank` lowered the rank, columns of zeros restore the requested rank.
         """
         if not self._started:
             return ()
@@ -107,12 +107,12 @@ class PatientRule:
         return int(self._solver.rank - self._learned[0].shape[1])
 
     def weights(self, round_number: int) -> Weights:
-        """Return the codes' weights in rounds that learn phenotypes, or an empty tuple."""
+        """Return the codes' weights if the round learns phenotypes, or an empty tuple otherwise."""
         needed = "weights" in carried_by(self.plan.release_of(round_number))
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return phenotypes' usage in each slot for a secure refinement, and None otherwise."""
+        """Return each phenotype's usage in each slot in a secure refinement, and None otherwise."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -160,7 +160,7 @@ class PatientRule:
             )
 
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
-        """Fit the start. With `auto_rank`, repeat with fewer phenotypes until most seem real.
+        """Fit the start. If `auto_rank` is set, repeat with fewer phenotypes until most seem real.
 
         The choice of the rank uses only the start's releases, and so costs no privacy.
         """
@@ -203,7 +203,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the probability that other patients lack it; () if unknown."""
+        """Each phenotype's probability of being absent in other patients. Empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)

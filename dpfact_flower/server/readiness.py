@@ -1,7 +1,7 @@
-"""Sites' answers to the preflight, the decision to begin a run, and the names of nodes.
+"""Record the sites' answers to the preflight, decide whether a run may begin, and name the nodes.
 
 The SuperLink registers each hospital's key under the hospital's name. A node that answers under
-another name is refused. Otherwise, the replies of the hospital with that name would be charged, but
+another name is refused. Otherwise, the hospital with that name would be charged for replies that
 could not be used. If no name is registered, the first name that the node gives is used.
 """
 
@@ -36,17 +36,17 @@ _MEANING = {
 
 
 def called(node: int, site: str) -> str:
-    """Return what messages call a node: the site's name, if known, and the node's number."""
+    """Return a node's name for messages: the site's name, if known, and the node's number."""
     return f"{site} (node {node})" if site else f"node {node}"
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or the absence of an answer. Unknown strings are empty.
+    """A site's answer to the preflight, or a record that there is none. Unknown texts are empty.
 
-    `fault` says why the site would not answer a round, and is empty for a ready site. `seconds` is
-    the time from the request to the answer. `clock` is the smallest error of the site's clock, in
-    seconds, that explains the answer's time stamp. It is negative if the clock is behind.
+    `fault` is empty or says why the site would not answer a round. `seconds` is the time from the
+    request to the answer. `clock` is the error of the site's clock in seconds, and is negative if
+    the clock is behind. It is the smallest error that explains the answer's time stamp.
     """
 
     node: int
@@ -90,8 +90,8 @@ class Readiness:
 def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozenset[int]:
     """Decide whether a run may begin, and return the nodes to leave out.
 
-    If a site is not ready, raise a `QuorumError` that names every fault and its remedy. There is no
-    error if `leave_out` is set and enough sites for the quorum are ready.
+    If a site is not ready, raise a `QuorumError` that names every fault and its remedy. If
+    `leave_out` is set, raise it only if the ready sites are fewer than the quorum.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
@@ -129,7 +129,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes: registered names or, if there is none, names from answers."""
+    """Names of a run's nodes. A node without a registered name has the name from its answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -140,7 +140,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node may not use a name, or remember the name and return ""."""
+        """Return why a node must not use a name. If it may, remember the name and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

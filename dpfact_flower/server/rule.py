@@ -16,9 +16,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
-    In `privacy`, the planned values are filled in. `selection` contains the positions of the
-    selected codes, one array per feature mode, and is empty if all codes are used. A rule that
-    weights codes also has a method ``weights(round_number)``, for `RoundRequest.weights`.
+    `privacy` contains the planned values. `selection` contains the positions of the selected codes,
+    one array per feature mode, and is empty if all codes are used. A rule that weights codes also
+    has a method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ServerRule(Protocol):
         """Return a site's charges for answering a round."""
 
     def check_sites(self, sites: int) -> None:
-        """Before any charge, refuse a number of sites for which the rule is not stable."""
+        """Refuse a number of sites for which the rule is not stable. Called before any charge."""
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether later rounds depend on this round."""
@@ -49,7 +49,7 @@ class ServerRule(Protocol):
         """Return the arrays for a checkpoint."""
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
-        """Restore the arrays that `state` returned, in a run with the same settings."""
+        """Restore the arrays that `state` returned in a run with the same settings."""
 
 
 def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
@@ -66,8 +66,7 @@ def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
 def initial_factors(feature_shape: Sequence[int], rank: int, seed: int) -> Factors:
     """Return the factors before round 1: random numbers in (0, 1), scaled to columns of norm 1.
 
-    The factors depend only on public numbers. The scale of the data is in the sites' patient
-    factors.
+    The factors depend only on public numbers. Only the patient factors reflect the data's scale.
     """
     rng = np.random.default_rng([seed, rank, *feature_shape])
     factors = (rng.random((size, rank)) + 1e-3 for size in feature_shape)

@@ -86,9 +86,9 @@ class Facts(NamedTuple):
 class Lever(NamedTuple):
     """A quantity whose change could improve the forecast while all other quantities stay the same.
 
-    `good` is the value at which the verdict becomes good, or 0 if no value is enough. `chance` is
-    the forecast if the rank or number of codes is halved, or if another quantity is doubled. New
-    sites are assumed to bring new patients.
+    `good` is the value that makes the verdict good, or 0 if none does. `chance` is the forecast
+    after halving the rank or number of codes, or doubling another quantity. New sites bring new
+    patients.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -125,11 +125,10 @@ class Outlook(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """The memory and traffic that a run needs, in bytes.
+    """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` is what a site needs for the largest release, besides its patients' data. `server` is
-    what the server needs for the start, or 0 if the number of sites is unknown. If there are many
-    codes, `codes` suggests a value for this setting.
+    `memory` covers the largest release, but no patients' data. `server` covers the start, and is 0
+    if the number of sites is unknown. If there are many codes, `codes` suggests a value.
     """
 
     memory: int

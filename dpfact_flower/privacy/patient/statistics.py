@@ -4,12 +4,11 @@ The unit of privacy is one patient, that is, all cells in one slice of mode 0. T
 sets differ by one patient, who is present in only one of them. Each kind of release has its own
 statistic: `code_counts`, `cooccurrence` or `refinement`.
 
-The sensitivity bound holds for the following reasons. A patient's part depends only on the
-patient's own cells and on public values (settings and earlier releases). The part's L2 norm is at
-most the sensitivity. Truncating the part toward zero to an integer grid cannot increase its norm.
-Parts are added exactly, as integers, so adding or removing a patient changes the total by that
-patient's part. Before truncation, each part is multiplied by 1 - 1e-9, which outweighs all rounding
-errors in its norm.
+The sensitivity bound holds for these reasons. A patient's part depends only on the patient's own
+cells and on public values (settings and earlier releases). The part's L2 norm is at most the
+sensitivity. Truncating the part toward zero to an integer grid cannot increase its norm. Parts are
+added exactly, as integers, so adding or removing a patient changes the total by that patient's
+part. Before truncation, each part is multiplied by 1 - 1e-9, which outweighs rounding errors.
 
 `patient.release` takes the sensitivity and the noise level from the `BoundedSum`, so the noise
 cannot be calibrated in any other way.
@@ -97,7 +96,7 @@ def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     A patient's part has one value per pair of codes. For codes of the same mode, it is the product
     of their counts, summed over all combinations of the other modes' codes. For codes of different
     modes, it is the total count in cells with both codes. The values for two modes, or for one
-    mode, form a block. Each block is scaled to norm 1, and then blocks for two modes are doubled.
+    mode, form a block. Each block is scaled to norm 1, and blocks for two modes are then doubled.
     Finally, the whole part is scaled to norm 1. The sum is stored as the strict `triangle`, which
     omits pairs of a code with itself. Adding or removing a patient changes the sum by at most 1 in
     L2 norm.
@@ -124,10 +123,10 @@ def refinement(
     columns of the released factors. The patient's factor a_i >= 0 minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's part is (M_i, a_i a_i^T).
     M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`. Its columns are
-    multiplied by the entries of a_i. If the part's norm exceeds `bound`, one common weight reduces
-    M_i and a_i a_i^T. The update therefore remains a weighted least-squares problem. The sum
-    contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or removing
-    a patient changes the sum by at most `bound` in L2 norm.
+    multiplied by the entries of a_i. If the part's norm exceeds `bound`, M_i and a_i a_i^T are
+    scaled down by the same factor. The update therefore remains a weighted least-squares problem.
+    The sum contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or
+    removing a patient changes the sum by at most `bound` in L2 norm.
 
     `factors` and `ridge`, of shape (R,), are public or released. An infinite ridge removes a
     phenotype.

@@ -1,4 +1,4 @@
-"""The members of secure sums, with their signed keys, and the server's question to them.
+"""The members of secure sums, their signed keys, and the question that the server asks them.
 
 Hospitals exchange the public halves of long-term keys (Ed25519, RFC 8032) among themselves. For
 each job, a site signs a fresh key (X25519, RFC 7748) together with the job's terms. Without the
@@ -65,7 +65,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return half of a public key's SHA-256 in groups of four digits, to compare by telephone."""
+    """Return the first 32 digits of a key's SHA-256, in groups of four to compare by telephone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -74,7 +74,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of the version and the parts, each preceded by its length."""
+    """Return the SHA-256 of `_VERSION` and the parts. Each of them is preceded by its length."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part
@@ -87,9 +87,9 @@ def hashed(*parts: str | bytes | int) -> bytes:
 class Terms:
     """The public terms of all secure sums in a job, which are the same for every site.
 
-    `settings` is the digest of all other settings on which the sites must agree, and `sites` lists
-    the names of all H sites in order. At most T sites (`colluding`) collude with the server, and at
-    most D sites (`dropouts`) are lost from a sum.
+    `settings` is the digest of all other settings on which the sites must agree. `sites` lists the
+    names of all H sites in order. At most T sites collude with the server, where T is `colluding`.
+    At most D sites are lost from a sum, where D is `dropouts`.
     """
 
     job: str

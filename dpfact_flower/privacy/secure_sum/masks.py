@@ -1,4 +1,4 @@
-"""Mask words with keystreams modulo 2**64. Derive, agree on and share the keys of the masks.
+"""Mask 64-bit words by adding keystreams modulo 2**64, and manage the keys of these masks.
 
 Only bits `LOW` to `LOW` + 8 width - 1 of each masked word are sent. Dropping bits of a *masked*
 word is post-processing. Rounding a vector before masking is not post-processing, because a sum of
@@ -38,7 +38,7 @@ def width_of(patients: int | None, ratio: float) -> int:
     """Return the number of bytes to send for each word so that no sum overflows.
 
     The unit is the standard deviation of one site's noise. The sum has at most `patients` parts of
-    up to `ratio` units each, and noise of up to 64 units. The width allows for 16 times this sum.
+    up to `ratio` units each, and noise of up to 64 units. The words can hold 16 times this sum.
     """
     if patients is None:
         return MOST_WIDTH
@@ -82,15 +82,15 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return as bytes only those bits of each word that are sent."""
+    """Return only the bits of each word that are sent, packed into bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Add packed vectors exactly, and add the mean of the low bits that were not sent.
+    """Return the exact sum of packed vectors, plus the mean of the low bits that were not sent.
 
-    The `LOW` bits that each word lacks were uniform, because the word was masked.
+    The `LOW` missing bits of each word were uniformly distributed, because the word was masked.
     """
     size = len(vectors[0])
     if size % width or any(len(vector) != size for vector in vectors):
@@ -103,7 +103,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Return words modulo 2**(LOW + 8 width) as the integers nearest to 0."""
+    """Return, for each word, the integer closest to 0 that equals it modulo 2**(LOW + 8 width)."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 
@@ -135,7 +135,7 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
     """Recover the seed from at least `threshold` shares, using Lagrange interpolation at 0.
 
-    The shares are keyed by place. They are not authenticated, so a false one gives a wrong seed.
+    `shares` maps places to shares. They are not authenticated, so a false one gives a wrong seed.
     """
     seed = 0
     for place, share in shares.items():

@@ -1,15 +1,15 @@
-"""The site's part in a secure sum, as functions that turn stored values into new values.
+"""The site's part in a secure sum: functions that compute new values from its stored values.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
 is sent. The functions in this module enforce three rules:
 
-- a vector is drawn once per round;
-- a repeated question gets the same bytes, a question with other members is answered only as a
-  later attempt, and a changed request or key is refused;
-- the site opens a round once, for its last attempt, and answers no other attempt afterwards.
+- A vector is drawn only once per round.
+- A repeated question gets the same bytes. A question with other members is answered only as a later
+  attempt. A changed request or key is refused.
+- The site opens a round only once, for its last attempt. After that, it answers no other attempt.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
-site. The server would then know the site's vector with only one share of noise. For the same
+site. Their difference is the site's vector, protected by only one share of the noise. For the same
 reason, each site also adds a mask of its own, and shares the mask's seed among the other sites
 (Bonawitz et al. 2017). With `dropouts` = 0, a round has one attempt, no opening and no such masks.
 """
@@ -69,9 +69,9 @@ class Opening:
 class RoundState:
     """A site's state in a round: the last question answered, and the values used in the answer.
 
-    `seed` generates the site's own mask, and is empty with `dropouts` = 0. `sealed` holds a share
-    of the seed for each member, readable by that member only. An `opening` ends the round. The
-    array `noisy` is the site's vector with its own share of the noise. The array must not leave the
+    `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds a share of
+    the seed for each member, readable by that member only. An `opening` ends the round. The array
+    `noisy` is the site's vector plus the site's share of the noise. The array must not leave the
     site and is stored apart from the other fields.
     """
 
@@ -181,10 +181,10 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the new state, which must be on disk before the result of `masked` is sent.
+    """Return the round's new state. It must be on disk before the result of `masked` is sent.
 
-    `draw` makes the site's vector with its share of the noise, once per round. A seeded
-    `random_bytes` is for simulation only.
+    `draw` makes the noisy vector and is called once per round. Only simulations seed
+    `random_bytes`.
     """
     step = check_question(job, state, question, peers)
     if step == "repeat" and state is not None:
@@ -228,7 +228,7 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """Return the new state, which must be on disk before its `opening` is sent.
+    """Return the round's new state. It must be on disk before its `opening` is sent.
 
     `sealed` holds the shares that other sites sealed for this site, keyed by site name. Damaged
     shares are ignored. A repeated request gets the same opening.
