@@ -53,7 +53,7 @@ class Noise:
     ) -> Noise:
         """Make the source that the settings specify. Outside simulation, a seed is refused.
 
-        `stream` is the run's seed, the site and the round, which make seeded noise unique.
+        `stream` contains the run's seed, the site and the round, so that no noise is repeated.
         """
         if settings.noise_seed < 0:
             return cls.from_os()

@@ -35,9 +35,9 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     every entry once. The visiting order and the start must not depend on the data. Clipping each
     entry's data gradient to `clip` enforces L for any loss, but the other assumptions do not hold.
     The joint pass over the factors is not convex, and the l2,1 step couples all patients. Factors
-    are carried over from round to round without noise. If a zero becomes a one, the pass has
-    another length. Sampled zeros may repeat, and the step size adapts to the data. The returned
-    value therefore only sets the scale of the noise and bounds nothing.
+    are carried over from round to round without noise. If a zero becomes a one, the length of the
+    pass changes. Sampled zeros may repeat, and the step size adapts to the data. The returned value
+    therefore only sets the scale of the noise and bounds nothing.
     """
     return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
 
@@ -51,7 +51,7 @@ def perturb(
     round_number: int,
     modes: Sequence[str],
 ) -> Release:
-    """Add Gaussian noise with the variance in the paper's eq. (priv), sensitivity**2 / (2 rho).
+    """Add Gaussian noise with variance sensitivity**2 / (2 rho), the paper's equation (priv).
 
     The unit is one tensor entry, and neighbouring data sets differ in its value. Each factor's
     sensitivity is computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must

@@ -78,7 +78,7 @@ class ReleaseEvent:
 
     @property
     def alone(self) -> "ReleaseEvent":
-        """The event if all other sites collude, so that only this site's noise counts."""
+        """The same event with only this site's noise, as if all other sites colluded."""
         if not self.shared:
             return self
         return dataclasses.replace(self, sigma=self.own_sigma, own_sigma=0.0, claim=ALONE_CLAIM)

@@ -71,8 +71,8 @@ def execute(
 def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     """Answer messages one at a time.
 
-    Beside a busy process, a second one would start more slowly and run out of memory earlier. Its
-    reply would therefore reveal how busy the first one is.
+    While one process is busy, a second one would start more slowly and run out of memory earlier.
+    Its reply would therefore reveal how busy the first one is.
     """
     ending = _Ending()
     signal.signal(signal.SIGTERM, ending)

@@ -105,7 +105,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait for other writers to its database. Call this before its import."""
+    """Make the SuperLink wait for other writers to its database. Call this before importing it."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}

@@ -3,10 +3,10 @@
 `flwr run` exits with 0 even if the run fails. If the ServerApp is killed, the run's log ends at
 once, but the SuperLink notices a minute later. So `Connection` polls the SuperLink for the outcome.
 
-By default, `flwr run` starts a SuperLink as a daemon. It outlives the run, and keeps the folder and
-environment of its first run. For `dpfact simulate` and notebooks, `local_superlink` starts a
-SuperLink that ends with this process. It has its own Flower home and ports. With `local_supernode`,
-a whole deployment can run on one machine.
+By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
+folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
+starts a SuperLink that ends with this process. It has its own Flower home and ports. With
+`local_supernode`, a whole deployment can run on one machine.
 """
 
 import json

@@ -149,8 +149,9 @@ class ClaimedMessage:
 def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
     """Fetch a claimed message when the context begins, and report it as done when the context ends.
 
-    After an error, the message is not reported as done, so that the SuperNode does not wait for the
-    reply for ever. A SuperNode that gets no heartbeat for a minute answers the message itself.
+    After an error, the message is not reported as done, because the SuperNode would then wait
+    endlessly for the reply. A SuperNode that gets no heartbeat for a minute answers the message
+    itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS

@@ -139,7 +139,7 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's probability of being absent in other patients. Empty if unknown."""
+        """Each phenotype's probability of being absent from other patients. Empty if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 

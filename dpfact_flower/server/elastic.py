@@ -1,4 +1,4 @@
-"""Modes "none" and "paper" on the server: elastic averaging, eq. (global)."""
+"""Modes "none" and "paper" on the server: elastic averaging, equation (global)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,7 @@ _LEAST = 1e-6
 
 
 class ElasticRule:
-    """A start, followed by elastic averaging of the sites' factors, eq. (global).
+    """A start, followed by elastic averaging of the sites' factors, equation (global).
 
     The start is random, from the public seed. In mode "none", it can be made from the sites'
     co-occurrences instead. With long code lists, round 1 asks for counts of codes, and round 2 for
@@ -102,7 +102,7 @@ class ElasticRule:
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Make the start from the sites' statistics, or pull towards the sites' factors."""
+        """Make the start from the sites' replies, or pull the global factors towards them."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -230,8 +230,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     A `step` other than 0 is returned unchanged. If `step` is 0, solvers that take steps and have a
-    gamma get eta * gamma, as in eq. (global). For all other solvers, the result is 1 / sites, so
-    the global factors become the mean of the sites' factors.
+    gamma get eta * gamma, as in equation (global). For all other solvers, the result is 1 / sites,
+    so the global factors become the mean of the sites' factors.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -251,7 +251,7 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
 def elastic_average(
     anchors: Factors, replies: Sequence[Factors], step: float, shares: Sequence[float] = ()
 ) -> Factors:
-    """Pull once: ``F^ += step * sum_t (F~_t - F^)``, eq. (global) for step = eta * gamma.
+    """Pull once: ``F^ += step * sum_t (F~_t - F^)``, equation (global) for step = eta * gamma.
 
     Replies must be sorted by site, because floating-point sums depend on the order. `shares` are
     scaled to a mean of 1.

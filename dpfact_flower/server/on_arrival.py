@@ -1,7 +1,7 @@
 """Asynchronous runs of modes "none" and "paper": each reply updates the model at once.
 
-The first round and all rounds of a start are synchronous. After that, each reply replaces the
-previous reply of its site, and the rule updates the model from all sites' latest replies. So a site
+The first round and all rounds of a start are synchronous. After that, each reply replaces its
+site's previous reply, and the rule updates the model from all sites' latest replies. So a site
 gains no weight by answering more often. A reply has full weight for two rounds. Then its weight is
 ``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
 https://arxiv.org/abs/1903.03934). With full weight, old replies would hold the model back.

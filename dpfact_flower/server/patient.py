@@ -112,7 +112,7 @@ class PatientRule:
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return each phenotype's usage in each slot in a secure refinement, and None otherwise."""
+        """Return the phenotypes' usage in every slot, or None if this is no secure refinement."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -203,7 +203,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's probability of being absent in other patients. Empty if unknown."""
+        """Each phenotype's probability of being absent from other patients. Empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)

@@ -148,7 +148,7 @@ class SiteNames:
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
-        """Return the answers, with a fault for each site whose name conflicts."""
+        """Return the answers. Add a fault for each site whose name conflicts with a known name."""
         claims = {readiness.node: readiness.site for readiness in sites if readiness.site}
         named = []
         for readiness in sites:

@@ -75,7 +75,7 @@ class Facts(NamedTuple):
         """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
 
         The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. The noise is that of all sites together, for a bound of 1.
+        column of the largest mode. The noise comes from all sites, with a bound of 1.
         """
         if not self.known:
             return 0.0
@@ -87,8 +87,7 @@ class Lever(NamedTuple):
     """A quantity whose change could improve the forecast while all other quantities stay the same.
 
     `good` is the value that makes the verdict good, or 0 if none does. `chance` is the forecast
-    after halving the rank or number of codes, or doubling another quantity. New sites bring new
-    patients.
+    after halving the rank or number of codes, or doubling another quantity.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -128,7 +127,7 @@ class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
     `memory` covers the largest release, but no patients' data. `server` covers the start, and is 0
-    if the number of sites is unknown. If there are many codes, `codes` suggests a value.
+    if the number of sites is unknown. If there are many codes, `codes` suggests how many to keep.
     """
 
     memory: int

@@ -33,11 +33,11 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 def summed(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
-    """Return the sum of all members' vectors. The mean stands for the low bits that were not sent.
+    """Return the sum of all members' vectors. The mean replaces low bits that were not sent.
 
-    Each member adds the error of a uniform number below 2**16. Its variance is about a millionth of
-    the noise variance. After a QuorumError for missing vectors, start another attempt. After one
-    for missing openings, request them again. With `dropouts` = 0, nothing is opened.
+    Each member's error is uniform with a range of 2**16. Its variance is about a millionth of the
+    noise variance. If a QuorumError reports missing vectors, start another attempt. If it reports
+    missing openings, request them again. With `dropouts` = 0, nothing is opened.
     """
     missing = [site for site in question.sites if site not in answers]
     if missing:

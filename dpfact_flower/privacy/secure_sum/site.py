@@ -70,9 +70,9 @@ class RoundState:
     """A site's state in a round: the last question answered, and the values used in the answer.
 
     `seed` generates the site's own mask, and is empty if `dropouts` is 0. `sealed` holds a share of
-    the seed for each member, readable by that member only. An `opening` ends the round. The array
-    `noisy` is the site's vector plus the site's share of the noise. The array must not leave the
-    site and is stored apart from the other fields.
+    the seed for each member, which only that member can read. An `opening` ends the round. The
+    array `noisy` is the site's vector plus the site's share of the noise. The array must not leave
+    the site and is stored apart from the other fields.
     """
 
     __pydantic_config__ = _KEPT
