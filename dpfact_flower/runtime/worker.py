@@ -2,8 +2,8 @@
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
 reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies as
-after every failed round, with the same error code and at the same time. Otherwise, the SuperNode
-would report the failure at a time that depends on the patients.
+after every failed round, with the same error code and the same `ReplyDelay`. Otherwise, the
+SuperNode would report the failure at a time that depends on the patients.
 """
 
 import json
