@@ -4,8 +4,8 @@ All sites' matrices are fitted at once (`pair_fit`). Because the problem is not 
 compares several candidates. A *random* candidate is fitted to the sum over sites and then to all
 matrices. A *grown* candidate gains factors where the residual is largest. Let P be the releases,
 and let z be fresh noise with the same standard deviation. Candidates are fitted to P + z / 2 and
-compared on P - 2 z, whose noise is independent. If a random candidate is best, a last candidate
-starts from the average of all candidates (docs/explanation/start.md).
+compared on P - 2 z, whose noise is independent. If a random candidate is best, its fit to the
+average of all candidates' models is a last candidate (docs/explanation/start.md).
 """
 
 import logging
