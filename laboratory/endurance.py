@@ -2,8 +2,8 @@
 
 A SuperLink and hospitals run on loopback as separate processes, as in docs/how-to/deploy.md. For
 the given time, they carry out pairs of simultaneous runs without noise. Four times a minute, the
-program measures the processes' resources. At the end, it prints the growth per hour of all
-processes that lasted from the first run to the end, and of the process whose memory grew most.
+program measures the processes' resources. At the end, it prints the growth per hour for all
+processes that existed from the first run to the end, and for the one whose memory grew most.
 """
 
 import argparse
@@ -37,7 +37,7 @@ means of long blocks are nearly independent."""
 
 
 class Used(NamedTuple):
-    """A process's open files, threads and memory in MiB. Shared memory counts for every process."""
+    """A process's open files, its threads, and its memory in MiB, including shared memory."""
 
     handles: float
     threads: float
@@ -60,7 +60,7 @@ def processes(made: Deployment) -> set[Process]:
 
 
 def used_by(pid: int) -> Used:
-    """Measure a process. Raise an OSError if it has ended."""
+    """Measure a process. Raise an OSError if the process has ended."""
     handles = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     status = dict(line.split(":", 1) for line in lines)
@@ -89,7 +89,7 @@ def _size(paths: Iterator[Path] | list[Path]) -> float:
 def slope(minutes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """Return the growth per hour, and half the width of its 95 % interval.
 
-    The growth is the slope of a line through block means, without the first quarter of values.
+    The growth is the slope of a line through block means. The first quarter of values is left out.
     """
     start = round(_WARM * len(values))
     x, y = (

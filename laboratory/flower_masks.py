@@ -1,4 +1,4 @@
-"""Count, in bits, the masks that Flower's own SecAgg+ and this package can make.
+"""Measure how many different masks Flower's own SecAgg+ and this package can make.
 
     python -m laboratory.flower_masks
 
@@ -30,7 +30,7 @@ def seed_of(key: bytes) -> int:
 
 
 def bits_that_differ(numbers: Iterable[int]) -> int:
-    """Return in how many bits the numbers are not all the same."""
+    """Return the number of bits in which the numbers differ."""
     some, every = 0, -1
     for number in numbers:
         some, every = some | number, every & number
@@ -44,7 +44,7 @@ def shared_key() -> bytes:
 
 
 def hours_for_all(bits: int, tried: int = 2000) -> float:
-    """Return the core hours to draw the first values from every seed, estimated on a few seeds."""
+    """Estimate the core hours that it takes to draw the first values of every seed."""
     began = time.process_time()
     for seed in range(tried):
         np.random.RandomState(seed).randint(0, 2**32 - 1, 4, dtype=np.int64)

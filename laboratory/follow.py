@@ -2,11 +2,11 @@
 
 The program clones the last commit, and times `make demo` in the clone. Then it runs every page from
 top to bottom, with the commands in one shell and the Python blocks in one session. Each page has
-its own folder: a copy of the clone if a command names one of its files, and an empty folder
-otherwise. The folder also contains the files that a reader would have (`own`, `GIVEN`). The page's
-text is unchanged, except that `PATH/TO/` becomes that folder. Commands that cannot run on this
-machine are left out by the rules in `LEFT_OUT`, and listed with the reason. The test suite runs the
-same commands on small data.
+its own folder. If a command names a file of the clone, the folder is a copy of the clone, and
+otherwise it is empty. Files that a reader would have are added (`own`, `GIVEN`). The page's text is
+unchanged, except that `PATH/TO/` is left out. Commands that cannot run on this machine are left out
+by the rules in `LEFT_OUT`, and listed with the reason. The test suite runs the same commands on
+small data.
 
 The program takes a long time, and needs a package index. Open data are taken from $DPFACT_DATA. To
 follow one page after a change: ``python -m laboratory.follow --clone CLONE docs/PAGE.md``.
@@ -156,7 +156,7 @@ class Reader:
 
 
 def why_not(unit: Unit, home: Path, missing: set[str]) -> str | None:
-    """Return why a unit is left out, or None. Add the files it would have made to `missing`."""
+    """Return the reason to leave out a unit, or None. Add the unit's output files to `missing`."""
     if unit.python:
         return None
     reason = next((why for sign, why in LEFT_OUT if re.search(sign, unit.text)), None)
@@ -193,7 +193,7 @@ def follow(path: Path, home: Path, environment: dict[str, str]) -> Page:
 
 
 def own(home: Path) -> None:
-    """Put the files that a reader would have, or small substitutes, into a folder."""
+    """Fill a folder with the files that a reader would have, or with small substitutes."""
     write_sources(home)
     write_eicu(home / "eicu")
     write_events(home / "events.csv")
@@ -234,7 +234,7 @@ def newcomer(clone: Path) -> dict[str, str]:
 
 
 def first_report(clone: Path) -> None:
-    """Measure the wall-clock and CPU time from nothing to the demo's report."""
+    """Measure the wall-clock and CPU time from `git clone` to the demo's report."""
     began = time.monotonic()
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
     make(clone, "make demo")

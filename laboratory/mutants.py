@@ -1,15 +1,15 @@
 """Do the tests notice a mutant? ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
-``not``, a decorator, a loop, a caught exception). Then the tests run: first those that mirror the
-module and, if they pass, all others in `TESTS`. A mutant is noticed if a test fails, hangs or
-crashes. All of this happens in a temporary copy of the checkout.
+``not``, a decorator, a loop, a caught exception). Then the tests of the module's folder run and, if
+they pass, all others in `TESTS`. A mutant is noticed if a test fails, hangs or crashes. All of this
+happens in a temporary copy of the checkout.
 
 The same seed and the same code give the same sample. A line with an addition has eleven mutants,
-most of them obvious, so the program draws places, and one mutant of each. Mutants that differ only
-in annotations or log lines, or are not valid programs, are not drawn. Survivors that mutants.toml
-explains are not counted. The exit code is 1 if fewer than 95 % of the other mutants are noticed.
-Slow tests run only on mutants that survive the fast tests. Tests that start processes do not run.
+most of them obvious, so the program draws at most one mutant from each place. Mutants that differ
+only in annotations or log lines, or are not valid programs, are not drawn. Survivors that
+mutants.toml explains are not counted. The exit code is 1 if fewer than 95 % of the other mutants
+are noticed. Slow tests run only if the fast ones pass. Tests that start processes do not run.
 """
 
 import argparse
@@ -91,7 +91,7 @@ class Mutant(NamedTuple):
 
 
 def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[list[Mutant], int]:
-    """Draw mutants that could change the code's behaviour. Also return the number of places."""
+    """Draw mutants. Also return the number of places in the code that can be mutated."""
     modules = sorted(p.relative_to(root) for room in rooms for p in (root / room).rglob("*.py"))
     with use_db(root / "mutants.sqlite", WorkDB.Mode.create) as session:
         init(modules, session, {})
@@ -133,7 +133,7 @@ def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
 def says_the_same(source: str, mutated: str) -> bool:
     """Return True if two modules run the same code or if the second is not a valid program.
 
-    Annotations, log lines, kernels' compilation and keyword-only arguments make no difference.
+    Annotations, log calls, compilation of kernels and kinds of parameters are ignored.
     """
     try:
         one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))
@@ -143,7 +143,7 @@ def says_the_same(source: str, mutated: str) -> bool:
 
 
 class _Bare(ast.NodeTransformer):
-    """Removes annotations, `*` and `/` among parameters, log calls, and kernels' compilation."""
+    """Removes everything that `says_the_same` ignores."""
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
@@ -175,7 +175,7 @@ class _Bare(ast.NodeTransformer):
 
 
 def met_by(module: Path) -> tuple[list[Path], list[Path]]:
-    """Return the tests of a module's folder, its own test file first, and all others in `TESTS`."""
+    """Return the tests of a module's folder, and all others. The module's own tests come first."""
     folder = Path("tests") / module.parent.relative_to(PACKAGE)
     own = sorted(folder.glob("test_*.py"), key=lambda path: path.stem != f"test_{module.stem}")
     return own, [path for path in everything() if path not in own]
@@ -214,7 +214,7 @@ class Bench:
         os.environ["PYTHONPATH"] = str(self.copy)
 
     def measure(self) -> float:
-        """Run all tests without a mutant, which fills the cache, and return their seconds."""
+        """Run all tests without a mutant to fill the cache. Return the seconds that this took."""
         began = time.perf_counter()
         tests = command(everything(), 3600, f"({_FAST}) or ({_SLOW})")
         run = subprocess.run(shlex.split(tests), capture_output=True, text=True, check=False)

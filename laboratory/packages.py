@@ -1,4 +1,4 @@
-"""Build the wheel and the source archive, inspect both, install each, and try it.
+"""Build, inspect, install and try the wheel and the source archive.
 
     python -m laboratory.packages --python python3.11 --python python3.12
 
@@ -53,7 +53,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def environment(python: str, folder: Path) -> Path:
-    """Make an empty environment, and return its folder of commands."""
+    """Make an empty environment, and return the folder that contains its commands."""
     run(python, "-m", "venv", folder, cwd=folder.parent)
     return folder / "bin"
 
@@ -67,7 +67,7 @@ def tracked() -> set[str]:
 
 
 def check(what: str, found: set[str], expected: set[str]) -> None:
-    """End the program with a list of unexpected and missing files, if there are any."""
+    """If there are unexpected or missing files, end the program with a list of them."""
     strange, missing = sorted(found - expected), sorted(expected - found)
     if strange or missing:
         sys.exit(f"{what}: should not hold {strange}; lacks {missing}")
@@ -138,7 +138,7 @@ def use(python: str, package: Path, out: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build, inspect, install and use both."""
+    """Build, inspect, install and use the wheel and the source archive."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Command-line arguments of the studies, checked before hours of work begin."""
+"""Functions that check the studies' command-line arguments before the long computation starts."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def read_epsilon(text: str) -> float:
 
 @contextmanager
 def one_line_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Report the package's errors on one line and end the program, as `parser` does for its own."""
+    """Report an error of the package on one line and exit, as `parser` does for bad arguments."""
     try:
         yield
     except DPFactError as error:

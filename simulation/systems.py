@@ -1,4 +1,4 @@
-"""DPFact's rounds without messages or disks, and other private schemes, run on a cohort.
+"""Runs of DPFact and of other private schemes on a cohort, without messages or files.
 
 `play` runs the package's own sites and server, and `patient_mode` and `paper_mode` are whole runs.
 `naive` makes the paper's scheme rigorous in the simplest way. `shuffled` makes data in which there
@@ -38,7 +38,7 @@ NO_NOISE = 1e6
 
 
 class _InMemory:
-    """A simulated site's releases and state, in memory instead of a ledger and a state folder."""
+    """An in-memory replacement for a site's ledger and state folder."""
 
     def __init__(self) -> None:
         self.releases: dict[int, Release] = {}
@@ -113,7 +113,7 @@ def _sums(
 
 
 def _refitted(site: SiteData, request: RoundRequest) -> RoundOutcome:
-    """Return a site's own refit at the end of a run."""
+    """Refit a site's own model at the end of a run."""
     tensor = site.select_codes(request.selection).tensor
     if tensor.nnz == 0:
         return RoundOutcome(release_nothing())
@@ -133,7 +133,7 @@ def coordinate(
 def run(
     cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings, run: RunSettings
 ) -> Factors:
-    """Return the global factors of a run with the package's own rounds and rules."""
+    """Run the package's own sites and server on a cohort, and return the global factors."""
     coordinator = coordinate(cohort, solver, privacy, run)
     for _ in play(coordinator, cohort, own_refit=False):
         pass
@@ -152,8 +152,8 @@ def patient_mode(
 def paper_solver(rank: int, **changes: Any) -> SolverSettings:
     """Return the paper's solver with the best settings for its noise.
 
-    They are the best at epsilon 8 on the demo's cohort among eta .003 to .03, tau 2 and 5, clip .01
-    to 1, and 10 and 40 rounds. The search read the data without charging a budget.
+    A search at epsilon 8 on the demo's cohort found them. It charged no budget, and covered eta
+    from .003 to .03, clip from .01 to 1, tau 2 and 5, and 10 and 40 rounds.
     """
     chosen = {"tau": 5, "eta": 1e-2, "gamma": 0.05, "clip": 0.1, "mu_from_round": 1, **changes}
     return SolverSettings(rank=rank, solver="psgd", **chosen)
@@ -162,7 +162,7 @@ def paper_solver(rank: int, **changes: Any) -> SolverSettings:
 def paper_mode(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Factors:
-    """Run DPFact with its own noise, at the epsilon that it claims for an entry (not proven)."""
+    """Run DPFact with its own noise. It claims `epsilon` for an entry, but this is not proven."""
     privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=delta)
     rounds = RunSettings(rounds=40, seed=seed, elastic_step=1 / len(cohort.sites))
     return run(cohort, paper_solver(rank), privacy, rounds)
@@ -179,11 +179,11 @@ def naive(
     bound: float = 1.0,
     noise_seed: int | None = None,
 ) -> Factors:
-    """Run a rigorous version of the paper's scheme: clipped updates, and noise for twice the bound.
+    """Run the paper's scheme, made rigorous by clipping updates and adding enough noise.
 
-    Whatever a site computes, and whatever noiseless state it keeps, one patient changes its clipped
-    update by at most twice the bound. The guarantee is therefore proven for each patient. With a
-    `noise_seed`, a run is repeatable and not private.
+    Updates are clipped to the norm `bound`, so one patient changes an update by at most twice the
+    bound, whatever the site computes or stores. The noise covers this change, which proves the
+    guarantee for each patient. A run with a `noise_seed` is repeatable and not private.
     """
     rng = np.random.default_rng(seed)
     rho = mu_for_epsilon(epsilon, delta) ** 2 / 2 / rounds
@@ -219,7 +219,7 @@ def unit_columns(factors: Sequence[NDArray[Any]]) -> Factors:
 
 
 def shuffled(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """In all modes but the first, give each patient another's codes, to break all relations."""
+    """Break all relations between modes: permute patients in every feature mode but the first."""
     rng = np.random.default_rng(seed)
     alive, patients = np.unique(tensor.indices[:, 0], return_inverse=True)
     everyone = np.arange(len(alive))

@@ -1,7 +1,7 @@
 """The stages of secure sums in a round's request.
 
-There are three stages: `keys`, once per job; `sum`, for each release; and `open`, if lost sites are
-allowed. A stage does not change the requested release, so it is not part of the request's digest.
+The stage `keys` happens once per job, `sum` once per release, and `open` only if lost sites are
+allowed. The stage does not change the requested release, so a request's digest leaves it out.
 """
 
 import json
@@ -35,9 +35,9 @@ class SecureStage:
     """A stage of the exchange.
 
     If a site is lost, another `attempt` follows with fewer sites. `members` lists all sites that
-    sent keys, sorted by name. `asked` lists the sites in this attempt or, in the stage `keys`, the
-    sites whose keys are requested. In the stage `open`, `sealed` contains the shares that are
-    sealed for this site, by sender.
+    sent keys, sorted by name. `asked` lists the sites in this attempt. In the stage `keys`, it
+    lists the sites whose keys are requested. In the stage `open`, `sealed` maps each sender to the
+    share that it sealed for this site.
     """
 
     stage: Literal["keys", "sum", "open"]
@@ -62,7 +62,7 @@ class SecureStage:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Check a received stage. A `MessageError` names the fault."""
+        """Parse a received stage. Raise a `MessageError` if it is not valid."""
         try:
             content = from_json(text)
             members = tuple(
@@ -106,7 +106,7 @@ def read_parts(
 
 
 def sealed_text(shares: Mapping[str, bytes]) -> bytes:
-    """Return the receivers' sealed shares as bytes for a reply."""
+    """Serialise sealed shares, keyed by receiver, for a reply."""
     return json.dumps({site: _text(share) for site, share in shares.items()}).encode()
 
 

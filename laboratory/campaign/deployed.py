@@ -1,4 +1,4 @@
-"""A deployment of real processes that can be killed and are restarted, as systemd would do.
+"""A deployment of real processes, which are restarted after they end, as under systemd.
 
 A SuperLink and three hospitals run on loopback with the commands and systemd units of
 docs/how-to/deploy.md, with TLS and registered keys. Each hospital has a SuperNode and its own
@@ -49,7 +49,7 @@ class Service:
 
     @property
     def pid(self) -> int | None:
-        """The unit's own process below its supervisor, or None while it waits for a restart."""
+        """The process that the unit's supervisor started, or None while a restart is due."""
         children = f"/proc/{self._process.pid}/task/{self._process.pid}/children"
         with suppress(OSError):
             # The first is the command: the others were adopted later.
@@ -95,7 +95,7 @@ class Deployment:
             service.look()
 
     def find(self, service: str, words: str) -> int | None:
-        """Return the process of a unit that has these words on its command line."""
+        """Find a process of a unit by words on its command line."""
         return descendant(self.services[service].keeper, words)
 
     def allow(self, mode: str) -> None:
@@ -113,7 +113,7 @@ class Deployment:
             each.config.write_text(tomli_w.dumps(settings))
 
     def state(self, each: Hospital, mode: str) -> Path:
-        """Return a hospital's own folder in its state folder."""
+        """Return the folder with a hospital's state for a privacy mode."""
         return each.folder / "site" / "state" / mode / each.name
 
     def nodes(self) -> dict[str, str] | None:
@@ -196,8 +196,8 @@ def submitted(
 ) -> tuple[int | None, str]:
     """Submit a run as a person would, and watch all services until the run has ended.
 
-    Return the exit code of `dpfact submit` and its output. The code is None if it had to be ended
-    after `bound` seconds. `look` is called four times a second.
+    Return the exit code of `dpfact submit` and its output. The code is None if the command was
+    ended after `bound` seconds. `look` is called four times a second.
     """
     command = [tool("dpfact"), "submit", CONNECTION, "--out", str(out), "--json"]
     command += ["--vocabulary", made.vocabulary]

@@ -166,7 +166,7 @@ class Network(InProcessGrid):
 
     @contextmanager
     def _charging(self, message: Message) -> Iterator[None]:
-        """Count charges that are made after the message's round is over."""
+        """Count the charges to the ledger that are made after the message's round has ended."""
         charge, end = Ledger.charge, message.metadata.created_at + message.metadata.ttl
 
         def watched(*arguments: object) -> object:
@@ -219,7 +219,7 @@ def _altered(message: Message) -> Message:
 
 
 def _spoilt(reply: Message, kind: str) -> Message:
-    """Return a reply with damage that Flower's own checksums would not notice."""
+    """Damage a reply in a way that Flower's own checksums would not notice."""
     if kind not in ("garbage", "not finite") or reply.has_error():
         return reply
     found = records.read_reply(reply)

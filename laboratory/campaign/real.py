@@ -1,4 +1,4 @@
-"""One run between real processes that are killed, stopped or ended, and the checks after it."""
+"""One run between real processes that are killed, stopped or ended, and checks of the outcome."""
 
 import os
 import random
@@ -57,8 +57,8 @@ _CLOCK_SECONDS = 2.0
 class Blow:
     """A signal to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
-    It is sent `delay` seconds after all ledgers together have `after` answers, or later, as soon as
-    the process exists. A stopped process continues after some seconds.
+    It is due `delay` seconds after the ledgers have `after` answers in total. If the process does
+    not exist then, the signal waits for it. A stopped process continues after some seconds.
     """
 
     target: str
@@ -88,7 +88,7 @@ class RealScenario(NamedTuple):
 
 
 def drawn_real(seed: int) -> RealScenario:
-    """Draw the scenario of a seed. Consecutive seeds cover every kind of blow."""
+    """Draw the scenario of a seed. Consecutive seeds cover every target and signal."""
     rng = random.Random(f"real {seed}")
     mode = rng.choice(("patient", "patient", "none"))
     kinds = [(target, way) for target in TARGETS for way in SIGNALS]
@@ -104,7 +104,7 @@ def drawn_real(seed: int) -> RealScenario:
 
 @dataclass
 class RealRun:
-    """One run of a scenario, and the checks after it."""
+    """One run of a scenario, and checks of the outcome."""
 
     scenario: RealScenario
     made: Deployment
@@ -202,7 +202,7 @@ class RealRun:
             return [row for row in ledger.rows() if row.job == self.job]
 
     def problems(self) -> Iterator[str]:
-        """Yield violated conditions, once the run has been resumed to its end."""
+        """Yield the conditions that the run has violated. Call this after its end."""
         if not run_status(self.out).is_finished:
             yield "the folder says that it is not finished"
         try:
@@ -280,7 +280,7 @@ class RealRun:
 
 
 def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Outcome:
-    """Carry out a run with blows and, unless it finished, resume it to its end without blows."""
+    """Carry out a run with blows. If it does not finish, resume it without blows."""
     made.allow(scenario.mode)
     made.await_all()
     run, starts = RealRun(scenario, made, folder), 1

@@ -30,7 +30,7 @@ PRIVACY = {
 class Scenario(NamedTuple):
     """The random choices for one run: the kinds of faults, and the share of messages with a fault.
 
-    The server is killed after `server` steps and, for some seeds, again after a restart.
+    The server is killed after `server` steps. For some seeds, it is killed again after a restart.
     """
 
     seed: int
@@ -50,10 +50,10 @@ def drawn(seed: int) -> Scenario:
 
 
 class Outcome(NamedTuple):
-    """The end of a run: ``finished``, or the code of its error, which `why` may explain.
+    """The outcome of a run. `end` is ``finished`` or an error code, which `why` may explain.
 
-    `starts` counts the server's processes, including the one without faults. `unused` counts the
-    charged releases that the finished run did not use. `factors` are the model's factors.
+    `starts` is the number of times that the server was started, with or without faults. `unused`
+    counts the charged releases that the finished run did not use.
     """
 
     end: str
@@ -165,7 +165,7 @@ class _World:
             yield
 
     def problems(self) -> Iterator[str]:
-        """Yield violated conditions, once the run has been resumed to its end."""
+        """Yield the conditions that the run has violated. Call this after its end."""
         if self.network.late_charges:
             yield f"{self.network.late_charges} charges for a round that was over"
         assert self.run is not None
@@ -197,7 +197,7 @@ class _World:
         yield from self._cannot_be_had(folder, numbers)
 
     def _cannot_be_had(self, folder: Path, numbers: list[int]) -> Iterator[str]:
-        """Yield charged releases that a repeated request does not get, or that it charges again."""
+        """Repeat each request, and yield charged releases that are lost or are charged again."""
         if self.scenario.mode == "none":
             return  # nothing is charged, and only the last round's bytes are kept
         node = [site.name for site in self.cohort.sites].index(folder.name)

@@ -36,7 +36,7 @@ class Snapshot:
     shared : tuple of ndarray
         Feature factors that all sites share.
     error : SquaredError
-        Errors of the sites' own models on their sites' data, summed (the paper's accuracy measure).
+        The paper's accuracy measure: the total error of the sites' own models on their own data.
     seconds : float
         Computing time so far, summed over the sites and excluding measurements.
     """
@@ -79,7 +79,7 @@ def pooled(cohort: Cohort) -> SparseTensor:
 
 
 def site_tensors(cohort: Cohort, solver: SolverSettings) -> list[SparseTensor]:
-    """Return the tensors that the sites fit, with patients scaled to norm 1 if `solver` says so."""
+    """Return the tensors that the sites fit, scaled as `solver.scale` requires."""
     return [scaled(site.tensor, solver) for site in cohort.sites]
 
 

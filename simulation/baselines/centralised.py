@@ -1,4 +1,4 @@
-"""Centralised SGD: all patients in one place, and DPFact's solver with T = 1, gamma = 0, mu = 0."""
+"""Centralised SGD: DPFact's solver on the pooled patients, with T = 1, gamma = 0 and mu = 0."""
 
 import time
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Topic models of pooled patients: LDA and NMF without privacy, and private spectral LDA.
 
-The models use only which codes a patient has in any mode, not how the codes are combined.
+The models use the set of each patient's codes. They ignore how the codes are combined.
 `private_spectral_lda` follows Wang, Anandkumar and others (2020): topics are found from noisy
 moments of distinct codes, by whitening and the tensor power method.
 """
@@ -30,7 +30,7 @@ _STARTS, _STEPS = 30, 40
 
 
 class Topics(NamedTuple):
-    """Feature factors and, if the method has any, the patients' memberships."""
+    """Feature factors and patients' memberships. Some methods give no memberships."""
 
     factors: Factors
     memberships: NDArray[np.float64] | None = None
@@ -55,11 +55,12 @@ def nmf(cohort: Cohort, rank: int, seed: int = 0) -> Topics:
 def private_spectral_lda(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Topics:
-    """Fit spectral LDA to pooled patients, with proven (epsilon, delta) for adding or removing one.
+    """Fit private spectral LDA to pooled patients.
 
-    Two Gaussian releases each use half of the budget. The first sums pairs of codes. Scaling each
-    patient's codes to norm 1 bounds its sensitivity. The second sums triples in the directions
-    found by the first, with each patient's triples clipped. The number of patients is public.
+    The guarantee (epsilon, delta) is proven for adding or removing a patient. Two Gaussian releases
+    each use half of the budget. The first sums pairs of codes. Scaling each patient's codes to norm
+    1 bounds its sensitivity. The second sums triples, projected onto the directions found by the
+    first. Each patient's triples are clipped. The number of patients is public.
     """
     source = Noise.from_os()
     x = _presence(cohort)
@@ -76,7 +77,7 @@ def private_spectral_lda(
 def _noisy(
     exact: NDArray[np.float64], sensitivity: float, epsilon: float, delta: float, source: Noise
 ) -> NDArray[np.float64]:
-    """Return one of the two releases: the exact sums with noise."""
+    """Add noise to the exact sums of one of the two releases."""
     if epsilon >= NO_NOISE:
         return exact
     sigma = sigma_of(mu_for_epsilon(epsilon, delta) ** 2 / 4, sensitivity)
@@ -91,7 +92,7 @@ def _pairs(x: scipy.sparse.csr_array) -> NDArray[np.float64]:
 def _whitening(
     pairs: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return a map from codes to `rank` directions that whitens the pairs, and the map back."""
+    """Return one matrix that whitens the pairs to `rank` directions, and one that maps back."""
     values, vectors = np.linalg.eigh(pairs + pairs.T)
     root = np.sqrt(np.maximum(values[-rank:], 1e-9))
     return vectors[:, -rank:] / root, vectors[:, -rank:] * root
@@ -102,7 +103,7 @@ def _triples(
 ) -> NDArray[np.float64]:
     """Sum the patients' whitened triples of distinct codes, clipping each patient to norm `clip`.
 
-    Triples that contain a code twice are removed by inclusion and exclusion.
+    Triples that repeat a code are subtracted by inclusion-exclusion.
     """
     rank = whiten.shape[1]
     squares = np.einsum("jr,js->jrs", whiten, whiten).reshape(len(whiten), -1)
@@ -130,7 +131,7 @@ def _symmetric(moment: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _power_method(moment: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Find the leading directions of a symmetric tensor one by one, as many as it has rows."""
+    """Find R leading directions of a symmetric R x R x R tensor, one after another."""
     left, found = moment.copy(), []
     for _ in range(len(moment)):
         v = rng.normal(size=(len(moment), _STARTS))

@@ -8,11 +8,11 @@ In a round, a site starts from the consensus ``F^`` of every feature mode::
 
 The server then computes ``F^ <- mean over sites of F_t + H_t / omega``. M is the MTTKRP of the
 site's tensor, and G is the Hadamard product of the other modes' Gram matrices. There are no
-constraints and no privacy. A site sends F_t and H_t: twice as much as a DPFact site.
+constraints and no privacy. A site sends F_t and H_t, which is twice as much as a DPFact site sends.
 
-A site need not send H_t. After the server's step, the multipliers of all sites add up to zero, so
-from the second round on, the server's mean is the mean of F_t alone. With `multipliers=False`,
-sites keep their multipliers, and the results are the same up to rounding.
+The server does not need H_t. The multipliers of all sites add up to zero after the server's step.
+From the second round on, the server's mean is therefore the mean of F_t alone. With
+`multipliers=False`, sites keep their multipliers, and the results are the same up to rounding.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def least_squares_patients(tensor: SparseTensor, features: Factors) -> NDArray[n
 
 
 def _solved(target: NDArray[Any], system: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return ``target system^-1`` for a symmetric system, which may be singular."""
+    """Multiply `target` by the pseudo-inverse of a symmetric system."""
     inverse = scipy.linalg.pinvh(system, rtol=_RTOL)
     return np.asarray(target @ inverse, np.float32)
 

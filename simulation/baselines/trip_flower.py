@@ -1,7 +1,7 @@
 """TRIP on Flower: a client, a strategy, and a run of both in this process.
 
-The strategy uses DPFact's message layout, byte count (`records`) and grid. ADMM needs every site in
-every round, so there is no quorum, late sites are not tolerated, and runs cannot resume.
+The strategy uses DPFact's messages, byte counts and grid. ADMM needs every site in every round, so
+there is no quorum, late sites are not tolerated, and runs cannot resume.
 """
 
 import time
@@ -104,7 +104,7 @@ class Trip(TrainOnlyStrategy):
     omega : float
         Penalty of ADMM, above 0.
     multipliers : bool
-        Whether sites send their multipliers, as published.
+        Whether sites send their multipliers, as in the published method.
 
     Attributes
     ----------
@@ -203,10 +203,10 @@ def trip(
     share : float
         The penalty omega is ``share * ||X||^2 / (T R)``: `share` times the average squared norm of
         the data per site and phenotype. The problem is not convex, and ADMM converges only if the
-        penalty is large enough. 0.3 was the best of .05, .3, 1 and 3 on the synthetic EHR. On real
-        data, the sites may agree only with a share of 1.
+        penalty is large enough. On the synthetic EHR, 0.3 was the best of .05, .3, 1 and 3. On real
+        data, the sites may need a share of 1 to agree.
     multipliers : bool
-        Whether sites send their multipliers, as published.
+        Whether sites send their multipliers, as in the published method.
     meter : list, optional
         List to which each round's record is appended.
 

@@ -80,9 +80,9 @@ def main(inputs: Path) -> None:
 
 
 def _packed(table: dict[str, str]) -> bytes:
-    """Return all codes, then all names, each without the prefix that the line before has too.
+    """Return compressed lines, each without the prefix that it shares with the previous line.
 
-    This halves the size of the file.
+    All codes come first, then all names. Dropping the prefixes halves the size of the file.
     """
     codes = sorted(table)
     lines = [*_shortened(codes), *_shortened(table[code] for code in codes)]
@@ -132,7 +132,7 @@ def _written_out(word: re.Match[str]) -> str:
 
 
 def _icd10(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield ICD-10-CM's tabular list, which has no separate names for seventh characters."""
+    """Yield the codes and names of ICD-10-CM's tabular list, which omits seventh characters."""
     (path,) = folder.glob("icd10c-tabular-*.xml")
     for entry in ElementTree.parse(path).iter("diag"):
         name, text = entry.findtext("name", ""), entry.findtext("desc", "")

@@ -3,8 +3,8 @@
     python -m simulation.paper [--quick] [--only EXPERIMENT ...] [--cohort COHORT] [--out FOLDER]
 
 Computes the missing fits, and writes the tables (JSON, CSV), the figures (PNG, SVG) and one page.
-To continue an interrupted evaluation, run the command again. $DPFACT_DATA is the folder of open EHR
-data.
+To continue an interrupted evaluation, run the command again. Open EHR data is read from the folder
+$DPFACT_DATA.
 """
 
 import argparse
@@ -60,11 +60,11 @@ def run(
     where : Path or None
         Second location for the page.
     limit : int, optional
-        Largest number of fits to compute now. Fits from earlier runs are always shown.
+        Maximum number of fits to compute in this run. Fits from earlier runs are always shown.
     processes : int
         Number of fits to compute at the same time. The results do not depend on it.
     code : str
-        Digest of the code whose fits are shown, without computing any.
+        If given, show the existing fits of the code with this digest, and compute none.
     """
     began = time.perf_counter()
     jobs = wanted(plan, experiments)
@@ -103,10 +103,10 @@ def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Sect
 
 
 def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
-    """Return some experiments' fits without duplicates, ordered by seed, with large data last.
+    """Return each fit of the given experiments once, in the order in which fits are computed.
 
-    In this order, an interrupted run has some fits of every experiment. A fit has all measures that
-    any experiment needs, so it does not depend on the chosen experiments.
+    Large data sets come last, and small seeds first, so even an interrupted run has fits for every
+    experiment. Each fit has the measures for all experiments, whichever experiments are chosen.
     """
     by_fit = merged(job for module in EXPERIMENTS.values() for job in module.jobs(plan))
     asked = dict.fromkeys(job.fit for name in experiments for job in EXPERIMENTS[name].jobs(plan))

@@ -55,7 +55,7 @@ def quiet() -> None:
 
 
 def settle() -> None:
-    """Make a worker process quiet, and end it when its parent ends."""
+    """Call `quiet` in a worker process, and end the process when its parent ends."""
     quiet()
     Thread(target=end_with, args=[parent_process()], daemon=True).start()
 

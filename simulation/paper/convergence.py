@@ -75,7 +75,7 @@ def rounds_needed(result: Result) -> int:
 
 
 def needed(found: Sequence[Result]) -> tuple[int, bool]:
-    """Return the median of `rounds_needed` over fits, and whether all fits ran for longer."""
+    """Return the median of `rounds_needed`, and whether every fit ran for more rounds than that."""
     median = int(np.median([rounds_needed(result) for result in found]))
     played = min(len(result.values["trace"]) for result in found)
     return median, median < played or played == 1
@@ -126,7 +126,7 @@ _DIGITS = {"RMSE": 6, "± seeds": 6, "RMSE non-zeros": 4, "RMSE shared": 6, "fit
 
 
 def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
-    """Tabulate fit and match with planted phenotypes, by data set (rows) and system (columns)."""
+    """Tabulate fits and factor matches, with a row per data set and a column per system."""
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
@@ -163,7 +163,7 @@ def _finals(found: Sequence[Result]) -> list[float]:
 
 
 def _pairs(data: Dataset, found: Systems) -> list[dict[str, Any]]:
-    """Compare DPFact's versions with rival systems over the seeds that both have."""
+    """Compare each version of DPFact with each rival, over the seeds for which both have a fit."""
     rows = []
     for system in _JUDGED:
         for rival in _RIVALS:
@@ -227,7 +227,7 @@ def _draw(ax: Any, data: Dataset, found: Systems) -> None:
 
 
 def _verdict(rows: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> Verdict:
-    """Judge only the system with the paper's noise, because the claim is about it."""
+    """Judge the claim. Only the system with the paper's noise counts, as the claim is about it."""
 
     def cases(system: str) -> list[Case]:
         return [row["below?"] for row in pairs if row["system"] == SYSTEMS[system].title]
@@ -250,7 +250,7 @@ def _extent(pairs: list[dict[str, Any]], system: str) -> str:
 
 
 def _published(rows: list[dict[str, Any]]) -> str:
-    """Describe how well models fitted only to non-zeros, as in the paper, fit all cells."""
+    """Describe how well the published P-SGD fits all cells. It sees only the non-zeros."""
     fits = [row["fit"] for row in rows if row["system"] == SYSTEMS["published"].title]
     if not fits:
         return ""

@@ -23,7 +23,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Return the table of data sets, and tell how settings were chosen."""
+    """Return the section with the table of data sets and the choice of settings."""
     rows = [
         _row(data, results[_job(data)].values)
         for data in plan.sets(plan.names) if _job(data) in results

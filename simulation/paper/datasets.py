@@ -1,8 +1,8 @@
 """The data sets of the evaluation and their sources.
 
-Synthetic data are generated at the paper's sizes. Their seed is not the one with which settings
-were tuned. Open data are read from the folder in $DPFACT_DATA, or from a cohort that ``dpfact
-data`` wrote. If open data are missing, the page says so.
+Synthetic data have the paper's sizes. Settings were tuned on data with another seed. Open data are
+read from the folder in $DPFACT_DATA, or from a cohort that ``dpfact data`` wrote. If open data are
+missing, the page says so.
 """
 
 import os
@@ -30,7 +30,7 @@ class Dataset:
     Attributes
     ----------
     name : str
-        Name used in jobs: that of a preset or of an open data set, or a path to a cohort's folder.
+        Name in jobs. It is a preset, an open data set, or the path of a cohort's folder.
     title : str
     epsilon : float
         The paper's epsilon for the data set that this one replaces.

@@ -1,4 +1,4 @@
-"""Factor match score by epsilon, with a ceiling (other seeds) and a null (shuffled patients)."""
+"""Factor match score against epsilon, compared with noiseless fits and with shuffled patients."""
 
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -52,7 +52,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def _systems(data: Dataset) -> tuple[str, ...]:
-    """Return a data set's private systems, without the naive one if it would take hours."""
+    """Return a data set's private systems, except `naive` at sizes where it would take hours."""
     return PRIVATE[:3] if data.name.startswith("paper-") else PRIVATE
 
 
@@ -155,7 +155,7 @@ def _draw(ax: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
-    """Judge the claim for the paper's noise, with the best step size and with small steps."""
+    """Judge the claim by the two systems with the paper's noise."""
     private = {system: _risen(rows, system) for system in PRIVATE}
     paper = [case for system in ("paper", "paper-small") for case in private[system].values()]
     why = "".join(
@@ -174,7 +174,7 @@ def _verdicts(rows: list[dict[str, Any]]) -> list[Verdict]:
 
 
 def _of(rows: list[dict[str, Any]], system: str) -> dict[str, list[dict[str, Any]]]:
-    """Return a system's rows by data set, sorted by epsilon, with the row without noise last."""
+    """Return a system's rows by data set, in order of epsilon. The noiseless row comes last."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if row["system"] == _title(system):
@@ -202,7 +202,7 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _empty(rows: list[dict[str, Any]]) -> str:
-    """Describe models with the paper's noise that match the noiseless one but explain nothing."""
+    """Describe models with the paper's noise that have a high FMS but explain almost nothing."""
     empty = [
         row
         for system in ("paper", "paper-small")

@@ -1,8 +1,8 @@
 """Jobs and their results on disk, so that an interrupted run continues.
 
 A job is one fit of one system. Its result is a JSON file, with the shared factors next to it. The
-file's name contains a digest of the job's settings and of the code, so a result of other settings
-or other code is never used. Seconds vary, so they are stored apart from the other values.
+file's name contains a digest of the job's settings and of the code, so a result is never used for
+other settings or other code. Times are stored apart from the other values, because they vary.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ _CODE = (
 
 @dataclass(frozen=True, order=True)
 class Job:
-    """One fit: everything that its result depends on.
+    """The settings that determine the result of one fit.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Job:
         return replace(self, splits=0, tables=False)
 
     def key(self, code: str) -> str:
-        """Return the name of the result's file for code with this digest."""
+        """Return the result's file name, given the digest of the code."""
         text = json.dumps(asdict(self), sort_keys=True) + code
         return f"{self.system}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -99,7 +99,7 @@ class Result:
     Attributes
     ----------
     values : dict
-        Everything that repeats exactly when the job is repeated.
+        All values that are exactly the same if the job is repeated.
     seconds : float
         Computing time, excluding measurements.
     shared : tuple of ndarray of float32
@@ -148,7 +148,7 @@ class Store:
         return Result(content["values"], content["seconds"], shared, content.get("wall", 0.0))
 
     def save(self, job: Job, result: Result) -> None:
-        """Save a result. Its JSON is written last, so a result that is found is complete."""
+        """Save a result. The JSON file is written last, so if it exists, the result is complete."""
         path = self.folder / f"{job.key(self.code)}.json"
         if result.shared:
             with replacing(path.with_suffix(".npz")) as file:
@@ -162,7 +162,7 @@ class Store:
 
 
 def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
-    """Return, for each fit, one job with all measures that any of the given jobs needs."""
+    """Merge all jobs for the same fit into one job with all their measures."""
     found: dict[Job, Job] = {}
     for job in jobs:
         known = found.get(job.fit, job)
@@ -173,7 +173,7 @@ def merged(jobs: Iterable[Job]) -> dict[Job, Job]:
 
 
 class Results:
-    """Results of finished jobs, looked up by fit, whatever measures a job requests."""
+    """Results of finished jobs. A lookup ignores which measures a job requests."""
 
     def __init__(self, found: dict[Job, Result]) -> None:
         self._found = {job.fit: result for job, result in found.items()}

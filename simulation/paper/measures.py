@@ -60,7 +60,7 @@ def trace(snapshot: Snapshot) -> dict[str, float]:
 
 
 def projected(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:
-    """Fit patients to given feature factors by least squares, non-negative if the factors are."""
+    """Fit the patient factor by least squares. It is non-negative if all features are."""
     if any((factor < 0).any() for factor in features):
         return least_squares_patients(tensor, features)
     A = np.zeros((tensor.n_patients, features[0].shape[1]), np.float32)
@@ -102,7 +102,7 @@ def death_scores(
     cohort : Cohort
     splits : int
     codes : bool
-        Whether predictors are sparse zeros and ones, which are not scaled.
+        Whether predictors are sparse zeros and ones. Such predictors are not scaled.
     each_site : bool
     """
     sites = [site for site in cohort.sites if "died" in site.labels]

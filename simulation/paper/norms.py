@@ -28,7 +28,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Return column norms, phenotypes that sites switch off, and whether sites really lack them."""
+    """Return the figure, the tables and the verdict on what the l2,1 term does to column norms."""
     done = [job for job in jobs(plan) if job in results]
     found = [(job.relative_l21, results[job].values) for job in done]
     sites = found[0][1]["sites"] if found else []
@@ -102,7 +102,7 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
 
 
 def _planted(job: Job, result: Result) -> list[dict[str, Any]]:
-    """Return the norms, at every site, of phenotypes that were planted at only one site."""
+    """Return every site's norms of the phenotypes that were planted at only one site."""
     truth = load(job.data).truth
     if truth is None:
         return []

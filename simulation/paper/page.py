@@ -60,8 +60,8 @@ def write(
 ) -> Path:
     """Write tables (JSON, CSV), figures (PNG, SVG) and ``evaluation.md`` to a folder.
 
-    If `page` is given, write the page there too, its figures to ``images/evaluation`` next to it,
-    and its CSV files to a folder named after it. Return the path of the page.
+    If `page` is given, write the page there too. Its figures go to ``images/evaluation`` next to
+    it, and its CSV files to a folder named after it. Return the path of the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tables = [*(table for section in sections for table in section.tables), *_own(sections)]
@@ -80,7 +80,7 @@ def write(
 
 
 def _own(sections: Sequence[Section]) -> list[Table]:
-    """Tables of the whole page: all cases of the verdicts, and the systems' settings."""
+    """Return the two tables about the whole page: the verdicts and the systems' settings."""
     cases = [
         {"claim": verdict.claim, "verdict": verdict.answer, "cases": line}
         for verdict in _verdicts(sections)
@@ -124,7 +124,7 @@ def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
 
 
 def _brief(why: str) -> str:
-    """Return the lines about the systems in `_HEADLINED` or, if there are none, all lines."""
+    """Return the lines that begin with a name in `_HEADLINED`, or all lines if none does."""
     lines = why.split("<br>")
     own = [line for line in lines if line.startswith(tuple(f"{name}: " for name in _HEADLINED))]
     return "<br>".join(own) or why

@@ -1,4 +1,4 @@
-"""Tables of phenotypes: the leading ones and one site's own, with and without noise."""
+"""Tables of leading phenotypes, and of one site's phenotype in models with and without noise."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Leading phenotypes, and the most site-specific one with its matches in other models."""
+    """Return tables of the leading phenotypes, and of the most site-specific one in each model."""
     tables = []
     for data in plan.sets(plan.phenotypes):
         jobs_of = {system: _job(plan, data, system) for system in _MODELS}
@@ -48,7 +48,6 @@ def section(plan: Plan, results: Results) -> Section:
 
 
 def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
-    """Return the tables of one data set."""
     name, tables = Path(data.name).name, found["exact"].values["tables"]
     made = [
         Table(

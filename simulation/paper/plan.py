@@ -18,7 +18,7 @@ class Plan:
     ----------
     name : str
     seeds, seeds_large : int
-        Numbers of initialisations in the convergence figure, the second for data sets in `LARGE`.
+        Numbers of initialisations in the convergence figure, for small and for `LARGE` data sets.
     rounds, iterations : int
         Federated rounds; iterations of CP-ALS.
     splits : int
@@ -61,7 +61,7 @@ class Plan:
         return self.seeds_large if name in LARGE else self.seeds
 
     def sets(self, names: Sequence[str]) -> list[Dataset]:
-        """Return those of the given data sets that are available."""
+        """Return the available data sets with these names."""
         return [datasets.dataset(name) for name in names if datasets.available(name)]
 
     def missing(self) -> list[str]:
@@ -69,7 +69,7 @@ class Plan:
         return sorted(name for name in self.names if not datasets.available(name))
 
     def on(self, cohort: str) -> "Plan":
-        """Return the same plan for only one open data set or cohort folder."""
+        """Return this plan restricted to one open data set or one cohort folder."""
         one = (cohort,)
         return replace(self, convergence=one, prediction=one, epsilon=one, phenotypes=one)
 

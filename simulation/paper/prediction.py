@@ -1,4 +1,4 @@
-"""AUC for in-hospital death against rank, for all patients and for the site unlike all others."""
+"""AUC for in-hospital death against rank, for all patients and for one unusual site."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -197,7 +197,7 @@ def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """Return the difference between two systems over the same splits, which share patients."""
+    """Return the difference between two systems, corrected for patients that splits share."""
     return difference(one, other, overlap=(1 - TRAIN) / TRAIN)
 
 
@@ -263,7 +263,7 @@ def _between(
 
 
 def _against(claim: str, rows: list[dict[str, Any]], rivals: Sequence[str], more: str) -> Verdict:
-    """Judge only the system with the paper's noise, because the claim is about it."""
+    """Judge a claim. Only the system with the paper's noise counts, as the claim is about it."""
     of = {system: _between(rows, system, rivals) for system in _JUDGED}
     why = "".join(
         f"<br>{SYSTEMS[system].title}: {tally(_cases(found))} ({_extent(found)})"
@@ -279,7 +279,7 @@ def _cases(rows: list[dict[str, Any]]) -> list[Case]:
 
 
 def _beside(rows: list[dict[str, Any]]) -> str:
-    """Compare patient mode's AUC with those of all codes and of random phenotypes."""
+    """Compare the AUC of patient mode with that of raw codes and that of random factors."""
     found = {rival: _between(rows, "patient", (rival,)) for rival in ("raw-codes", "random")}
     return "".join(
         f"<br>Patient mode against {SYSTEMS[rival].title}: {tally(_cases(rows))} ({_extent(rows)})"

@@ -1,4 +1,4 @@
-"""Tables, figures and verdicts of an experiment, and the files they are written to."""
+"""The page's section about an experiment, and functions that write its tables and figures."""
 
 import csv
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ class Table:
     name : str
         Name of the table's files.
     rows : list of dict
-        Their keys, in order of appearance, are the columns.
+        Their keys are the columns, in order of appearance.
     digits : dict
-        Number of decimals in a column of the page and its CSV file (default: three).
+        Number of decimals by column, on the page and in its CSV file. The default is three.
     about : str
         The page's description of the file.
     """
@@ -70,7 +70,7 @@ class Table:
         self._csv(folder, self.rows)
 
     def write_rounded(self, folder: Path) -> None:
-        """Write CSV, rounded as on the page, so that a rerun changes little."""
+        """Write CSV with rounded values as on the page, so that few values change in a rerun."""
         self._csv(folder, [{k: self._text(k, value) for k, value in r.items()} for r in self.rows])
 
     def _csv(self, folder: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -114,7 +114,7 @@ class Section:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write PNG and SVG without dates, so that equal figures give equal files."""
+    """Write PNG and SVG without dates, so that the same figure always gives the same files."""
     with mpl.rc_context({key: STYLE[key] for key in ("svg.fonttype", "svg.hashsalt")}):
         figure.savefig(path.with_suffix(".png"), dpi=110, metadata={"Software": None})
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
@@ -136,7 +136,7 @@ _LETTERS = 14
 
 
 def legend(figure: Figure, axes: Sequence[Any]) -> None:
-    """Add one legend for all panels, below them and no wider than they are."""
+    """Add one legend for all panels. It is below the panels and fits their width."""
     named = {
         label: handle
         for ax in axes

@@ -1,9 +1,9 @@
 """The systems of the evaluation by name, and the computation of a job.
 
-All systems start from the same factors and fit each patient's cells scaled to norm 1, as patient
-mode requires. For its counts, the paper uses eta = .01, gamma = 5 and hand-picked values of mu.
-P-SGD here uses the package's default eta and relative_elastic, and the mu that was best on the
-synthetic EHR. Only the system "published" uses the paper's values.
+All systems start from the same factors. Each patient's cells are scaled to norm 1, as patient mode
+requires. For its counts, the paper uses eta = .01, gamma = 5 and hand-picked values of mu. P-SGD
+here uses the package's default eta and relative_elastic, and the mu that was best on the synthetic
+EHR. Only the system "published" uses the paper's values.
 """
 
 import inspect
@@ -152,7 +152,6 @@ def _exact(job: Job, **changes: Any) -> SolverSettings:
 def _dpfact(
     job: Job, cohort: Cohort, solver: SolverSettings, privacy: PrivacySettings = NONE
 ) -> Iterator[Snapshot]:
-    """Run the package's own sites and server."""
     step = 0.0 if privacy.resolved(solver).is_relative else 1 / len(cohort.sites)
     run = RunSettings(rounds=job.rounds, seed=job.seed, elastic_step=step)
     return play(coordinate(cohort, solver, privacy, run), cohort)
@@ -175,7 +174,6 @@ def _paper_small(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """Run patient mode with planned settings."""
     patients = sum(site.tensor.n_patients for site in cohort.sites)
     sizes = [len(vocabulary) for vocabulary in cohort.vocabularies]
     privacy = _noisy(job, patients=patients, codes=_KEPT if sum(sizes) > _WIDE else "")
@@ -238,7 +236,7 @@ def _trip(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _published(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The paper's step size, elastic weight, passes and cells, with neither noise nor l2,1 term."""
+    """Run P-SGD as published, but without noise and without the l2,1 term."""
     solver = _psgd(job, eta=1e-2, gamma=5.0, zeros="none", nonnegative=False, relative_elastic=0.0)
     run = RunSettings(rounds=job.rounds, seed=job.seed, start="random")
     return play(coordinate(cohort, solver, NONE, run), cohort)

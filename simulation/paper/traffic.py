@@ -114,7 +114,7 @@ def _row(data: str, plan: Plan, results: Results) -> list[dict[str, Any]]:
 
 
 def _rounds_of(data: str, system: str, plan: Plan, results: Results) -> tuple[int | None, bool]:
-    """Return the rounds to convergence, or None if not measured, and whether the fits converged."""
+    """Return the number of rounds to convergence if known, and whether the fits converged."""
     fit = {"dpfact": "exact", "trip": "trip", "trip-lean": "trip"}.get(system)
     if fit is None or data not in plan.convergence:
         return None, False
@@ -171,7 +171,7 @@ def _below(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _lean(rows: list[dict[str, Any]]) -> str:
-    """Return a sentence for the case that TRIP without multipliers sends as little as DPFact."""
+    """Return a sentence if TRIP without multipliers sends as little as DPFact."""
     pairs = zip(_ratios(rows, "dpfact"), _ratios(rows, "trip-lean"), strict=False)
     left = [lean - own for own, lean in pairs]
     if not left or max(left) > _LINEAR:
@@ -180,7 +180,7 @@ def _lean(rows: list[dict[str, Any]]) -> str:
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
-    """Describe the savings until both systems have converged, for sizes with measured rounds."""
+    """Describe how much less DPFact sends than TRIP until both have converged."""
     found = {(row["size of"], row["system"]): row["MB in all"] for row in rows}
     told = [
         f"{title} {100 * (1 - own / trip):.0f} %"

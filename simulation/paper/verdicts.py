@@ -1,4 +1,4 @@
-"""Paired differences with intervals, and verdicts on claims by one rule (`RULE`).
+"""Paired differences with intervals, and one rule (`RULE`) for the verdicts on all claims.
 
 Each claim has cases. A case is, for example, a combination of a data set, a rank and two systems.
 """
@@ -28,7 +28,7 @@ RULE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim of the paper, and our verdict with its cases."""
+    """A claim of the paper, our answer, and the cases behind the answer."""
 
     claim: str
     answer: Answer

@@ -1,4 +1,4 @@
-"""Plot share of the best fit, factor match and AUC against epsilon, between null and ceiling."""
+"""Plot how good private models are at each epsilon, together with the null and the ceiling."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a row of panels for each data set and rank.
 
     Points with error bars show private models, and are filled if every model beat every null. Bands
-    show fits without noise: some to the same patients, and some to shuffled patients.
+    show noiseless fits, both to the same patients and to shuffled patients.
     """
     kinds = list(dict.fromkeys((row["data"], row["rank"]) for row in rows))
     drawn = Figure(figsize=(10, 0.6 + 2.4 * len(kinds)), layout="constrained")

@@ -7,10 +7,10 @@ The program runs the solver and the accountant on small fixed instances, and pri
 The theorem assumes that replacing one entry of a site's tensor moves a feature factor by at most
 ``2 tau L eta`` (Wu et al. 2017). All instances favour this bound. The gradients are clipped to L,
 except in the rows about L. Both runs visit the entries in the same order, except in the rows about
-zeros. The initial factors are public. The step size is constant and below 2 / beta with the paper's
-own beta, and no pass is undone. Visiting orders come from public seeds, so a bound must hold for
-every seed, including those chosen below. Where "claimed" is 0, this is the value without the l2,1
-step. docs/explanation/proof.md explains what this means for patients.
+zeros. The initial factors are public. The step size is constant, and below 2 / beta with the
+paper's own beta. No pass is rolled back. Visiting orders come from public seeds, so a bound must
+hold for every seed, including those chosen below. In the rows about the l2,1 step, the claimed
+value is 0, as without that step. docs/explanation/proof.md explains the consequences for patients.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def distance(first: LocalResult, second: LocalResult) -> float:
 
 
 def smoothness(factors: Factors, gamma: float) -> float:
-    """Return the paper's beta: ||(A^T A) * (C^T C) + gamma I||_F, the largest over B and C."""
+    """Return the paper's beta, the largest ||(A^T A) * (C^T C) + gamma I||_F of any mode."""
     rank = factors[0].shape[1]
     largest = 0.0
     for mode in range(1, len(factors)):
@@ -201,10 +201,10 @@ def cohort(*, gamma: float = 0.0, eta: float = 0.005) -> Instance:
 
 
 def carried_state(gamma: float, rounds: int = 30) -> list[float]:
-    """Return distance / bound after each round, if each round continues from noiseless factors.
+    """Continue both runs from noiseless factors, and return distance / bound after each round.
 
-    Both runs keep the same anchors, because anchors were released. The bound must hold for a
-    round's release given all earlier releases.
+    The bound must hold for each release, given all earlier ones. Both runs therefore have the same
+    anchors, which are earlier releases.
     """
     instance = cohort(gamma=gamma)
     starts = (instance.start, instance.start)
@@ -235,7 +235,7 @@ def carried_over() -> list[Finding]:
 
 
 def two_patients(mu: float) -> Instance:
-    """Two patients without a code in common; the second one's count changes."""
+    """Return two patients who share no code. The count of the second patient changes."""
     start = (_factor([[0.5], [0.5]]), _factor([[1], [1]]), _factor([[1], [1]]))
     settings = replace(PAPER, clip=100.0, mu=mu, tau=2, nonnegative=True)
     cells = np.array([(0, 0, 0), (1, 1, 1)])
@@ -268,9 +268,9 @@ def with_zero_filled() -> tuple[Instance, SparseTensor]:
 
 
 def filled_zero() -> list[Finding]:
-    """(iv) A zero that becomes a one changes the length, order and path of a pass.
+    """(iv) If a zero becomes a one, a pass becomes longer and visits the entries in another order.
 
-    A bound must hold for every visiting order, so the worst of some public seeds counts.
+    A bound must hold for every visiting order, so the result is the worst of several seeds.
     """
     instance, filled = with_zero_filled()
     pair = (instance.tensors()[0], filled)
@@ -294,7 +294,7 @@ def filled_zero() -> list[Finding]:
 
 
 def unclipped(count: float) -> tuple[float, float]:
-    """Return the bound with L from the data, and the distance, if a count of 3 becomes `count`."""
+    """Change a count from 3 to `count`. Return the bound with L from the data, and the distance."""
     settings = replace(PAPER, clip=0.0)
     start = (np.ones((1, 1), np.float32),) * 3
     instance = Instance(np.zeros((1, 3), int), np.array([3.0]), np.array([count]), start, settings)
@@ -303,7 +303,7 @@ def unclipped(count: float) -> tuple[float, float]:
 
 
 def no_lipschitz() -> list[Finding]:
-    """(v) Least squares has no L: without clipping, the distance grows with the count."""
+    """(v) Without clipping, gradients have no bound L, and the distance grows with the count."""
     findings = []
     for count in (30.0, 300.0):
         claimed, measured = unclipped(count)
@@ -320,7 +320,7 @@ def no_lipschitz() -> list[Finding]:
 
 
 def plan_events(entries: int) -> list[ReleaseEvent]:
-    """Return the paper's releases for a patient with m entries, so with m times the sensitivity."""
+    """Return the paper's releases, with the sensitivity of a patient who has so many entries."""
     sensitivity = psgd_sensitivity(2, 5.0, 0.01)
     return [
         ReleaseEvent(
@@ -338,7 +338,7 @@ def plan_events(entries: int) -> list[ReleaseEvent]:
 
 
 def patient_unit() -> list[Finding]:
-    """(vi) One entry is protected, but a patient's m entries cost up to m^2 times as much."""
+    """(vi) The privacy loss for a patient's m entries is up to m^2 times the loss for one entry."""
     claimed = RHO * ROUNDS * 2  # two factors
     sites = synthetic(preset("demo")).sites
     entries = np.concatenate(
@@ -357,10 +357,10 @@ def patient_unit() -> list[Finding]:
 
 
 def parallel_sites() -> list[Finding]:
-    """(vii) The sites' average privacy loss, compared with that of the site that spent most.
+    """(vii) The sites' average privacy loss, compared with the loss at the site that spent most.
 
-    Site 1 releases Gaussian values at rho = 1, nine others at 0.001. Only site 1's values can tell
-    apart two data sets that differ at site 1, and how well they do so is known exactly.
+    Site 1 releases Gaussian values at rho = 1, and nine other sites at rho = 0.001. Only site 1's
+    values distinguish data sets that differ only there. How well they do so is known exactly.
     """
     rhos = [1.0] + [0.001] * 9
     average, most = math.fsum(rhos) / len(rhos), max(rhos)
@@ -408,7 +408,7 @@ def findings(patients: int) -> list[Finding]:
 
 
 def describe(instance: Instance) -> str:
-    """Describe the first row's instance completely. Only its public visiting order is random."""
+    """Return a full description of the first row's instance. Only its visiting order is random."""
     tensor, _ = instance.tensors()
     A, B, C = (factor.tolist() for factor in instance.start)
     s = instance.settings

@@ -2,17 +2,18 @@
 
     python -m simulation.studies.certainty data/nhds data/diabetes data/synpuf18 --half report
 
-For each cohort, a private model of one half of the patients is compared with noiseless fits, from
-random starts, to the other half. `dpfact_flower.estimation.certainty` sees only the private
-releases. A phenotype is missing in a fit if it has no similar partner there. Similar means the same
-as in ``dpfact report --beside``: the modes' cosines have a geometric mean above .85. *Strict* also
-counts a phenotype as missing if the partner is no more similar than by chance.
+For each cohort, a private model is fitted to one half of the patients. It is compared with
+noiseless fits to the other half, from random starts. Whether a phenotype is called real depends
+only on the private releases (`dpfact_flower.estimation.certainty`). A phenotype is missing in a fit
+if it has no similar partner there. Similar means the same as in ``dpfact report --beside``: the
+modes' cosines have a geometric mean above .85. *Strict* also counts a phenotype as missing if the
+partner is no more similar than by chance.
 
-For comparison, *three runs* counts phenotypes that return in a second private run and in a
+For comparison, *three runs* counts phenotypes that also exist in a second private run and in a
 noiseless fit to the same patients. This costs twice the budget.
 
-The rule was found only on the tuning halves, by comparing one quarter of the patients with another
-(``--half tune``). Noise is fresh in every run. The output folder keeps all models, so an
+The rule was chosen on the tuning halves alone (``--half tune``), by comparing one quarter of the
+patients with another. Noise is fresh in every run. The output folder keeps all models, so an
 interrupted script can continue.
 """
 
@@ -54,7 +55,7 @@ def cell(
     keep: Path,
     run: RunSettings,
 ) -> dict[str, Any]:
-    """Return one row: the phenotypes called real in two private runs, and how many are missing.
+    """Count the phenotypes that two private runs call real, and those of them that are missing.
 
     `fits` returns noiseless fits of a given rank, to other patients and to the same patients.
     """
@@ -81,7 +82,7 @@ def cell(
 
 
 def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return whether each phenotype has a similar partner, and whether that is beyond chance."""
+    """Return which phenotypes have a similar partner, and which have one closer than by chance."""
     match, likeness = match_columns(factors, other), np.zeros(factors[0].shape[1])
     likeness[match.estimate] = match.cosines
     alike = likeness > FAIR ** len(factors)
@@ -92,7 +93,7 @@ def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArr
 def _kept(
     path: Path, cohort: Cohort, rank: int, epsilon: float, run: RunSettings
 ) -> tuple[Factors, NDArray[np.float64]]:
-    """Return a private run's factors, and the chance that other patients lack each phenotype."""
+    """Return a private run's factors, and the chance that each phenotype is missing elsewhere."""
     if not path.exists():
         patients = sum(site.tensor.n_patients for site in cohort.sites)
         server = coordinate(

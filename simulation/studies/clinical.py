@@ -1,16 +1,16 @@
-"""Are phenotypes clinically real? Disease groups, known pairs and coherence, at each epsilon.
+"""Check phenotypes against disease groups and known pairs, and measure coherence, at each epsilon.
 
     python -m simulation.studies.clinical data/nhds data/diabetes --out runs/clinical
 
-Models are those of `simulation.studies.real_data` on one half of each site's patients: private
-models, fits without noise (*ceiling*) and fits to shuffled patients (*null*). Shuffled patients
-keep their diagnoses together, and diagnoses alone have patterns. Therefore there are also fits to
-patients whose codes are shuffled one by one (*shuffled codes*). Coherence is measured in the other
-half. A table cell shows the mean over its models and, if they differ, the range. Disease groups
-come from CCS.
+The models come from `simulation.studies.real_data` and are fitted to one half of each site's
+patients. They are private models, noiseless fits (*ceiling*) and fits to shuffled patients
+(*null*). In shuffled patients, the diagnoses of one patient stay together, so patterns among
+diagnoses remain. Therefore there are also fits to patients whose codes are shuffled one by one
+(*shuffled codes*). Coherence is measured in the other half. A table cell shows the mean over its
+models and, if they differ, the range. Disease groups come from CCS.
 
-The output folder keeps the models, and a new run of the script measures them again. It writes
-clinical.json and clinical.csv.
+The output folder keeps the models, so a new run of the script only measures them again. The script
+writes clinical.json and clinical.csv.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _COLUMNS = {
 
 
 def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
-    """Return the measures of a model, and the same for shuffled models (prefix ``dealt_``)."""
+    """Return a model's measures and, with the prefix ``dealt_``, their values by chance."""
     together = coherence(model, (site.tensor for site in held_out.sites))
     found = {"npmi": together.value, "dealt_npmi": together.by_chance}
     for own in clinical_measures(model, fitted.vocabularies):
@@ -81,7 +81,7 @@ def _of_chance(study: Study, seed: int) -> Factors:
 
 
 def shuffled_codes(tensor: SparseTensor, seed: int) -> SparseTensor:
-    """Shuffle the codes between patients one by one, so that no two codes belong together.
+    """Shuffle the codes between patients one by one, which breaks all relations between codes.
 
     Each code's frequency and each patient's number of codes per mode stay the same, except where a
     patient would get a code twice.

@@ -1,4 +1,4 @@
-"""Split a cohort's patients into halves, one for tuning and one for reporting, and merge sites."""
+"""Split a cohort's patients into a tuning half and a reporting half, or merge its sites."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ _SEED = 0
 
 
 def half(cohort: Cohort, which: str) -> Cohort:
-    """Return one half of every site's patients, drawn with a fixed seed, or everybody for "both".
+    """Return one half of every site's patients, drawn with a fixed seed. "both" means everybody.
 
     The name of the returned cohort says which half it is.
     """

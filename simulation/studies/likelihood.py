@@ -3,11 +3,11 @@
     python -m simulation.studies.likelihood runs/nhds runs/diabetes runs/mimic3 --rank 10
     python -m simulation.studies.likelihood data/nhds --rank 20 --epsilon 1 --patients 100000
 
-A model learns from four fifths of the patients: in mode none or, if an epsilon is given, in patient
-mode without refinement. For each other patient, a fifth of the cells is hidden, and the patient is
-fitted to the rest by the same likelihood for all models. The result is the mean log-likelihood of
-hidden cells. A cell's likelihood is the model's value there, divided by the sum of its values for
-that patient. A model should do better than the frequencies of codes.
+A model learns from four fifths of the patients. If an epsilon is given, it learns in patient mode
+without refinement, and otherwise in mode none. For each other patient, a fifth of the cells is
+hidden. The patient is fitted to the other cells, with the same likelihood for all models. The
+result is the mean log-likelihood of hidden cells. A cell's likelihood is the model's value there,
+divided by the sum of its values for that patient. A model should beat the frequencies of codes.
 """
 
 import argparse
@@ -53,7 +53,6 @@ def _patients(cohort: Cohort) -> int:
 
 
 def _stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
-    """Join the patients of several tensors."""
     first = np.cumsum([0, *(tensor.n_patients for tensor in tensors)])
     moved = [
         t.indices + np.array([f, *[0] * (t.ndim - 1)], np.int32)
@@ -65,7 +64,7 @@ def _stacked(tensors: Sequence[SparseTensor]) -> SparseTensor:
 
 
 def held_out(features: Factors, shown: SparseTensor, hidden: SparseTensor) -> float:
-    """Return the mean log-likelihood of a hidden cell, fitting patients to their shown cells."""
+    """Fit patients to their shown cells, and return the mean log-likelihood of a hidden cell."""
     wide = [factor.astype(np.float64) + 1e-12 for factor in features]
     wide = [factor / factor.sum(axis=0) for factor in wide]
     at_shown, at_hidden = (
@@ -109,7 +108,7 @@ def federated(loss: str, rounds: int) -> Callable[[Cohort, int, int], Factors]:
 
 
 def private(loss: str, epsilon: float) -> Callable[[Cohort, int, int], Factors]:
-    """Return a function that runs patient mode without refinement; the server uses the loss."""
+    """Return a function that runs patient mode without refinement. The server uses the loss."""
 
     def learn(cohort: Cohort, rank: int, seed: int) -> Factors:
         privacy = PrivacySettings(epsilon=epsilon, patients=_patients(cohort), refine_rounds=0)

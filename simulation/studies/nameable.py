@@ -1,4 +1,4 @@
-"""Count the phenotypes that could be named, with equal and with weighted cells.
+"""Count the phenotypes that could be named, for two settings of `weighting`.
 
     python -m simulation.studies.nameable data/dx_dx --half report --rank 20 --epsilons inf 4 1
 
@@ -8,8 +8,8 @@ A phenotype's *ties* are the weighted share of tied pairs among its leading code
 It could be *named* if that share is at least a half, and its cosine to every other named phenotype
 is below a half. *Overlap* is the mean cosine between two phenotypes.
 
-Both settings keep all codes and charge the count of codes to the budget; only `weighting` differs.
-For comparison, noiseless fits to shuffled patients are shown: none should be named. Noise is fresh.
+Both settings keep all codes and charge the count of codes to the budget. For comparison, the table
+has noiseless fits to shuffled patients, in which no phenotype should be named. Noise is fresh.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def named(model: Factors, pairs: NDArray[np.bool_]) -> int:
 
 
 def private(cohort: Cohort, rank: int, epsilon: float, seed: int, weighting: str) -> Factors:
-    """Run patient mode with a charged count of codes, and keep every code."""
+    """Run patient mode, charge the count of codes to the budget, and keep every code."""
     privacy = PrivacySettings.from_config(
         {
             "epsilon": epsilon, "delta": 1e-5, "weighting": weighting,
@@ -93,7 +93,7 @@ def private(cohort: Cohort, rank: int, epsilon: float, seed: int, weighting: str
 
 
 def line(label: str, models: Sequence[Factors], cohort: Cohort, tensor: SparseTensor) -> str:
-    """Return a row of the table: means over models, and the spread of the number of names."""
+    """Return a row of the table, with means over models. *Named* has a standard deviation too."""
     pairs = tied(tensor)
     names = [named(model, pairs) for model in models]
     found = {

@@ -30,7 +30,7 @@ def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float)
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw a panel per code list and a line per rank. If all models pass, a point is filled."""
+    """Draw a panel per code list and a line per rank. A point is filled if all models pass."""
     kinds = list(dict.fromkeys((row["codes"], row["sites"]) for row in rows))
     ranks = sorted({row["rank"] for row in rows})
     down = math.ceil(len(kinds) / _ACROSS)

@@ -4,8 +4,8 @@
 
 Three sites get the same requests in turn. The first has thousands of made-up patients. The second
 has one more patient, who is like the others. The third has one more patient, who has every pair of
-codes and so takes the longest possible time. As in a hospital's process, a measured round lasts
-from the request to the packed reply, reads the site's file again, and keeps the ledger on disk.
+codes and so takes the longest possible time. As in a hospital's process, a round reads the site's
+file again and keeps the ledger on disk. It is measured from the request to the packed reply.
 docs/explanation/what-leaves.md has the figures. The seconds depend on the machine, but their ratio
 does not.
 """
@@ -41,7 +41,7 @@ PRIVACY = PrivacySettings(epsilon=4.0, start_share=0.7, refine_rounds=1, bound=0
 
 @dataclass(frozen=True)
 class Row:
-    """CPU seconds of a kind of round without an added patient, and the seconds that each one adds.
+    """CPU seconds of one kind of round, and the seconds that each added patient costs.
 
     Attributes
     ----------
@@ -131,9 +131,9 @@ def requests(rank: int) -> dict[str, RoundRequest]:
 
 
 def slow_factors(sizes: Sequence[int], rank: int) -> tuple[NDArray[np.float32], ...]:
-    """Return factors for which every patient's fit takes all sweeps and keeps all columns.
+    """Return factors that make every patient's fit run all sweeps and keep all columns.
 
-    The Gram matrix is that of a chain: each column is negative where the next is positive.
+    Each column is negative where the next one is positive, so the Gram matrix is tridiagonal.
     """
     block = (np.arange(sizes[0]) * (rank + 1) // sizes[0])[:, None]
     columns = np.arange(rank)
@@ -155,7 +155,7 @@ def seconds_of_run(path: Path, like: SiteData, folder: Path, rank: int) -> dict[
 
 
 def measure(patients: int, runs: int, rank: int) -> list[Row]:
-    """Run the three sites in turn, after one run of each that is not counted."""
+    """Run the three sites in turn. The first run of each site is not counted."""
     made = sites(patients)
     taken: dict[str, list[dict[str, float]]] = {who: [] for who in made}
     with tempfile.TemporaryDirectory(prefix="dpfact-time-") as name:

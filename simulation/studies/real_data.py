@@ -3,13 +3,13 @@
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
 The phenotypes of real patients are unknown, so a private model is compared with noiseless fits to
-the pooled data, by its share of the best fit and its factor match. *Ceiling*: such fits from
-different random starts, compared with each other. *Null*: fits without noise to shuffled patients,
-each with the procedures of one real patient and the diagnoses of another. A null shows what figures
-can be reached without any relation between modes. Unless every private model of a cell beats every
-null in both figures, the cell is no evidence that relations were learned. If the mean of the
-ceiling does not beat every null, there is no relation to learn, and no model is judged. Fit is 1 -
-||X - M||^2 / ||X||^2, with patients scaled to norm 1 and refitted.
+the pooled data. The two figures are its share of the best fit and its factor match. The *ceiling*
+compares the noiseless fits, which have different random starts, with each other. The *null*
+consists of noiseless fits to shuffled patients, each with the procedures of one real patient and
+the diagnoses of another. It shows how good a model can be without any relation between modes. A
+cell is evidence of learned relations only if all its private models beat every null in both
+figures. If the mean of the ceiling does not beat every null, there is no relation to learn, and no
+model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with patients scaled to norm 1 and refitted.
 
 If there are labels, the AUC for in-hospital death is shown next to the AUC from raw codes. Both
 come from logistic regression on 60 % of the patients (mean over splits and models). As in a report,
@@ -18,9 +18,9 @@ predictors are fourth roots of memberships, because memberships are skewed.
 Settings were tuned on the first half of each cohort's patients, so use the second: `--half report`.
 Noise is fresh in every run, so no two runs agree in all digits. The output folder keeps every
 finished model and cell, so an interrupted script can continue. The script writes table.json,
-table.csv, table.md, phenotypes.md (for one model of each data set and rank), and two figures: the
-results against epsilon, and the patients that `dpfact plan` requires. `--quick` runs two models per
-cell, at rank 10.
+table.csv, table.md and two figures: the results against epsilon, and the number of patients that
+`dpfact plan` requires. For each data set and rank, phenotypes.md describes one model. `--quick`
+runs two models per cell, at rank 10.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Study:
     references : int
         Number of fits without noise, at least 2.
     folder : Path or None
-        Folder in which models are kept; None keeps none.
+        Folder in which models are kept. With None, no model is kept.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Study:
     def rows(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[dict[str, Any]]:
-        """Yield rows of ceiling, null and patient mode (at each epsilon), as soon as measured."""
+        """Yield a row for the ceiling, for the null, and for patient mode at each epsilon."""
         for row, _ in self.cells(epsilons, seeds, nulls):
             yield row
 
     def cells(
         self, epsilons: Sequence[float], seeds: int, nulls: int = 0
     ) -> Iterator[tuple[dict[str, Any], list[Factors]]]:
-        """Yield what `rows` yields, each row with its models."""
+        """Yield the same rows as `rows`, each together with its models."""
         names = range(nulls or seeds)
         chance = [self.kept(f"null-{seed}", partial(self._null, seed)) for seed in names]
         floor, ceiling = self._measured(chance), self._ceiling()
@@ -143,7 +143,7 @@ class Study:
         return reference(shuffled(self.tensor, seed), self.rank, seed)
 
     def kept(self, name: str, make: Callable[[], Factors]) -> Factors:
-        """Return the model of this name: from the folder if it is there, otherwise from `make`."""
+        """Load the model with this name from the folder. If it is not there, make and save it."""
         if self._folder is None:
             return make()
         path = self._folder / f"{name}.npz"
@@ -219,8 +219,8 @@ class Study:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of share of the best fit and factor match, by data set and rank.
 
-    Private cells are in italics unless all models beat every null in both figures. After a
-    semicolon comes the AUC and, in the ceiling's column, also that of the raw codes.
+    Private cells are in italics unless all models beat every null in both figures. The AUC follows
+    after a semicolon. The ceiling's column also has the AUC of the raw codes.
     """
     columns = list(dict.fromkeys(_column(row) for row in rows))
     cells: dict[tuple[str, int], dict[str, str]] = {}
@@ -257,7 +257,7 @@ def write(rows: Sequence[dict[str, Any]], out: Path) -> None:
 
 
 def named(study: Study, epsilon: float) -> str:
-    """Return Markdown with the leading codes, by mode, of each phenotype of one private model."""
+    """Return Markdown that lists the leading codes of each phenotype of one private model."""
     lines = [f"## {study.cohort.name}, {study.rank} phenotypes, epsilon {epsilon:g}", ""]
     for number, modes in enumerate(study.phenotypes(epsilon), start=1):
         shown = " // ".join("; ".join(codes) for codes in modes.values())

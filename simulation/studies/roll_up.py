@@ -2,12 +2,12 @@
 
     python -m simulation.studies.roll_up codes=data/dx icd3=data/dx-icd3 chapter=data/dx-chapter
 
-Make each folder with `dpfact data ... --roll-up` from the same tables. The study uses only patients
-who are in all folders, at the same site, and first prints how many each folder holds. A row shows
-one grouping and one kind of model. The share of the best noiseless fit, the factor match with such
-fits, and the number of private models that beat every null in both are measured as in
-`simulation.studies.real_data`; the number of phenotypes that could be named and the AUC for death,
-as in `simulation.studies.nameable`.
+Make each folder with `dpfact data ... --roll-up` from the same tables. The study first prints how
+many patients each folder has. It uses only patients who are at the same site in all folders. A row
+shows one grouping and one kind of model. Three figures are those of `simulation.studies.real_data`:
+the share of the best noiseless fit, the factor match with such fits, and the number of private
+models that beat every null in both. The number of phenotypes that could be named and the AUC for
+death are those of `simulation.studies.nameable`.
 
 Share, match and names are relative to a grouping's own codes, ceiling and null, so do not compare
 them between groupings. The AUC is for the same patients and deaths in all rows, so it can be
@@ -60,7 +60,7 @@ def of_the_same(cohorts: Mapping[str, Cohort]) -> dict[str, Cohort]:
 
 
 def _only(site: SiteData, patients: set[str]) -> SiteData:
-    """Return the site with only some patients, ordered by identifier."""
+    """Return the site with only the given patients, ordered by identifier."""
     rows = {patient: row for row, patient in enumerate(site.patients or ())}
     return site[[rows[patient] for patient in sorted(patients)]]
 

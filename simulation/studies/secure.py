@@ -1,14 +1,14 @@
-"""Value of secure sums, measured on patients who are assigned to sites at random.
+"""Measure what secure sums gain if patients are assigned to sites at random.
 
     python -m simulation.studies.secure data/nhds --sites 6 20 50 --ranks 10 20 --epsilons 1 0.5
     python -m simulation.studies.secure synthetic:paper-icu --sites 20 --slots 1 2 4
 
 For each number of sites, three systems are compared. *Own noise*: patient mode with its defaults.
 *G slots*: secure sums with the planned or the given number of slots, G. *One noise*: all patients
-at one site, which is the best possible case. Share of the best fit, factor match and the rule by
-which a cell passes are those of `simulation.studies.real_data`. The study leaves out masks: they
-cancel, so the server gets the same integers (tests/test_secure_rounds.py). On synthetic data, where
-some phenotypes exist at only one site, the study shows the match with planted phenotypes instead.
+at one site, which is the best possible case. Share of the best fit, factor match and the rule for
+judging a cell come from `simulation.studies.real_data`. The study leaves out masks: they cancel, so
+the server gets the same integers (tests/test_secure_rounds.py). On synthetic data, where some
+phenotypes exist at only one site, the study shows the match with planted phenotypes instead.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
 
 
 class SecureStudy(Study):
-    """A study whose private models come from the system that `slots` names."""
+    """A study in which `slots` chooses the system that makes the private models."""
 
     slots = _OWN
 
@@ -64,7 +64,7 @@ class SecureStudy(Study):
 
 
 def planted(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the match with a preset's planted phenotypes, and with those that only one site has."""
+    """Yield the match with all planted phenotypes of a preset, and with those at only one site."""
     for sites in given.sites:
         shares = ",".join([str(1 / sites)] * sites)
         cohort = synthetic(preset(name, shares=shares, distinct=sites))
@@ -90,7 +90,7 @@ def planted(name: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def rows(given: argparse.Namespace, cohort: Cohort) -> Iterator[dict[str, Any]]:
-    """Yield a row for each system as soon as it is measured. The folder keeps noiseless fits."""
+    """Yield a row for each system as soon as it is measured. Only noiseless fits stay on disk."""
     for rank in given.ranks:
         for place, sites in enumerate(given.sites):
             parts = dealt(cohort, sites, given.patients, given.draw)

@@ -1,10 +1,10 @@
-"""Fit of the shared factors, compared between mode none (both solvers) and centralised systems.
+"""Compare the fit of the shared factors in mode none with that of centralised systems.
 
     python -m simulation.studies.shared_fit demo data/eicu --rank 12
 
 All figures are for the shared factors alone, with every patient refitted, because this can be
-measured for every system. Patient factors are non-negative if the feature factors are. Data are
-presets of the synthetic EHR, as NAME or NAME@SEED, or folders that ``dpfact data`` wrote. Both
+measured for every system. If all feature factors are non-negative, so are the patient factors. Data
+are folders that ``dpfact data`` wrote, or presets of the synthetic EHR (NAME or NAME@SEED). Both
 kinds of SGD make 40 passes. The value of `relative-elastic` for psgd was tuned on ``--half tune``.
 """
 

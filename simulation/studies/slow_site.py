@@ -1,14 +1,14 @@
-"""Time to learn when one site is slow: synchronous rounds compared with updates on arrival.
+"""Compare synchronous rounds with updates on arrival when one site is slow.
 
     python -m simulation.studies.slow_site demo --slower 10 --start random
 
-Sites and server are the package's own. The study simulates the clock: a round of a site takes
-`--seconds`, and a round of the slow site `--slower` times as long. It prints when the shared
-factors, with every patient refitted, first explain 95 % and 99 % of what they explain after the
-last synchronous round. Data are as in `simulation.studies.shared_fit`.
+Sites and server are the package's own. The clock is simulated. A round takes `--seconds` at a
+normal site, and `--slower` times as long at the slow site. The goal is the fit of the shared
+factors after the last synchronous round, with every patient refitted. The study prints when each
+method first reaches 95 % and 99 % of that fit. Data are as in `simulation.studies.shared_fit`.
 
-In "in step, grace", rounds end without the slow site's late replies. For comparison, in "each
-alone" every arriving reply moves the model by itself, by elastic averaging.
+The method "in step, grace" ends rounds without the slow site's late replies. For comparison, "each
+alone" updates the model with one reply at a time, by elastic averaging.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Moment = tuple[float, Factors]
 
 
 class EachAlone(OnArrival):
-    """A server on which each arriving reply moves the model by itself, with weight 1 / sites."""
+    """A server that updates the model with one reply at a time, with weight 1 / sites."""
 
     def take(self, who: str, reply: SiteReply) -> None:
         """Move the model towards this reply alone."""
@@ -134,7 +134,7 @@ def ways(
 def rows(
     cohort: Cohort, slow: str, takes: dict[str, float], rank: int, runs: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """Return Markdown rows, one per method: medians over runs, and how many reached the target."""
+    """Yield a row per method, with median times and the number of runs that reached the goal."""
     tensors = [site.tensor.scaled_to_unit_patients() for site in cohort.sites]
     found: dict[str, list[tuple[list[float], float, float]]] = {}
     for run in runs:

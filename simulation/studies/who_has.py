@@ -1,16 +1,16 @@
-"""Whether patients with a phenotype carry its codes, die as often as carriers, and match the truth.
+"""Check who has a phenotype against the patients' codes, their deaths and the planted truth.
 
     python -m simulation.studies.who_has data/diabetes --half report --rank 20 --epsilons inf 4 1
     python -m simulation.studies.who_has synthetic:demo --rank 12 --epsilons inf 4 1
 
 Each model has a row. *Patients* is the phenotypes' mean prevalence, *sum* their total, and *none*
 the share of patients without any. *Precision* is the share of a phenotype's patients who carry a
-leading code of every mode, and *top* the share with the largest code of every mode. *Ratio* divides
-a phenotype's patients by the carriers of its leading codes in the mode with the fewest carriers;
-the largest ratio is shown. *Deaths* counts phenotypes whose patients die as often (within two
-standard errors) as carriers of the largest code of every mode. *Truth* (made-up patients) counts
-phenotypes with a prevalence within a factor of 1.5 of the planted one. The rule was tuned on
-``--half tune``. Noise is fresh.
+leading code of every mode. *Top* is the share who carry the largest code of every mode. *Ratio* is
+the number of a phenotype's patients, divided by the number of carriers of its leading codes in the
+mode with the fewest. The largest ratio is shown. *Deaths* counts phenotypes whose patients die as
+often as carriers of the largest code of every mode, within two standard errors. For made-up
+patients, *truth* counts phenotypes whose prevalence is within a factor of 1.5 of the planted one.
+The rule for having a phenotype was tuned on ``--half tune``. Noise is fresh.
 """
 
 import argparse
