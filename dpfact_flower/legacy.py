@@ -29,8 +29,8 @@ from dpfact_flower.wire.protocol import SiteReply
 class DPFact(Strategy):
     """DPFact's server as a legacy Flower strategy. Parameters are those of `dpfact_flower.DPFact`.
 
-    Set the number of rounds in Flower's ``ServerConfig`` to ``coordinator.rounds``, for which the
-    privacy budget is planned, or to the number of remaining rounds after a resume. Also set
+    In Flower's ``ServerConfig``, set the number of rounds to ``coordinator.rounds``, for which the
+    privacy budget is planned. After a resume, set it to the number of remaining rounds. Also set
     ``round_timeout`` there, because Flower itself enforces the deadline in this API. The number of
     bytes recorded for a round is the size of its serialised arrays.
 

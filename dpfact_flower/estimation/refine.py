@@ -4,12 +4,12 @@ Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` a
 ``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K is the Khatri-Rao
 product of the other modes' factors. Patient i has the factor a_i and the weight w_i. Without noise,
 the mode's best factor F minimises ``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the
-element-wise product of the other factors' Gram matrices. All functions here are post-processing.
+element-wise product of the other factors' Gram matrices. Processing the releases costs no privacy.
 
-In the sum over T sites, the noise grows with sqrt(T), and the signal grows with T. Each site is
-weighted by its estimated usage so that other sites' noise does not hide a phenotype that occurs at
-a single site. The rest has the paper's elastic form: passes over columns minimise the pooled
-quadratic, with a pull toward the previous global factor and a soft threshold in units of the noise.
+Each site is weighted by its estimated usage so that other sites' noise does not hide a phenotype
+that occurs at a single site. The update of the factor has the paper's elastic form. It minimises
+the pooled quadratic one column at a time, with a pull toward the previous global factor and a soft
+threshold proportional to the noise.
 """
 
 import math
@@ -35,9 +35,10 @@ _LEAST = 1e-9  # the least energy or norm of a column that may be a divisor
 
 
 class Quadratic(NamedTuple):
-    """The convex function of F >= 0 that the passes minimise. Its curvature is Q.
+    """The convex function of F >= 0 that the passes minimise.
 
-    ``tr(F Q F') / 2 - <target, F> + sum_r (pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1)``.
+    With Q for `curvature`, the function is ``tr(F Q F') / 2 - <target, F>`` plus the sum over r of
+    ``pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1``.
     """
 
     target: Floats
@@ -48,9 +49,9 @@ class Quadratic(NamedTuple):
 
 
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
-    """Pack one site's statistic (M, G) for release, as the rows of M and the `triangle` of G.
+    """Pack one site's statistic (M, G) into a vector for release.
 
-    The result has the same norm as (M, G).
+    The vector consists of the rows of M and the `triangle` of G. It has the same norm as (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
@@ -63,7 +64,7 @@ def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]
 
 
 def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
-    """Return the part of a release that concerns the first `kept` of `rank` phenotypes."""
+    """Return the values in a release that belong to the first `kept` of `rank` phenotypes."""
     product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
     return pack(product[:, :kept], gram[:kept, :kept])
 
@@ -130,7 +131,7 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
     The prior mean is a site's share of usage times a phenotype's total. The prior variance is the
-    part of squared deviations from it that noise of standard deviation `sigma` does not explain.
+    squared deviation from this mean, less what noise of standard deviation `sigma` explains.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -147,10 +148,11 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 def site_weights(usage: Floats, noise: float) -> Floats:
     """Return the weight (at most 1) of each site's residual for each phenotype, shape (T, R).
 
-    A residual and its variance between patients grow with usage, so ``usage / (usage + noise)``
-    gives the best signal-to-noise ratio. With little noise, the weights are equal. With much noise,
-    they form a matched filter. `noise` is the variance of the noise on a column of a site's
-    statistic. It is comparable with usage, because each patient's residual has a norm of at most 1.
+    A residual and its variance across patients both grow with usage. Therefore
+    ``usage / (usage + noise)`` gives the best signal-to-noise ratio. With little noise, the weights
+    are equal. With much noise, they form a matched filter. `noise` is the variance of the noise on
+    a column of a site's statistic. It is on the scale of usage, because residuals have norms up to
+    1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -158,7 +160,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Return Q, thresholded at the noise and made positive semi-definite."""
+    """Return a positive semi-definite Q, after setting entries of `gram` below the noise to 0."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -178,7 +180,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Make `tau` passes that minimise the function exactly over one column after another."""
+    """Make `tau` passes over the columns. Each step minimises the function over one column."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):
@@ -205,8 +207,8 @@ class Average(NamedTuple):
 class RunningAverage:
     """A running average of each mode's releases, in which the earlier average has weight `share`.
 
-    Different rounds have independent noise. If noise limits refinement, factors move little, and
-    the average has the same signal as one round but less noise.
+    Different rounds have independent noise. If noise limits refinement, factors move little. The
+    average then has the same signal as a single round, but less noise.
     """
 
     def __init__(self, share: float) -> None:

@@ -1,11 +1,12 @@
 """Compute the server's first feature factors from the sites' noisy co-occurrences.
 
 All sites' matrices are fitted at once (`pair_fit`). Because the problem is not convex, the server
-compares several candidates. A *random* candidate is fitted to the sum over sites and then to all
-matrices. A *grown* candidate gains factors where the residual is largest. Let P be the releases,
-and let z be fresh noise with the same standard deviation. Candidates are fitted to P + z / 2 and
-compared on P - 2 z, whose noise is independent. If a random candidate is best, its fit to the
-average of all candidates' models is a last candidate (docs/explanation/start.md).
+compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
+and then to the separate matrices. A *grown* candidate gains factors where the residual is largest.
+Let P be the releases, and let z be fresh noise with the same standard deviation. Candidates are
+fitted to P + z / 2 and compared on P - 2 z, whose noise is independent. If a random candidate is
+best, its fit to the average of all candidates' models is a last candidate
+(docs/explanation/start.md).
 """
 
 import logging
@@ -96,7 +97,7 @@ def start_factors(
 
 
 def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Floats, Floats]:
-    """From a site's release, estimate its usage of each phenotype, with standard deviations.
+    """Return estimates of a site's usage of each phenotype, and their standard deviations.
 
     Columns are scaled to norm 1, and usages are fitted by non-negative least squares.
     """
@@ -174,7 +175,7 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release and its fresh noise. An `rng` in the same state draws the same noise."""
+    """Yield each release and its fresh noise. Use an `rng` in the same state to repeat it."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -198,7 +199,7 @@ def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32])
 
 
 def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:
-    """Draw random factors with about the data's magnitude, and fit them to the sum over sites."""
+    """Draw random factors on the data's scale, and fit them to the sum of the sites' matrices."""
     size = math.sqrt(max(float(total.mean()), 1e-9) / rank)
     F = 2 * size * rng.random((len(total), rank))
     F, d = fit(total, Model(F, np.ones((1, rank))), threshold=0.0, iterations=_POOLED)
@@ -279,7 +280,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains from power iterations that start in random directions.
 
-    One direction per site starts with usage at that site only, and `_TRIES` with equal usages.
+    One search per site starts with usage at that site only. `_TRIES` more start with equal usages.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

@@ -4,7 +4,7 @@ If patients have few codes, the factors that explain co-occurrences differ from 
 explain the patients' data. Refinement would need tens of charged rounds to remove the difference,
 but a fit to surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical
 number of codes in each mode. The probability of drawing a code depends on the codes drawn before
-(naive Bayes), with some chance that two codes are unrelated.
+(naive Bayes). With a certain probability, two codes are treated as unrelated.
 """
 
 import math
@@ -102,13 +102,13 @@ def code_counts(
 ) -> list[float]:
     """Estimate a patient's mean number of codes in each mode from the blocks' masses.
 
-    If a patient has k_n codes in mode n, in all combinations, the block for modes m and n has mass
-    ``cross sqrt(k_m k_n)``, up to a scale. On the same scale, the block for mode n alone has mass
-    ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass divided by the first,
-    ``k_n = 1 + 2 (cross q)^2 k_m``.
+    Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. The
+    block for modes m and n then has mass ``cross sqrt(k_m k_n)``, up to a scale. On the same scale,
+    the block for mode n alone has mass ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass divided
+    by the first, ``k_n = 1 + 2 (cross q)^2 k_m``.
 
     If each entry's noise has standard deviation `raised`, each mass is shifted by its own standard
-    deviation in the direction of more codes. Counts range from 1 to `_MOST_CODES`.
+    deviation, which raises the counts. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]

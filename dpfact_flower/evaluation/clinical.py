@@ -1,7 +1,7 @@
 """Clinical plausibility of phenotypes: disease groups, known pairs of codes, and coherence.
 
-Groups and pairs need only the model and a public classification of its codes, so the results are as
-public as the model. Coherence needs patients' data, so a site's value stays there. Each figure is
+Groups and pairs come from the model and a public classification of its codes, so the results are as
+public as the model. Coherence is computed from a site's patients and stays there. Each figure is
 shown next to the mean of *shuffled* models, in which each code's weights go to random phenotypes.
 """
 
@@ -43,7 +43,7 @@ Dense = tuple[NDArray[np.float64], ...]
 
 @dataclass(frozen=True)
 class Classification:
-    """The group of each code of a model, by mode. Codes without a group have ""."""
+    """The group of each code of a model, by mode. A code without a group has the entry ""."""
 
     name: str
     groups: tuple[tuple[str, ...], ...]
@@ -63,9 +63,9 @@ class Classification:
 class Enrichment:
     """The group in which a phenotype's leading codes of one mode are most enriched.
 
-    Of the `leading` codes, the group contains `codes`. `p_value` is from a hypergeometric test,
-    corrected for the number of groups (Bonferroni). `q_value` is also corrected for the number of
-    phenotypes (Benjamini and Hochberg).
+    `leading` counts the leading codes in the mode, and `codes` lists those in the group. `p_value`
+    is from a hypergeometric test, corrected for the number of groups (Bonferroni). `q_value` is
+    also corrected for the number of phenotypes (Benjamini and Hochberg).
     """
 
     phenotype: int
@@ -86,8 +86,8 @@ class Enrichment:
 class ClinicalMeasures:
     """Measures of a model under one classification, and their means over `DRAWS` shuffled models.
 
-    `codes` counts all codes in those modes that have groups, and `grouped` counts the codes that
-    have a group. `pairs` is the result of `known_pairs`.
+    `grouped` counts the codes that have a group, and `codes` counts all codes in the same modes.
+    `pairs` is the result of `known_pairs`.
     """
 
     classification: str
@@ -100,7 +100,7 @@ class ClinicalMeasures:
 
     @property
     def about(self) -> int:
-        """Number of phenotypes that are about one group."""
+        """Number of phenotypes with a significant enrichment."""
         return sum(enrichment.is_about for enrichment in self.enrichments)
 
     @property

@@ -83,7 +83,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 
 def protection(summary: Summary) -> str:
-    """Describe how a run protects patients. An epsilon is always followed by its claim."""
+    """Return a run's epsilon and the claim about how well it is proven, or ``without noise``."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
@@ -163,7 +163,7 @@ def _content(runs: Sequence[_Run]) -> dict[str, Any]:
 
 
 def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
-    """Return the measured qualities by title and run, and a figure of them (or None)."""
+    """Return each quality's values by run, and a figure of the values if any were measured."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     found: dict[str, dict[str, float]] = {}
@@ -217,7 +217,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
 
 
 def by_chance(ours: Dense, theirs: Dense) -> list[float]:
-    """Return each phenotype's `Pair.chance`, computed by recombining the other run's modes."""
+    """Return each phenotype's `Pair.chance`, from matches with mixed-up phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

@@ -1,7 +1,7 @@
 """The global model of a run: its phenotypes, and scores of patients who are fitted to them.
 
-The run's noise, if any, protects the model. No noise protects a table of memberships, which is made
-from a site's own data and stays at that site.
+The run's noise, if any, protects the model. A table of memberships is not protected by noise. It is
+made from a site's own data, and stays at that site.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FORMULA = ("=", "+", "-", "@", "\t")
 
 @dataclass(frozen=True)
 class CodeRow:
-    """A code in a phenotype. The phenotype has a number, from 1, and possibly a `name`.
+    """A code in a phenotype. Phenotypes are numbered from 1 and may have a `name`.
 
     The code with `place` 1 has the largest share in its mode. `weight` is the factor's entry, and
     `share` is that entry divided by the absolute sum of the column. `lift` is the share divided by
-    the code's mean share over all phenotypes. `false_discovery` is the probability, if known, that
-    the phenotype is absent in other patients.
+    the code's mean share over all phenotypes. `false_discovery` is the probability that the
+    phenotype does not occur in other patients, or None if unknown.
     """
 
     phenotype: int
@@ -68,7 +68,7 @@ class CodeRow:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Memberships:
-    """One site's scores of each patient for each phenotype. Scores must not leave the site.
+    """The scores of one site's patients for each phenotype. Scores must not leave the site.
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
     (patients, R). `without` is the number of patients who score 0 because they have none of the
@@ -115,7 +115,7 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 class GlobalModel:
     """The model that all sites of a run share: a float32 factor, (I_n, R), for each feature mode.
 
-    `vocabularies` list the codes of the factors' rows. `names` maps a phenotype's number, from 1,
+    `vocabularies` list each factor's codes, one per row. `names` maps a phenotype's number, from 1,
     to the name that a person gave it. `CodeRow` explains `false_discovery`.
     """
 
@@ -142,7 +142,7 @@ class GlobalModel:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """A unique name for each phenotype. Equal names are followed by the phenotype's number."""
+        """A unique heading for each phenotype: its name, with its number if the name is taken."""
         numbered = {r: self.names.get(r, f"phenotype_{r}") for r in range(1, self.rank + 1)}
         taken = Counter([SITE, PATIENT, HAS, *numbered.values()])
         return tuple(name if taken[name] == 1 else f"{name} ({r})" for r, name in numbered.items())
@@ -225,7 +225,7 @@ class GlobalModel:
         return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
     def _shared_codes(self, site: SiteData) -> tuple[list[NDArray[np.int64]], Factors]:
-        """Return shared codes' positions in the site's lists, ascending, and their factor rows."""
+        """Return the shared codes' positions and factor rows, in the order of the site's lists."""
         own, wanted = ([v.name for v in lists] for lists in (site.vocabularies, self.vocabularies))
         if own != wanted:
             raise DataError(
@@ -276,7 +276,7 @@ def write_phenotype_table(
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a CSV file that only its owner can read, with formulas made harmless."""
+    """Write a CSV file that only its owner can read. Text that looks like a formula is disarmed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in chain([header], rows):

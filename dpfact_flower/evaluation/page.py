@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, which load nothing, and the formats of numbers on these pages.
+"""Self-contained HTML pages, and formats for the numbers on these pages.
 
 The Content-Security-Policy allows only the page's own script, identified by its hash. Equal content
 gives equal bytes. matplotlib and Jinja2 are imported when needed, because they are slow to import.
@@ -42,7 +42,7 @@ def check_libraries() -> None:
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
-    """Raise a `DataError` about the folder if its files do not fit each other."""
+    """Raise a `DataError` about the folder if its files are damaged or inconsistent."""
     check_libraries()
     from jinja2 import UndefinedError  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
 """Phenotype tables: each phenotype's codes, frequency and associations with outcomes.
 
-Only this module aggregates patients' values for a report. Reports are passed on, so counts below
-ten patients are hidden, and so is every number that would reveal such a count.
+Only this module aggregates patients' values for a report. Reports are shared with others, so counts
+below ten patients are hidden. Every number that would reveal such a count is hidden too.
 """
 
 import warnings
@@ -132,7 +132,7 @@ def _share(count: Count, patients: Count) -> float | str:
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Return `_share`; ``all`` if the count is nearly `patients`; None if there are no patients."""
+    """Return ``all`` for nearly all patients, None if there are no patients, or else `_share`."""
     if not patients:
         return None
     return "all" if patients - count < SMALL <= count else _share(count, patients)
@@ -165,7 +165,7 @@ def _tells(
     counts: Mapping[str, int], small: list[str], hidden: list[str], others: list[str],
     sizes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Return whether the numbers of other sites narrow the range of a hidden small number."""
+    """Return whether a hidden small number can be narrowed down from other sites' numbers."""
     rest = sum(counts[site] for site in (*small, *hidden))
     largest = counts[others[0]] if others else rest  # bound on a hidden number
     most = (SMALL - 1) * (len(small) - 1) + sum(min(largest, sizes[site]) for site in hidden)
@@ -173,7 +173,7 @@ def _tells(
 
 
 def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> SiteUsage:
-    """Return the column norms of every site's patient factor, as in the paper's figure of mu."""
+    """Return the column norms of every site's patient factor, which the paper plots against mu."""
     factors = [np.asarray(factor, np.float64) for factor in patient_factors]
     return SiteUsage(
         tuple(sites),
@@ -212,7 +212,7 @@ def _associations(
 
 
 def _rate(label: NDArray[np.float64], has: NDArray[np.bool_]) -> float | str | None:
-    """Return an outcome's rate among a phenotype's patients, unless a count behind it is small.
+    """Return an outcome's rate among a phenotype's patients, unless it reveals a small count.
 
     The totals are known, so the rate reveals all four counts: patients with or without the
     phenotype who have or lack the outcome.
@@ -249,7 +249,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype has no coefficient, or None. `label` is its patients' label."""
+    """Return why a phenotype has no coefficient, or None. `label` covers only its own patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

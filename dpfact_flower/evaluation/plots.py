@@ -1,4 +1,4 @@
-"""Figures of a run, drawn into given axes without `pyplot`.
+"""Draw a run's figures on the given axes, without `pyplot`.
 
 Lines have different markers and the colours of Okabe and Ito, which colour-blind readers can
 distinguish.
@@ -106,7 +106,7 @@ def auc(axes: Axes, prediction: OutcomePrediction) -> None:
 
 
 def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
-    """Plot the codes of one phenotype as bars, with the codes' shares as lengths."""
+    """Plot a bar for each code of one phenotype. The length of a bar is the code's share."""
     colours = (BLUE, ORANGE, GREEN)
     for number, mode in enumerate(dict.fromkeys(row.mode for row in rows)):
         bars = [place for place, row in enumerate(rows) if row.mode == mode]
@@ -160,7 +160,7 @@ QUALITIES: dict[str, Callable[[Summary], float | None]] = {
 
 
 def tradeoff(axes: Axes, title: str, runs: Mapping[str, tuple[RunSpending | None, float]]) -> None:
-    """Plot a measure of quality against epsilon. Runs without noise are horizontal lines."""
+    """Plot a measure of quality against epsilon. Runs without noise appear as horizontal lines."""
     text: dict[str, Any] = {"fontsize": 8, "color": INK, "parse_math": False}
     for name, (spent, value) in runs.items():
         if spent is None:

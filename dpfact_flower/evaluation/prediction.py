@@ -1,8 +1,8 @@
 """Prediction of an outcome from phenotype scores, compared with predictions from codes alone.
 
 The number of a patient's codes alone predicts outcomes well, and even random factors predict a
-little. Therefore every AUC is shown next to those of raw codes and code volume on the same splits.
-Scores never leave a site, so only a simulation has an overall AUC.
+little. Therefore every AUC is shown next to the AUC of raw codes and the AUC of code volume on the
+same splits. Scores never leave a site, so only a simulation has an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ def predict_outcome(
 ) -> OutcomePrediction:
     """Predict a label by logistic regression on repeated 60/40 splits (paper, section Utility).
 
-    A split divides all sites' patients and is stratified by site and label, so all figures from a
-    split use the same test patients. A column of `patient_factors` must mean the same phenotype at
-    every site. Sites without the label are left out.
+    Each split divides the patients of all sites, stratified by site and label. All figures from one
+    split therefore use the same test patients. A column of `patient_factors` must mean the same
+    phenotype at every site. Sites without the label are left out.
     """
     labelled = [t for t, site in enumerate(sites) if label in site.labels]
     found = _areas(labelled, patient_factors, sites, label) if labelled else {}
@@ -118,7 +118,7 @@ def split_scores(
 
 
 def evened(memberships: NDArray[Any]) -> NDArray[Any]:
-    """Return the fourth roots of the scores, which are skewed. The root was chosen by tuning."""
+    """Take the fourth root of every score to reduce the skew. The root was chosen by tuning."""
     return np.asarray(np.abs(memberships) ** 0.25)
 
 
@@ -147,7 +147,7 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield a mask of each split's training patients, the same share of patients in each stratum.
+    """Yield a mask of the training patients of each split, with the same share from each stratum.
 
     Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
     """

@@ -1,7 +1,7 @@
 """A run in words: titles of phenotypes, sentences for clinicians, and lines for a terminal.
 
-A title such as ``Stroke with hypertension`` says no more than the codes, so a name that a person
-gives is better. The same model always gets the same titles.
+A title such as ``Stroke with hypertension`` says no more than the codes. A name given by a person
+is better. The same model always gets the same titles.
 """
 
 import math
@@ -62,7 +62,7 @@ _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
 
 def _relevance(row: CodeRow) -> float:
-    """Return how well a code marks its phenotype (Sievert and Shirley, 2014, eq. 1)."""
+    """Return how characteristic a code is of its phenotype (Sievert and Shirley, 2014, eq. 1)."""
     return _LAMBDA * math.log(abs(row.share)) + (1 - _LAMBDA) * math.log(abs(row.lift))
 
 
@@ -190,9 +190,9 @@ def leading_sentence(rows: Rows) -> str:
 def certainty_sentence(
     pairs: Sequence[Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
-    """Describe a phenotype's certainty. `same` are phenotypes that differ in only one mode.
+    """Describe a phenotype's certainty. The other arguments are those of `certainty`.
 
-    The other arguments are those of `certainty`.
+    `same` lists the phenotypes that differ from this one in only one mode.
     """
     runs, count = len(pairs), sum(pair.is_replicated for pair in pairs)
     word = certainty(pairs, chance)
@@ -234,7 +234,7 @@ def named(description: str, code: str) -> str:
 
 
 def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
-    """Return the share and name of each code that marks the phenotype, most frequent first."""
+    """Return the share and name of each characteristic code, most frequent first."""
 
     def share(value: Share) -> float:
         return value if isinstance(value, float) else float(value == "all")
@@ -267,7 +267,7 @@ _WAYS_OUT = {
 
 
 def headline(summary: Summary) -> list[tuple[str, str]]:
-    """Return the label and text of each line for a terminal, without lines that lack a value."""
+    """Return the label and text of each line for a terminal. Lines without text are left out."""
     s, sent, errors = summary, summary.exchange, summary.errors
     time, failures = duration(sent.seconds), ""
     if errors:
@@ -302,7 +302,7 @@ def uninformative_message(summary: Summary) -> str:
 
 
 def _promise(summary: Summary) -> str:
-    """Return epsilon with its claim. Epsilon is never rounded down."""
+    """Describe a run's privacy by epsilon, delta and `claim`. Epsilon is never rounded down."""
     spent = summary.spent
     if spent is None:
         return summary.claim

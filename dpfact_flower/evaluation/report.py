@@ -164,7 +164,7 @@ def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int
 def _figures(
     summary: Summary, records: Sequence[RoundRecord], predictions: Mapping[str, OutcomePrediction]
 ) -> dict[str, Any]:
-    """Return, by name, the figures that have data, as inline SVG."""
+    """Draw the figures that have data. Return inline SVG by figure name."""
     from dpfact_flower.evaluation import plots  # noqa: PLC0415 - matplotlib is slow to import
 
     figures: dict[str, Any] = {"auc": {}}
@@ -196,7 +196,7 @@ class Card:
     `title` is the name that a person gave the phenotype, or a title made from its codes. If a
     person gave a name, `made` is the title made from the codes. `text` describes the patients, the
     certainty and the chart review. `codes` lists the codes of each mode, largest share first.
-    `search` holds everyday words for the codes, for the page's search.
+    `search` holds everyday words for the codes, which the page's search finds.
     """
 
     number: int

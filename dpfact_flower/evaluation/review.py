@@ -49,7 +49,7 @@ _FIRST = 8
 
 @dataclass(frozen=True)
 class SheetKey:
-    """The common part of all keys: the digest of the model, which identifies the run."""
+    """What every key contains: the digest of the model, which identifies the run."""
 
     model: str
 
@@ -190,7 +190,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Record a sheet's decision in ``names.toml``, with each share that ten or more charts give."""
+    """Record a sheet's decision in ``names.toml``, and each share of at least ten charts."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
@@ -250,7 +250,7 @@ def _bare(patient: str) -> str:
 def new_files(folder: Path, out: Path) -> list[Path]:
     """Return the paths of a sheet, its page and its key: ``OUT.csv``, ``.html``, ``.key.json``.
 
-    Files that exist already, or would be in the run's `folder`, are refused.
+    Refuse files that already exist, and files in the run's `folder`.
     """
     check_libraries()
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
@@ -278,9 +278,9 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
 
 
 def filled_lines(sheet: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the place and cells of each filled line. The CSV may be from any spreadsheet program.
+    """Yield each line that is filled in: its place in the file, and its cells.
 
-    No two lines may have the same first cell.
+    The CSV may be from any spreadsheet program. No two lines may have the same first cell.
     """
     try:
         content = sheet.read_bytes()

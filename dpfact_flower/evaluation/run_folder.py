@@ -143,8 +143,9 @@ def read_config(folder: Path) -> dict[str, Any]:
 class Review:
     """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
 
-    `confirmed` is the share, in tenths, of the highest-scoring patients' `charts` that confirm the
-    phenotype. `near_confirmed` is the same near the threshold. Both need ten charts or more.
+    `charts` counts the charts of patients with the highest scores. `confirmed` is the share of
+    these charts that confirm the phenotype, in tenths. `near_charts` and `near_confirmed` are the
+    same for patients near the threshold. A share needs at least ten charts.
     """
 
     verdict: Literal["keep", "drop"]
@@ -224,7 +225,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_as(path: Path, parse: Callable[[object], T]) -> T:
-    """Read a JSON file and `parse` its content. Errors give the file's name."""
+    """Read a JSON file and `parse` its content. Errors name the file."""
     content = read_json(path)
     with _naming(path):
         return parse(content)

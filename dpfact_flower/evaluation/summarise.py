@@ -127,7 +127,7 @@ def _exchange(coordinator: Coordinator) -> Exchange:
 def _spent(
     coordinator: Coordinator, cohort: Cohort | None, sites_folder: Path, given: str
 ) -> RunSpending | None:
-    """Return the largest spending of a site and every site's spending, or None without noise.
+    """Return the spending of all sites, or None without noise.
 
     Each patient is at one site only, so spending at other sites does not affect that patient.
     """
@@ -171,7 +171,7 @@ def _recorded(
 
 
 def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
-    """Return the releases of all requested rounds, for every site that has replied.
+    """Return all releases requested from each site that has replied at least once.
 
     Rounds without a timely reply count too, because the site may have computed its release.
     """
@@ -257,7 +257,7 @@ def shared_error(
 ) -> SquaredError:
     """Return the squared error over all patients after each is refitted to the shared features.
 
-    The fit of a small site's own model is mostly chance, and cannot be compared with that of
+    The fit of a small site's own model is mostly chance. It cannot be compared with the fit of
     systems whose sites share all feature factors. The `tensors` must be scaled as in the run.
     """
     errors = []
@@ -309,7 +309,7 @@ def _errors(
     stores: Sequence[SiteStore], sites: Sequence[SiteData],
     models: Iterable[tuple[SparseTensor, Factors]],
 ) -> Errors | None:  # fmt: skip
-    """Return the paper's measure: errors of the sites' own models after each round, pooled.
+    """Return the paper's measure: the pooled errors of the sites' own models after each round.
 
     The last round's error over non-zeros is computed from the `models` if no site measured it.
     """

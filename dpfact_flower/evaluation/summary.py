@@ -20,9 +20,9 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 class Spending:
     """The cost of releases, as `Guarantee.to_dict` writes it.
 
-    `claim` says how well the figures are proven, and is shown next to each figure. `epsilon`
-    applies if a patient's record is added or removed, and `replacing` if it is replaced. `alone`
-    applies to secure sums if all other sites collude with the server.
+    `claim` says how well the epsilons are proven, and is shown next to each. `epsilon` applies if a
+    patient's record is added or removed, and `replacing` if it is replaced. `alone` applies to
+    secure sums if all other sites collude with the server.
     """
 
     epsilon: float
@@ -60,8 +60,8 @@ class RunSpending(Spending):
 class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
-    `bytes_paper` and `bytes_trip` are the bytes that as many rounds would take in the schemes of
-    the DPFact paper and of TRIP. `failures` counts the requests without a usable reply.
+    `bytes_paper` and `bytes_trip` are the bytes that the schemes of the DPFact paper and of TRIP
+    would send in the same number of rounds. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int
@@ -96,7 +96,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models on all data. The first four are those of the last round."""
+    """Errors of the sites' own models on all data. The first four fields are for the last round."""
 
     rmse: float
     fit: float
@@ -185,12 +185,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a run. `name` is the cohort's name or, in a deployment, the job's.
+    """The result of a run. `name` is the name of the cohort or, in a deployment, of the job.
 
-    `sites` counts the sites whose releases were used, and `rounds` the rounds that updated the
-    model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery` is
-    the probability, if known, that a phenotype is absent in other patients. Without noise there is
-    no `spent`, and in a deployment there is no `measured`.
+    `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
+    the model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery`
+    holds each phenotype's probability of not occurring in other patients, if known. Without noise
+    there is no `spent`, and in a deployment there is no `measured`.
     """
 
     name: str

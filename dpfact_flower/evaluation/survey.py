@@ -66,7 +66,7 @@ class Answers:
     given: dict[int, str]
 
     def __str__(self) -> str:
-        """Return the accuracy, its Wilson 95 % interval, kappa with the truth, and hits by kind."""
+        """Describe the accuracy, its Wilson 95 % interval, kappa, and accuracy by kind of item."""
         if not self.given:
             return f"{self.name}: no item is answered"
         truth = {n: self.items[n].truth for n in self.given}
@@ -124,7 +124,7 @@ def _given(sheet: Path, items: int) -> Iterator[tuple[int, str]]:
 
 
 def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
-    """Return kappa over all items in `one`, or ``undefined`` if all answers are the same."""
+    """Return kappa for the items in `one`, or ``undefined`` if every answer is the same."""
     pairs = [(one[n], two[n]) for n in sorted(one)]
     if len({answer for pair in pairs for answer in pair}) < 2:
         return "undefined"
@@ -139,7 +139,7 @@ Lists = Mapping[int, Mapping[str, Codes]]
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in random order. If the number is odd, one more is real."""
+    """Return real and made-up items in random order. The extra item of an odd number is real."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)

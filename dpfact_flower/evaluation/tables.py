@@ -15,7 +15,7 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    `observed` is the code's frequency in the phenotype's patients, `everybody` in all patients.
+    A code's frequency is `observed` in the phenotype's patients and `everybody` in all patients.
     """
 
     code: str
@@ -27,7 +27,7 @@ class CodeWeight:
 
 @dataclass(frozen=True)
 class Association:
-    """The association of a phenotype with an outcome, if all other phenotypes are held equal.
+    """The association of a phenotype with an outcome, adjusted for the other phenotypes.
 
     `coefficient` is the log odds ratio per standard deviation of the score, with a 95 % `interval`.
     `p_value` is from a two-sided Wald test, not corrected for the number of phenotypes. `reason`
@@ -45,12 +45,12 @@ class Association:
 
 @dataclass(frozen=True)
 class Phenotype:
-    """One component of the model. As in the paper, `number` starts from 1.
+    """One component of the model. As in the paper, `number` starts at 1.
 
     `weight` is lambda_r, the product of the column norms of all factors. `prevalence` is the share
     of patients who have the phenotype. `carriers` is the share of all patients who have a leading
-    code in every mode, and `precision` is the same share of the phenotype's patients. `codes` lists
-    each mode's codes, largest weight first. `outcomes` has an association for each label.
+    code in every mode. `precision` is the same share among the phenotype's patients only. `codes`
+    lists each mode's codes, largest weight first. `outcomes` has an association for each label.
     """
 
     number: int
@@ -106,11 +106,11 @@ class SharedPhenotypes:
 
 @dataclass(frozen=True)
 class Pair:
-    """The numbers of a phenotype and of its partner in another run, and their similarity.
+    """A phenotype's number, its partner's number in another run, and the similarity of the two.
 
-    `match` is the product of the cosines between the two in all modes, and `fair` is the product if
-    each cosine is 0.85. `chance` is the 95th percentile of matches after the modes of the other
-    run's phenotypes are recombined. Frequent codes alone can produce a match up to `chance`.
+    `match` is the product of the two phenotypes' cosines in all modes. `fair` is the product for
+    cosines of 0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes, whose
+    modes come from different phenotypes of the other run. Frequent codes alone can reach it.
     """
 
     number: int
@@ -134,7 +134,7 @@ class Pair:
 class Replication:
     """The matches of a run's phenotypes in another run. `name` is the other run's folder.
 
-    `how` describes the other run's `protection` of patients. `rank` is the first run's rank.
+    `how` is the result of `protection` for the other run. `rank` is the first run's rank.
     """
 
     name: str
@@ -164,9 +164,9 @@ MOST_FALSE, EVEN = 0.1, 0.5
 
 
 def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
-    """Return how sure a phenotype is, judged from its pair in each other run.
+    """Return how certain a phenotype is, based on its pairs in other runs.
 
-    Without pairs, `chance` decides, the probability that the phenotype is absent elsewhere.
+    Without pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
     """
     if not pairs:
         if chance is None:

@@ -23,8 +23,8 @@ FAST: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contrac
 def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """Return a decorator that compiles a kernel, which then runs without the GIL.
 
-    `options` are options of `numba.njit`. Kernels that are made from the same function, but with
-    different functions inlined, need different tags.
+    `options` are options of `numba.njit`. Use different tags for kernels that are made from the
+    same function but inline different functions.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -21,10 +21,10 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` when complete. A crash leaves the old or the new file.
+    """Open a file that replaces `path` when complete. A crash leaves the old file or the new one.
 
-    The content reaches the disk before the new name does, so it survives a power failure. Without
-    `durable`, writes do not wait for the disk.
+    The content is on the disk before the file gets its name, so the file survives a power failure.
+    Without `durable`, writes do not wait for the disk.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no folder", str(path.parent))
@@ -63,7 +63,7 @@ def create_once(path: Path, content: bytes) -> None:
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Open a file that only its owner can access, and refuse links; for use as an `opener`."""
+    """Open a file that only its owner can access, and refuse links. Use this as an `opener`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
@@ -86,7 +86,7 @@ def version(path: Path) -> Version:
 def locked(folder: Path) -> Iterator[bool]:
     """Create and lock a folder, and yield whether this process had to wait for another process.
 
-    If the process dies, the lock ends. Raise a StateError for a folder that other users can change.
+    The lock ends with the process. Raise a StateError for a folder that other users can change.
     """
     try:
         private_folder(folder)
@@ -171,7 +171,7 @@ def private_scratch() -> Iterator[Path]:
 
 
 def private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents durably, for access by their owner only."""
+    """Create a folder and its missing parents durably. Only their owner can access them."""
     if not folder.is_dir():
         for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -252,7 +252,7 @@ def check_way(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether users whose mode bits are in `writers` can replace a folder in `above`."""
+    """Return whether a mode bit in `writers` lets users replace a folder inside `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 
@@ -274,7 +274,7 @@ def user_id(name: str) -> int:
 
 
 def not_private(path: Path, uid: int) -> list[str]:
-    """Return the faults, with remedies, that let users other than root and `uid` use a path."""
+    """Return faults that let users other than root and `uid` access a path, each with a remedy."""
     status, quoted = path.lstat(), shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
         return [f"{path} is a link: give its target"]

@@ -21,7 +21,7 @@ QUIET = {
 
 
 def version_faults() -> list[str]:
-    """Return the faults of the installed Flower version, or an empty list if it was tested."""
+    """Return a fault if the installed Flower version is untested, or else an empty list."""
     try:
         installed = version("flwr")
     except PackageNotFoundError:

@@ -29,8 +29,8 @@ def no_progress(name: str, share: float) -> None:
 def use_flower_handler() -> None:
     """Show this package's log in Flower's format, with level INFO unless another is set.
 
-    Only apps, commands and whole runs may call this function; an import must not. In a file or a
-    journal, each line has a time and no colours.
+    Only apps, commands and whole runs may call this function. An import must never call it. In a
+    file or a journal, each line has a time and no colours.
     """
     from flwr.common.logger import LOGGER_NAME, console_handler  # noqa: PLC0415
 

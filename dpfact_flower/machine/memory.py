@@ -37,7 +37,7 @@ def hold_beside(held: int) -> None:
 
 
 def give_back() -> None:
-    """Give unused memory back to the system. After large arrays, glibc keeps much of it."""
+    """Give the system back the memory that glibc keeps after large arrays are freed."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

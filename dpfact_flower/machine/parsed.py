@@ -32,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
     """Make a dataclass, with any nested dataclasses, from parsed JSON, and check types strictly.
 
-    Unknown keys are ignored. Errors omit fields in `unnamed`, which are not keys in the file.
+    Unknown keys are ignored. Errors omit the names in `unnamed`, because the file has no such keys.
     """
     from pydantic import TypeAdapter, ValidationError  # noqa: PLC0415 - slow to import
 

@@ -1,7 +1,7 @@
 """Compute independent parts of one computation in threads, without any effect on the result.
 
 The division into parts never depends on the number of threads, and results are collected in a fixed
-order. Threads therefore change only the duration.
+order. The number of threads therefore affects only the running time.
 """
 
 import os
@@ -22,7 +22,7 @@ _Result = TypeVar("_Result")
 
 
 def thread_count() -> int:
-    """Return the number of threads to use: ``OMP_NUM_THREADS``, or else this process's processors.
+    """Return the number of threads: ``OMP_NUM_THREADS``, or else one per available processor.
 
     In a thread that `in_order` started, the number is 1, because all processors are in use.
     """

@@ -45,8 +45,8 @@ def federate(
     Parameters
     ----------
     config : mapping, optional
-        A run config with hyphenated keys, at least `data` and `out`, as in a run's
-        ``config.toml``; see ``dpfact settings``. Give either `config` or `sites`, not both.
+        A run config with hyphenated keys, as in a run's ``config.toml`` (see ``dpfact settings``).
+        It needs `data` and `out`. Give either `config` or `sites`, not both.
     sites : optional
         The sites' data, in any form that `as_cohort` accepts.
     vocabularies, window_days
@@ -55,8 +55,8 @@ def federate(
         Folder for the run's files. Without `out`, the run is only in memory until `Run.save`.
     state_dir : path, optional
         Folder for each site's ledger and own factors. Without `state_dir`, the ledgers are deleted
-        after the run and limit no later run. With `state_dir`, give `max_epsilon` too and, in
-        patient mode, `patients`.
+        after the run, so they cannot limit later runs. With `state_dir`, give `max_epsilon` too
+        and, in patient mode, `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -123,7 +123,7 @@ def federate(
 
 
 def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
-    """Return site settings with which ledgers limit the spending in this privacy mode."""
+    """Return settings that make each site's ledger limit the spending in this privacy mode."""
     privacy = config.privacy
     if privacy.privacy == "patient" and not privacy.patients:
         raise SettingsError(
@@ -175,7 +175,7 @@ def as_cohort(
     window_days : int or None
         For events only; see `frames.read`.
     keep_empty : bool
-        For events only: whether to keep patients without a cell.
+        For events only: whether to keep patients whose part of the tensor is empty.
     """
     if isinstance(given, Cohort):
         return given

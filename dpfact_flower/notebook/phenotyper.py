@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
     """A scikit-learn estimator for phenotypes that sites learn together.
 
-    `fit` is a whole federated run in this process, with the noise of its privacy mode. `transform`
-    fits old or new patients to the phenotypes. No privacy guarantee covers the resulting scores, so
-    only the site that holds the patients may see their scores.
+    `fit` performs a whole federated run in this process, with the noise that the privacy mode
+    requires. `transform` fits old or new patients to the phenotypes. No privacy guarantee covers
+    the resulting scores, so only the site that holds the patients may see their scores.
 
     Parameters
     ----------
     rank : int
     privacy : {"patient", "none", "paper"}
-        "patient" has a proven guarantee for each patient. "none" gives no protection.
+        "patient" gives each patient a proven guarantee. "none" gives no protection.
     epsilon, delta : float
         Privacy parameters of one `fit`.
     rounds : int
@@ -78,9 +78,9 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     run_ : Run
         The run, with its `guarantee`, ledger and history.
     n_features_in_ : int
-        As in scikit-learn, if the patients were given as a matrix.
+        Number of columns, if the patients were given as a matrix.
     feature_names_in_ : ndarray of str
-        As in scikit-learn, if this matrix had named columns.
+        Names of the columns, if the matrix had any.
 
     Notes
     -----
@@ -144,8 +144,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
     def transform(self, X: Any) -> NDArray[np.float64]:
         """Return every patient's score for each phenotype, shape (patients, rank).
 
-        Patients are in the order of X, one site after the other. If X has events, patients are in
-        the order of `memberships`.
+        Patients are in the order of X, one site after the other. If X has events, `memberships`
+        shows the order of the patients.
         """
         return np.concatenate([site.scores for site in self._memberships(X)])
 
@@ -154,10 +154,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return pandas().concat([site.to_frame() for site in self._memberships(X)])
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
-        """Return the column names of the result of `transform`, such as ``phenotype_3``.
-
-        `input_features` is ignored.
-        """
+        """Return the column names of the result of `transform`, such as ``phenotype_3``."""
         check_is_fitted(self)
         return np.array(self.model_.headings, dtype=object)
 
@@ -169,7 +166,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     @property
     def codes_(self) -> NDArray[Any]:
-        """Codes of the columns of `components_`."""
+        """Code names for the columns of `components_`."""
         check_is_fitted(self)
         lists = self.model_.vocabularies
         named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
@@ -201,7 +198,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:
-        """Return the sites of X. A matrix is checked by scikit-learn's rules."""
+        """Return the sites of X. Matrices are validated as in scikit-learn."""
         lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
         if is_matrix(X) or not (is_site(X) or holds_sites(X)):
             X = self._site_of_matrix(X, lists, reset=reset)

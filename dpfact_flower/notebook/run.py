@@ -41,11 +41,11 @@ class Run:
     """A finished run, returned by `dpfact_flower.federate` or read from its folder.
 
     A run has no data about individual patients, and can be pickled. A simulation's measures are
-    computed from all sites' patients, so protect them like the patients' data.
+    computed from all sites' patients, so protect the measures like patient data.
 
-    `model` holds the phenotypes that all sites share, and `summary` the content of
-    ``summary.json``. `records` has a record of each round. `tables` describes the phenotypes in all
-    sites' patients, if known. `folder` is None if the run is only in memory.
+    `model` holds the phenotypes that all sites share, and `summary` holds the content of
+    ``summary.json``. `records` has a record of each round. `tables` holds statistics of the
+    phenotypes over all sites' patients, if known. `folder` is None if the run is only in memory.
     """
 
     model: GlobalModel
@@ -67,7 +67,7 @@ class Run:
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
-        """Write the run to an empty folder, for `read` and for `dpfact` commands."""
+        """Write the run to an empty folder, where `read` and `dpfact` commands can use it."""
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """How the patients are protected, in words. An epsilon is always followed by its claim."""
+        """How the patients are protected, and how well this is proven, in words."""
         return dict(headline(self.summary))["privacy"]
 
     @property
@@ -103,7 +103,7 @@ class Run:
         return self.model.to_frame(top=top)
 
     def clinical(self) -> DataFrame:
-        """Return clinical measures (as public as the model) by phenotype and classification."""
+        """Return clinical measures of the phenotypes, which are as public as the model."""
         found = clinical_measures(self.model.factors, self.model.vocabularies)
         rows = [
             {"classification": each.classification, **asdict(own), "is_about": own.is_about}
@@ -138,7 +138,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Return the run with a new name for a phenotype. A run folder also records the name."""
+        """Return the run with a phenotype renamed. Record the name in the run folder, if any."""
         with tempfile.TemporaryDirectory() as folder:
             write_name(self.folder or Path(folder), number, name, self.model.rank)
         names = {**self.model.names, number: name.strip()}
@@ -160,7 +160,7 @@ class Run:
     # --- Plots ---------------------------------------------------------------------------------
 
     def plot_phenotype(self, number: int, ax: Axes | None = None, *, top: int = 8) -> Axes:
-        """Plot each mode's `top` codes in a phenotype, by weight. `number` starts from 1."""
+        """Plot each mode's `top` codes in a phenotype, by weight. `number` starts at 1."""
         rows = [row for row in self.model.rows(top=top) if row.phenotype == number]
         if not rows:
             raise DataError(f"phenotype: the model has no number {number}, or it has no codes")

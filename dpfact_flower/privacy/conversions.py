@@ -1,6 +1,6 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-Costs are exact for full-batch Gaussian noise, and for neighbours as defined for the sensitivity.
+Costs are exact for full-batch Gaussian noise, and for the neighbours that the sensitivity assumes.
 Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke
 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
@@ -117,7 +117,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
-    """Return epsilon for releases of `count` values in total, with noise from `privacy.noise`.
+    """Return epsilon for releases with noise from `privacy.noise` and `count` values in total.
 
     For integer values, discrete Gaussian noise is so close to rounded Gaussian noise that
     `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite where the proof does
@@ -159,7 +159,7 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
 
 
 def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
-    """Use bisection to find, to the last bit, where `function` changes sign in [low, high].
+    """Find by bisection where `function` changes sign in [low, high], accurate to the last bit.
 
     Importing scipy.optimize instead would take 0.13 s for each message in a deployment.
     """

@@ -1,6 +1,6 @@
 """The privacy guarantee for all of a site's releases, with an epsilon from each accountant.
 
-The guarantee holds only if each mechanism respects the sensitivity in its events.
+The guarantee holds only if no mechanism exceeds the sensitivity that its events state.
 """
 
 import math
@@ -21,7 +21,7 @@ from dpfact_flower.privacy.release import Neighbours, ReleaseEvent, Unit, claim_
 def rounded_up(epsilon: float) -> str:
     """Format an epsilon with four digits, rounded up, so that the text never overstates privacy.
 
-    An excess as small as a float64 rounding error is ignored.
+    A float64 rounding error alone does not raise the last digit.
     """
     up = Context(prec=4, rounding=ROUND_CEILING)
     return f"{up.create_decimal_from_float(epsilon * (1 - SLACK)):f}"
@@ -63,8 +63,8 @@ class Figure:
 class Guarantee:
     """The total cost of a list of releases, with a claim that the text form always includes.
 
-    `rho` and `mu` are the total costs in zCDP and Gaussian DP. With secure sums, `alone` is a
-    figure that holds even if all other sites collude with the server.
+    `rho` and `mu` are the total costs in zCDP and Gaussian DP. With secure sums, `alone` gives the
+    epsilon that holds even if all other sites collude with the server.
     """
 
     releases: int
@@ -79,7 +79,7 @@ class Guarantee:
 
     @property
     def headline(self) -> Figure:
-        """The epsilon by the paper's conversion in paper mode, else the smallest proven epsilon."""
+        """The paper's epsilon in paper mode, and otherwise the smallest proven epsilon."""
         return self.figures[0]
 
     def __str__(self) -> str:

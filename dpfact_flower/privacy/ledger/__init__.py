@@ -15,7 +15,7 @@ always means damage. In a simulation (`durable` False), the operating system dec
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. Every use of the ledger checks all hashes, which detects damage and careless
 edits. A file next to the ledger contains its newest head, that is, the last hash and the number of
-rows (`verified_head`). Therefore, an old copy is detected if it replaces the ledger. To detect a
+rows (`verified_head`). This file reveals when an old copy has replaced the ledger. To detect a
 rewrite of both files, keep a `Head` from the log elsewhere.
 
 *Secrecy.* A head is a hiding commitment to the rows, because each row includes random bytes. A row

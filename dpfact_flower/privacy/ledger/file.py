@@ -259,7 +259,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def head_file(ledger: Path) -> Path:
-    """Return the path of the file with the newest head. No job may have the same name."""
+    """Return the path of the file with the newest head. No job may use this file's name."""
     return ledger.with_name(f"{ledger.name}-head")
 
 

@@ -35,8 +35,8 @@ class Ledger:
 
     If a hash is wrong, every method that reads the ledger, except `verify`, raises an error.
 
-    If `create`, a missing ledger is created. The caller must be sure that none ever existed,
-    because a new ledger has its whole budget left. If `durable`, `charge` waits for the disk.
+    With `create`, a missing ledger is created. The caller must be sure that none ever existed,
+    because a new ledger has its whole budget left. With `durable`, `charge` waits for the disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:
@@ -120,10 +120,10 @@ class Ledger:
         """Record a release and its cost on disk so that the release may be sent.
 
         Return the new head for the site's log. The ledger keeps the bytes of charged releases, but
-        only a hash of shares and of uncharged bytes. After an exception, nothing may be sent. If
-        the disk failed late, the row may still exist, which wastes budget. Recording the same
-        release again has no effect. A different release, a past round and other data are refused.
-        Any new release is refused if another process has charged since `count`.
+        only a hash of shares and of uncharged bytes. After an exception, nothing may be sent. A
+        late disk failure may leave the row behind, which wastes budget. Recording the same release
+        again has no effect. Refuse a past round, other data, and a different release for a recorded
+        round. Refuse any new release if another process has charged since `count`.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
         called just before the commit. If it raises an exception, nothing is charged.
@@ -180,7 +180,7 @@ class Ledger:
         return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Yield problems that hide how much budget is spent, and add readable rows to `rows`."""
+        """Add readable rows to `rows`. Yield each problem that leaves the spent budget unknown."""
         previous = START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
@@ -252,7 +252,7 @@ class Ledger:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Run one transaction. A writer's transaction (EXCLUSIVE) first waits for readers."""
+        """Run one transaction. An EXCLUSIVE transaction first waits for all readers to finish."""
         with translated(self.path):
             self._connection.execute(f"BEGIN {kind}")
             try:
@@ -269,7 +269,7 @@ def _head(rows: Sequence[LedgerRow]) -> Head:
 
 
 def _last(rows: Sequence[LedgerRow], job: str) -> LedgerRow | None:
-    """Return the row of a job's latest round. Within a job, round numbers always ascend."""
+    """Return the row of a job's latest round. Within a job, round numbers always increase."""
     return next((row for row in reversed(rows) if row.job == job), None)
 
 
