@@ -144,7 +144,7 @@ def _unless(tells: bool | np.bool_, shown: float | str | None) -> Any:
 
 
 def _by_site(counts: Mapping[str, int], sizes: Mapping[str, int]) -> dict[str, float | str]:
-    """Return a phenotype's prevalence at each site, from the counts of its patients.
+    """Return a phenotype's prevalence at each site, from its number of patients there.
 
     If the overall prevalence would reveal a small count, the smallest counts at the other sites are
     hidden too.
@@ -199,7 +199,7 @@ def top_codes(
 def _associations(
     memberships: NDArray[np.floating[Any]], has: NDArray[np.bool_], label: NDArray[np.float64]
 ) -> list[Association]:
-    """For each phenotype, return an outcome's rate, and its odds ratio given other phenotypes."""
+    """For each phenotype, return an outcome's rate and its adjusted odds ratio."""
     associations = []
     for r, association in enumerate(_coefficients(memberships, has, label)):
         rate, patients = _rate(label, has[:, r]), int(has[:, r].sum())

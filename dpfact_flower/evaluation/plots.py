@@ -124,8 +124,8 @@ def phenotype(axes: Axes, rows: Sequence[CodeRow]) -> None:
 def usage(axes: Axes, used: SiteUsage, names: Mapping[int, str]) -> None:
     """Plot a heat map of how much each site uses each phenotype.
 
-    A cell shows a column norm of the site's patient factor, divided by the site's largest norm,
-    because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
+    A cell shows a column norm of the site's patient factor. It is divided by the site's largest
+    norm, because norms grow with the number of patients. Crosses mark columns that the l2,1 penalty
     switched off. Up to 60 phenotypes are labelled with their `names`, if any.
     """
     norms, off = np.array(used.norms, float), np.array(used.off, bool)

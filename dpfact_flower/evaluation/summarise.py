@@ -187,7 +187,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
 ) -> tuple[Measured, SharedPhenotypes]:
-    """Return the measures, and the phenotype tables unless they would describe noise."""
+    """Return the measures. Return the phenotype tables too, unless the model is only noise."""
     watch("measuring", 0.0)
     give_back()  # memory that the rounds used
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors

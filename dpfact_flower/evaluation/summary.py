@@ -21,8 +21,8 @@ class Spending:
     """The cost of releases, as `Guarantee.to_dict` writes it.
 
     `claim` says how well the epsilons are proven, and is shown next to each. `epsilon` applies if a
-    patient's record is added or removed, and `replacing` if it is replaced. `alone` applies to
-    secure sums if all other sites collude with the server.
+    patient's record is added or removed, and `replacing` applies if it is replaced. `alone` applies
+    to secure sums if all other sites collude with the server.
     """
 
     epsilon: float
@@ -117,7 +117,7 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """How well an outcome is predicted for a site's labelled patients, or for all (``overall``).
+    """How well an outcome is predicted for labelled patients of one site, or of all (``overall``).
 
     `memberships` predicts from a patient's scores, `raw_codes` from the set of codes, and `volume`
     from the sum of counts. The last two are baselines. `reason` explains missing figures.

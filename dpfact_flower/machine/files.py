@@ -258,7 +258,7 @@ def _lets_move(above: os.stat_result, writers: int) -> bool:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the number as text if the number has no name."""
+    """Return a user's name, or the user's number as text if the user has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -22,7 +22,7 @@ _MOST = 20
 
 
 def from_json(text: str | bytes) -> Any:
-    """Parse JSON; raise a ValueError for text that is invalid or too deeply nested."""
+    """Parse JSON. Raise a ValueError for text that is invalid or too deeply nested."""
     try:
         return json.loads(text)
     except RecursionError:  # not a ValueError; a thousand brackets are enough
@@ -30,7 +30,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def parse_as(kind: type[T], content: object, unnamed: Collection[str] = ()) -> T:
-    """Make a dataclass, with any nested dataclasses, from parsed JSON, and check types strictly.
+    """Make a dataclass and any nested dataclasses from parsed JSON, and check types strictly.
 
     Unknown keys are ignored. Errors omit the names in `unnamed`, because the file has no such keys.
     """
@@ -59,7 +59,7 @@ def _one_line(error: ValidationError, unnamed: Collection[str]) -> str:
 
 
 def read_npy(file: IO[bytes]) -> NDArray[Any]:
-    """Read a writable array that `numpy.save` wrote; raise a DataError for any other content.
+    """Read a writable array that `numpy.save` wrote. Raise a DataError for any other content.
 
     NumPy reserves as much memory as the header claims, but uses memory only for the actual bytes.
     """

@@ -1,6 +1,6 @@
 """`federate`: a whole run in this process, on sites in memory or from a run config.
 
-A site in memory can be one of our types, a tensor or matrix of another library, or a DataFrame.
+A site in memory is one of this package's types, another library's tensor or matrix, or a DataFrame.
 """
 
 from collections.abc import Mapping, Sequence

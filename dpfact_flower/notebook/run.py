@@ -44,7 +44,7 @@ class Run:
     computed from all sites' patients, so protect the measures like patient data.
 
     `model` holds the phenotypes that all sites share, and `summary` holds the content of
-    ``summary.json``. `records` has a record of each round. `tables` holds statistics of the
+    ``summary.json``. `records` has a record for each round. `tables` holds statistics of the
     phenotypes over all sites' patients, if known. `folder` is None if the run is only in memory.
     """
 
@@ -181,7 +181,7 @@ class Run:
         return self._drawn("usage", ax, self.tables.usage, self.model.names)
 
     def plot_auc(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Plot how well phenotypes predict a label (default: the first), next to two baselines."""
+        """Plot how well phenotypes predict a label, by default the first, next to two baselines."""
         found = self.summary.measured.predictions if self.summary.measured else {}
         label = label or next(iter(found), "")
         if label not in found:

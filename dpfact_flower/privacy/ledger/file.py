@@ -76,8 +76,8 @@ class Head(NamedTuple):
 class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
-    `payload_kept` says whether the ledger keeps the bytes. `recorded` is the time of the request
-    (in UTC, by the site's clock), because the time of the charge would reveal how long the
+    `payload_kept` says whether the ledger keeps the bytes. `recorded` is the time of the request in
+    UTC, by the site's clock. It is not the time of the charge, which would reveal how long the
     computation took. `shapes` is empty if nothing left the site, and `events` is empty if values
     left the site without noise.
     """
@@ -152,7 +152,7 @@ def digest_of(content: bytes) -> str:
 
 
 def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
-    """Return all arrays' values as little-endian float32 (int64 for a share), in C order."""
+    """Return all arrays' values in C order, as little-endian float32, or int64 for a share."""
     if any(array.dtype not in (np.float32, np.int64) for array in arrays):
         raise DataError("release: every array must be float32, or the int64 of a share")
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
