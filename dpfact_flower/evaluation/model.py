@@ -249,7 +249,7 @@ class GlobalModel:
 
 
 def pandas() -> Any:
-    """Return the pandas module, if it is installed."""
+    """Import pandas. Raise a MissingDependencyError that says how to install it."""
     try:
         import pandas  # noqa: PLC0415 - optional, and slow to import
     except ImportError:

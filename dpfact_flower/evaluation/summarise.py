@@ -311,7 +311,8 @@ def _errors(
 ) -> Errors | None:  # fmt: skip
     """Return the paper's measure: the pooled errors of the sites' own models after each round.
 
-    The last round's error over non-zeros is computed from the `models` if no site measured it.
+    Rounds that a site missed are left out. The last round's error over non-zeros is computed from
+    the `models` if no site measured it.
     """
     histories = [{m.round: m for m in store.history()} for store in stores]
     rounds = sorted(set.intersection(*(set(history) for history in histories)))

@@ -77,8 +77,9 @@ class Listener(NamedTuple):
 def listeners(host: str, port: int) -> list[Listener] | None:
     """Return the sockets that a connection to a port on a loopback address may reach.
 
-    Return None if the sockets are not visible, for example in another container. Return an empty
-    list if one of the host's addresses has no listener, because any process could listen there.
+    Return None for other addresses, and if the sockets are not visible, for example in another
+    container. Return an empty list if one of the host's addresses has no listener, because any
+    process could listen there.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -138,7 +138,10 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Return the run with a phenotype renamed. Record the name in the run folder, if any."""
+        """Return the run with a new name for a phenotype, or none if `name` is empty.
+
+        The run folder, if any, is changed too.
+        """
         with tempfile.TemporaryDirectory() as folder:
             write_name(self.folder or Path(folder), number, name, self.model.rank)
         names = {**self.model.names, number: name.strip()}
