@@ -81,8 +81,6 @@ class LifeOfASite(RuleBasedStateMachine):
         assert self.sent.setdefault((request.job, request.round), sent) == sent
         return arrays, config
 
-    # --- Actions
-
     @rule()
     def new_job(self) -> None:
         """Let the server begin another run."""
@@ -165,8 +163,6 @@ class LifeOfASite(RuleBasedStateMachine):
             note.unlink()  # as if a person had checked
         self.copy = None
         self.restart_site()
-
-    # --- Invariants
 
     @invariant()
     def every_round_is_charged_once_and_as_planned(self) -> None:

@@ -85,9 +85,6 @@ def next_to(value, hint, direction):
     return value + direction if hint is int else math.nextafter(value, direction * math.inf)
 
 
-# --- round trip
-
-
 @every_class
 def test_defaults_are_valid_and_survive_the_round_trip(kind):
     assert kind.from_config(kind().to_config()) == kind()
@@ -113,9 +110,6 @@ def test_names_are_the_fields_with_hyphens_and_other_keys_are_left_alone(kind):
 def test_no_key_means_two_things_at_the_server():
     server = [key for kind in CLASSES[:4] for key in kind.names()]
     assert len(set(server)) == len(server)
-
-
-# --- ranges
 
 
 @every_number
@@ -178,8 +172,6 @@ def test_names_that_could_not_be_folders_are_refused(key, name):
     with pytest.raises(SettingsError, match=f"^{key}: .* does not match"):
         NAMES[key].from_config({key: name})
 
-
-# --- settings together
 
 IMPOSSIBLE = [
     (PrivacySettings, {"rho": 1e-3}, "rho"),
@@ -273,9 +265,6 @@ def test_synthetic_preset(data, preset):
     assert AppSettings(data=data).synthetic_preset == preset
 
 
-# --- describe
-
-
 @every_class
 def test_every_field_is_described(kind):
     lines = describe(kind)
@@ -300,8 +289,6 @@ def test_allowed_values_are_said():
     assert allowed["nonnegative"] == "bool"
     assert allowed["out"] == "str"
 
-
-# --- config from the command line
 
 PARSED = [
     ("rank=3", 3), ("noise-seed=-1", -1), ("eta=0.5", 0.5), ("eta=1e-3", 1e-3),
@@ -332,8 +319,6 @@ def test_bad_assignments(text, says):
         parse_assignments(["tau=1", text])
 
 
-# --- unknown keys
-
 MISSPELT = {
     "rnak": "rank", "round_timeout": "round-timeout", "gama": "gamma", "min-site": "min-sites",
     "privcy": "privacy", "Rounds": "rounds", "noise_seed": "noise-seed",
@@ -357,9 +342,6 @@ def test_numpy_scalars_are_numbers():
     settings = SolverSettings(rank=np.int64(3), eta=np.float32(0.5))
     assert (settings.rank, settings.eta) == (3, 0.5)
     assert type(settings.rank) is int
-
-
-# --- quotes in errors: short and on one line
 
 
 class Sulking:

@@ -38,9 +38,6 @@ def rng():
     return np.random.default_rng(11)
 
 
-# --- Findings -------------------------------------------------------------------------------------
-
-
 def test_a_finding_passes_within_its_range_and_no_number_never_does():
     assert Finding("x", 1.0, (0.0, 1.0)).passed
     assert not Finding("x", math.nextafter(1, 2), (0.0, 1.0)).passed
@@ -58,9 +55,6 @@ def test_an_audit_that_breaks_off_fails_and_keeps_others_texts_to_itself():
     ours = Mock(side_effect=DataError("factors: do not match the tensor's feature modes"))
     (own,) = guarded("noise", ours)
     assert "do not match the tensor's feature modes" in own.detail
-
-
-# --- Statistics -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mu", [0.3, 2.0, 9.0])
@@ -91,9 +85,6 @@ def test_noise_that_comes_again_later_is_found_and_independent_noise_is_not(rng)
     again[:, 1500:] = one[:, : 4000 - 1500]
     assert not _correlation("x", [(one, again)]).passed
     assert _correlation("x", [(one, one)]).passed
-
-
-# --- Hostile input --------------------------------------------------------------------------------
 
 
 def test_sites_are_joined_patient_by_patient(target, rng):
@@ -145,9 +136,6 @@ def test_two_sites_hear_the_same_and_keep_their_own(target, rng):
     assert one.state() is None
     start = target.plan.start.round
     assert one.release(start) is two.release(start) is transcript.releases[start]
-
-
-# --- The target ----------------------------------------------------------------------------------
 
 
 def test_a_target_is_planned_as_a_server_would_and_its_noise_has_no_seed(cohort):

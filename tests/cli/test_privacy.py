@@ -200,9 +200,6 @@ def test_whose_ledger_must_be_clear(state_dir, command):
     assert not (state_dir / "nowhere").exists()
 
 
-# --- dpfact audit
-
-
 def audit(*arguments, code=0):
     settings = ("--set", "privacy=patient", "--set", "rank=3")
     return dpfact("audit", *arguments, *settings, width=200, code=code)

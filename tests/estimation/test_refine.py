@@ -118,9 +118,6 @@ def noisy_releases(rng, factors, mode, sites, sigma, patients=30):
     return releases
 
 
-# --- Packing --------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
 def test_unpack_gives_back_what_was_packed(size, rank, seed):
     rng = np.random.default_rng(seed)
@@ -151,9 +148,6 @@ def test_the_sites_own_statistic_is_in_this_order():
     ratio = m[active] / expected[active]
     np.testing.assert_allclose(ratio, ratio[0], rtol=1e-4)
     np.testing.assert_array_equal(m[~active], 0)
-
-
-# --- The update -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [(6,), (5, 4), (4, 3, 2)])
@@ -236,9 +230,6 @@ def test_a_column_without_signal_keeps_its_value():
     found = refine_factor([pack(m, g)], factors, 0, sigma=0.1, shrink=1, tau=3, pull=0.0)
     np.testing.assert_allclose(found[0][:, 1], factors[0][:, 1], rtol=1e-6)
     assert not np.allclose(found[0][:, 0], factors[0][:, 0])
-
-
-# --- Weights --------------------------------------------------------------------------------------
 
 
 def test_usage_under_much_noise_is_share_times_total():

@@ -194,9 +194,6 @@ def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
     assert "| 1 of 4 | 3 of 4 | 0.14 |" in comparison([run])
 
 
-# --- Coherence
-
-
 def patients(seed, many):
     dense = (np.random.default_rng(seed).random((many, 9, 11)) < 0.04).astype(np.float32)
     where = np.argwhere(dense)

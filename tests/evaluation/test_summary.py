@@ -91,8 +91,6 @@ def test_a_summary_is_an_object_of_finite_numbers(tmp_path):
         Summary.from_dict(plain(SIMULATED) | {"seconds": float("inf")})
 
 
-# --- phenotypes.json
-
 CODES = (CodeWeight("E11", "diabetes", 0.75), CodeWeight("I10", "", 0.25))
 SHARED = SharedPhenotypes(
     PhenotypeTable(

@@ -30,9 +30,6 @@ def rho_of(history):
     return sum(steps / (2 * multiplier**2) for multiplier, _, steps in history)
 
 
-# --- Full batch -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("delta", [1e-8, 1e-4])
 def test_full_batch_epsilon_is_the_tight_zcdp_conversion_and_our_rdp_that_of_opacus(history, delta):
@@ -58,9 +55,6 @@ def test_whatever_order_is_best_one_beside_it_is_tried(order):
     assert best * (1 - 1e-9) <= epsilon_rdp(rho, delta) <= best * 1.025
 
 
-# --- Poisson subsampling --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rate", [0.01, 0.3])
 def test_no_order_is_beyond_what_the_analysis_can_add_up(rate):
     """Above 1029, a binomial coefficient exceeds float64, and the cost would not be a number."""
@@ -80,9 +74,6 @@ def test_subsampled_steps_are_composed_by_opacus_rdp():
 def test_a_rate_that_misses_one_by_rounding_is_the_full_batch(rate):
     assert rate != 1
     assert after([(5.0, rate, 2)]).get_epsilon(1e-5) == after([(5.0, 1.0, 2)]).get_epsilon(1e-5)
-
-
-# --- Opacus' interface ----------------------------------------------------------------------------
 
 
 def test_a_step_without_noise_spends_everything():

@@ -85,9 +85,6 @@ def test_normal_values_invert_the_tail_to_the_last_bit():
     assert 9.1 < abs(values[0]) < 9.3
 
 
-# --- Entropy --------------------------------------------------------------------------------------
-
-
 def test_operating_system_noise_does_not_repeat():
     draws = []
     for _ in range(3):
@@ -130,9 +127,6 @@ def test_bad_seed_is_refused(key):
         Noise.from_seed(*key)
 
 
-# --- Sensitivity ----------------------------------------------------------------------------------
-
-
 def test_sensitivity_is_two_tau_l_eta():
     assert psgd_sensitivity(3, 4.0, 0.05) == pytest.approx(2 * 3 * 4.0 * 0.05)
     for event in release_of(bounded(tau=3, clip=4.0, eta=0.05), 1.0).events:
@@ -156,9 +150,6 @@ def test_without_a_clip_there_is_no_sensitivity(changes):
 def test_bad_sensitivity_arguments_are_named(arguments, name):
     with pytest.raises(SettingsError, match=f"^{name}:"):
         psgd_sensitivity(*arguments)
-
-
-# --- Releases -------------------------------------------------------------------------------------
 
 
 def test_release_records_one_event_a_factor():

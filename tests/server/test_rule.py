@@ -53,9 +53,6 @@ def test_arrays_keep_their_order_in_a_state():
     assert_bits(unnumbered(dict(sorted(numbered("factor", factors).items())), "factor"), factors)
 
 
-# --- elastic averaging
-
-
 def test_a_step_that_many_sites_make_unstable_is_refused_or_shrinks():
     rule = make("none", elastic_step=0.4)
     rule.check_sites(2)

@@ -120,9 +120,6 @@ def test_surrogates_without_cells_are_left_out():
     assert module._prepared(cells, 5, LeastSquares()).n_patients == 3
 
 
-# --- other losses
-
-
 def poisson_patients(number, seed, *, rank=4, size=25):
     """Draw counts from a Poisson model in which all phenotypes share the most frequent codes."""
     rng, planted = np.random.default_rng(seed), np.random.default_rng(9)

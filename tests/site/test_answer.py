@@ -308,9 +308,6 @@ def test_a_bad_request_is_refused_at_the_door(client, data, tmp_path, caplog, ch
     ask(client, make_request(data))  # the site still works
 
 
-# --- other users' folders, and log lines
-
-
 PLACES = {"state-dir": "state", "site": "state/site-1", "job": "state/site-1/job",
           "ledger": f"state/site-1/{LEDGER}"}  # fmt: skip
 

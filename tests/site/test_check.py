@@ -218,8 +218,6 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
     assert [each["check"] for each in read if each["faults"]] == [TWO_USERS]
 
 
-# --- the needs of a run, and the centre
-
 LEDGER_CHECK = "the ledger is intact"
 ROOM = "the disk has space, and not too many rounds in a row have failed"
 

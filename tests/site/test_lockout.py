@@ -55,9 +55,6 @@ def test_a_look_counts_before_it_begins(tmp_path):
         lockout.check_attempts(tmp_path)
 
 
-# --- a folder that was rolled back completely
-
-
 @pytest.mark.parametrize("preflight", [False, True])
 @pytest.mark.parametrize("left", ["a round", "nothing"])
 def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(

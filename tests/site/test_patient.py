@@ -67,9 +67,6 @@ def own_start(data, values) -> Release:
     return replay([values], release.events)
 
 
-# --- cost
-
-
 START_ALONE = PrivacySettings(start_share=1.0, refine_rounds=0, bound=0.1)
 
 
@@ -105,9 +102,6 @@ def test_no_patient_is_read_before_a_round_runs(data, number):
     assert len(outcome.release.arrays) == (number < 6)
 
 
-# --- noise
-
-
 def test_seeded_noise_is_the_sites_and_the_rounds_own(data):
     privacy = replace(PLANNED, noise_seed=4)
     drawn = {}
@@ -138,9 +132,6 @@ def test_what_is_sent_is_the_sum_and_noise_of_its_sigma(data):
             spread = float(np.sqrt(np.mean(difference.astype(np.float64) ** 2)))
             assert spread == pytest.approx(planned.sigma, rel=0.4)
             assert (spread < 0.01) == close
-
-
-# --- dependencies of a release
 
 
 @pytest.mark.parametrize("number", range(1, 7))
@@ -185,9 +176,6 @@ def test_labels_and_identifiers_are_not_in_it(data):
         np.testing.assert_array_equal(one.total, other.total)
 
 
-# --- ridge
-
-
 @pytest.mark.parametrize(("off", "used"), [(0.0, (np.ones(4), np.ones(4))), (0.5, None)])
 def test_without_a_weight_or_a_start_of_its_own_a_site_has_no_ridge(data, off, used):
     request = make_request(data, 2, solver=replace(SOLVER, relative_l21=off))
@@ -227,9 +215,6 @@ def test_the_ridge_comes_from_the_sites_released_start_and_moves_the_sum(data):
     assert not np.array_equal(without.total, weighed.total)
     elsewhere = work.bounded(planned, Kept({2: own_start(data, strong)}))
     np.testing.assert_array_equal(without.total, elsewhere.total)
-
-
-# --- refusals before the data is read
 
 
 UNPLANNED = {

@@ -119,9 +119,6 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
     assert unfitted(tmp_path / "state" / "site-1") == []
 
 
-# --- the site's own model
-
-
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
 def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
     last = ended(data, tmp_path, privacy)

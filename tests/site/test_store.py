@@ -55,9 +55,6 @@ def store(tmp_path) -> SiteStore:
     return make_store(tmp_path / "state")
 
 
-# --- state
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_the_round_that_is_asked_for_is_read_whatever_lies_beside_it(tmp_path, durable):
     """The ledger decides which round counts. A crash may leave an earlier or later round."""
@@ -137,9 +134,6 @@ def test_state_of_other_data_is_refused(store, tmp_path):
             make_store(tmp_path / "state", "0" * 64).load(*arguments)
 
 
-# --- damage
-
-
 def damages(whole: bytes):
     for length in [*range(0, len(whole), 23), len(whole) - 1]:
         yield whole[:length]
@@ -172,9 +166,6 @@ def test_a_file_without_its_head_is_damaged(store):
         np.savez(store.folder / name_of(2), np.zeros(3, np.float32), **head)
         with pytest.raises(StateError, match="damaged"):
             store.load(2)
-
-
-# --- the site's own history
 
 
 def test_measures_survive_the_last_line_of_a_round_wins_and_rounds_are_in_order(store):

@@ -76,9 +76,6 @@ def refused(call, *arguments, **keywords) -> str:
     return str(caught.value)
 
 
-# --- from_coo
-
-
 @given(coordinates())
 def test_from_coo_is_a_dense_accumulation(coo):
     index, value, shape = coo
@@ -194,9 +191,6 @@ def test_a_large_tensor_is_not_densified():
     assert "refusing to densify" in refused(tensor.to_dense)
 
 
-# --- select_patients
-
-
 @given(st.data())
 def test_select_patients_is_dense_indexing(data):
     tensor = SparseTensor.from_coo(*data.draw(coordinates()))
@@ -217,9 +211,6 @@ BAD_ROWS = {
 @pytest.mark.parametrize("rows", BAD_ROWS.values(), ids=BAD_ROWS)
 def test_bad_rows_are_refused(rows):
     assert refused(make_problem((6, 4, 3)).tensor.select_patients, rows).startswith("patients: ")
-
-
-# --- select_features
 
 
 @given(st.data())
@@ -247,9 +238,6 @@ def test_bad_features_are_refused(kept):
     assert refused(make_problem((6, 4, 3)).tensor.select_features, kept).startswith("features: ")
 
 
-# --- weighted
-
-
 def test_weights_multiply_cells_as_dense_arrays_would():
     rng = np.random.default_rng(1)
     dense = rng.poisson(0.5, (6, 4, 5, 3)).astype(np.float32)
@@ -269,9 +257,6 @@ def test_no_weight_makes_a_cell_come_or_go():
     assert small.tolist() == [limits.tiny, 2.0**-20, np.float32(limits.max * 2.0**-20)]
     large = tensor.weighted((np.array([4.0], np.float32),)).values
     assert large.tolist() == [4 * limits.tiny, 4.0, limits.max]
-
-
-# --- fingerprint
 
 
 def test_fingerprint_changes_with_every_part():

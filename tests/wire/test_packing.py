@@ -29,9 +29,6 @@ def noise(count: int, spread: float = 256, seed: int = 0) -> np.ndarray:
     return np.rint(spread * np.random.default_rng(seed).standard_normal(count)).astype(np.int64)
 
 
-# --- round trips
-
-
 @settings(deadline=None)
 @given(steps=arrays(np.int64, st.integers(0, 600), elements=INTEGERS), step=STEPS)
 def test_whatever_is_packed_comes_back_bit_for_bit(steps, step):
@@ -85,9 +82,6 @@ def test_the_layout_is_what_the_module_says():
     packed = pack(on_grid(steps, step), step).tobytes()
     assert packed[:8] == np.array([step], "<f8").tobytes()
     assert zlib.decompress(packed[8:]) == planes
-
-
-# --- untrusted bytes
 
 
 PACKED = pack(on_grid(noise(1000), 0.5), 0.5)

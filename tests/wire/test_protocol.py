@@ -92,8 +92,6 @@ def reply_refused(arrays, shapes=SHAPES) -> str:
     return refused(SiteReply.from_wire, arrays, {"site": "north"}, shapes)
 
 
-# --- round trips
-
 PATIENT_ROUNDS = {
     "codes": {"anchors": (), "selection": ()},
     "start after codes": {"anchors": ()},
@@ -152,8 +150,6 @@ def test_arrays_in_another_order_of_memory_are_made_contiguous():
     assert all(factor.flags.c_contiguous for factor in found)
     assert_bits(found, make_factors())
 
-
-# --- digest
 
 NEEDS = {
     "mu": {"relative_l21": 0.0},
@@ -245,8 +241,6 @@ def test_the_digest_is_of_values_not_of_objects():
     assert make_request().digest == request.digest
 
 
-# --- refused requests
-
 BAD_CONFIGS = {
     "not DPFact": {"protocol": None},
     "later version": {"protocol": PROTOCOL_VERSION + 1},
@@ -284,9 +278,6 @@ def test_a_text_that_is_empty_does_not_travel():
     arrays, config = empty.to_wire()
     assert "" not in config.values()
     assert RoundRequest.from_wire(arrays, config).digest == empty.digest
-
-
-# --- refused arrays
 
 
 def with_value(value):
@@ -441,8 +432,6 @@ def test_a_reply_of_a_site_without_a_proper_name_is_refused(config):
     message = refused(SiteReply.from_wire, list(make_factors()), config, SHAPES)
     assert message.startswith("site: ")
 
-
-# --- public error texts
 
 FAMILY = [kind for kind in vars(errors).values()
           if isinstance(kind, type) and issubclass(kind, DPFactError)]  # fmt: skip

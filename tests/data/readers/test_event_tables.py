@@ -136,9 +136,6 @@ def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, wr
     assert "sites.csv: patients with events who are not in it, left out: 2" in caplog.text
 
 
-# --- public code lists
-
-
 LISTS = (Vocabulary("procedures", ("40", "9999")), Vocabulary("diagnoses", ("4019", "41401")))
 
 

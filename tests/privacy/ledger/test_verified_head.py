@@ -39,10 +39,6 @@ def head_of(folder: Path) -> Head:
         return ledger.head()
 
 
-# --- The newest head, next to a ledger
-# --------------------------------------------------------------
-
-
 def test_the_newest_head_is_noted_for_the_owner_alone(site):
     assert verified_head(site / LEDGER) == head_of(site)
     assert note_of(site).stat().st_mode & 0o777 == 0o600
@@ -98,9 +94,6 @@ def test_a_note_that_cannot_be_written_hinders_nothing(site):
     note_of(site).mkdir()
     filled(site, 5)
     assert spent(site) == 5
-
-
-# --- Backups --------------------------------------------------------------------------------------
 
 
 def test_a_backup_is_made_at_work_and_put_back_where_the_ledger_is_lost(site, tmp_path):

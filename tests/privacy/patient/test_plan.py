@@ -37,9 +37,6 @@ def kinds(made):
     return [(r.kind, r.mode) for r in made.releases]
 
 
-# --- Cost -----------------------------------------------------------------------------------------
-
-
 @given(
     epsilon=st.floats(math.log(0.1), math.log(1e6)).map(math.exp),
     delta=st.floats(math.log(1e-12), math.log(0.1)).map(math.exp),
@@ -90,9 +87,6 @@ def test_noise_is_sensitivity_over_root_two_rho():
         assert release.sensitivity == (0.3 if release.kind == "refine" else 1.0)
         expected = release.sensitivity / math.sqrt(2 * release.rho)
         assert release.sigma == pytest.approx(expected, rel=1e-14)
-
-
-# --- Schedule -------------------------------------------------------------------------------------
 
 
 def test_schedule_of_a_run():
@@ -151,9 +145,6 @@ def test_a_site_finds_the_servers_schedule(epsilon, given_):
     assert site.rounds == server.rounds
 
 
-# --- Planned values ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("epsilon", "rounds"), [(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 3), (32.0, 9), (1e6, 40)]
 )
@@ -186,8 +177,6 @@ def test_a_run_without_refinement_spends_all_on_the_start(changes):
     assert (made.start_share, made.refine_rounds, made.rounds) == (1.0, 0, 2)
     assert made.guarantee().headline.epsilon == pytest.approx(4.0, rel=1e-6)
 
-
-# --- Outlook --------------------------------------------------------------------------------------
 
 epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
 
@@ -309,9 +298,6 @@ def test_a_long_list_is_foreseen_and_fewer_codes_are_proposed():
     assert smaller.memory < made.needs.memory / 20
     assert plan(sizes=(5000, 30), rank=20).needs.codes == "1970x30"
     assert plan().needs.codes == ""
-
-
-# --- Refusals ------------------------------------------------------------------------------
 
 
 def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():

@@ -68,8 +68,7 @@ def test_what_is_lost_in_the_low_bits_is_uniform_and_has_mean_0():
     assert abs(lost.std() / scale - 1) < 0.05
 
 
-# --- A site's stored state
-# ----------------------------------------------------------------------------
+# --- A site's stored state ------------------------------------------------------------------------
 
 
 def restarted(group, name):
@@ -129,9 +128,6 @@ def test_nothing_secret_is_in_a_text():
     for text in map(repr, (job, state, state.opening, answers[name])):
         assert not any(repr(each)[2:-1] in text for each in secret)
         assert "array" not in text
-
-
-# --- Rounds, keys and jobs ------------------------------------------------------------------------
 
 
 def test_rounds_go_on_and_never_back():
