@@ -102,9 +102,8 @@ def test_a_log_that_never_ends_is_not_waited_for_without_end(
     pipe = tmp_path / "go"
     os.mkfifo(pipe)
     monkeypatch.setattr(superlink, "_LOOK_SECONDS", 0.01)
-    guard = Timer(
-        60, pipe.write_text, args=("INFO: ended\n",)
-    )  # otherwise this test would wait too
+    # Otherwise this test would wait too.
+    guard = Timer(60, pipe.write_text, args=("INFO: ended\n",))
     guard.start()
     done, _ = flower(*states)
     assert guard.is_alive()

@@ -92,9 +92,8 @@ def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
     assert seen["NUMBA_CACHE_DIR"] == str(folder)
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.stat().st_mode & 0o777 == 0o700
-    assert (
-        resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
-    )  # a core dump would contain patients' data
+    # A core dump would contain patients' data.
+    assert resource.getrlimit(resource.RLIMIT_CORE)[0] == 0
 
 
 @pytest.mark.parametrize("times", [1, 2])

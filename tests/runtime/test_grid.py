@@ -38,13 +38,10 @@ def test_each_node_has_its_own_config_and_its_reply_is_told_by_message_id(echo):
     asked = [request(node) for node in grid.get_node_ids()]
     replies = list(grid.send_and_receive(asked))
     assert [r.content["fitres.metrics"]["site"] for r in replies] == ["x", "y"]
-    assert [r.metadata.reply_to_message_id for r in replies] == [
-        m.metadata.message_id for m in asked
-    ]
+    ids = [message.metadata.message_id for message in asked]
+    assert [r.metadata.reply_to_message_id for r in replies] == ids
     np.testing.assert_array_equal(records.read_reply(replies[0]).arrays[0], np.eye(2))
-    assert (
-        grid.pull_messages([m.metadata.message_id for m in asked]) == []
-    )  # each reply is pulled once
+    assert grid.pull_messages(ids) == []  # each reply is pulled once
 
 
 def test_an_exception_and_an_unknown_node_become_error_replies(echo):

@@ -238,9 +238,8 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
     stopped = []
     monkeypatch.setattr(supernode, "_fetched", lambda *_: 1 / 0)
     monkeypatch.setattr(supernode.HeartbeatSender, "stop", lambda _: stopped.append(True))
-    Answering(None, NODE).answer(
-        "t"
-    )  # the executor survives, and Flower reports the message as lost
+    # The executor survives, and Flower reports the message as lost.
+    Answering(None, NODE).answer("t")
     assert len(stopped) == 1
     assert client.said == ["closed"]
 

@@ -152,10 +152,9 @@ def test_off_means_the_same_at_any_size(tensor):
     starts = [initial_state(t, asked, np.random.default_rng(0)).factors for t in (tensor, doubled)]
     small, large = (local_settings(asked, start).mu for start in starts)
     assert large == pytest.approx(2 * small)
+    # Columns of the global factors have norm 1.
     columns = np.square(starts[0][0].astype(np.float64)).sum(axis=0)
-    assert small == pytest.approx(
-        0.3 * np.sqrt(columns.mean())
-    )  # columns of the global factors have norm 1
+    assert small == pytest.approx(0.3 * np.sqrt(columns.mean()))
     absolute = SolverSettings(rank=4, relative_l21=0.0, mu=2.0, mu_from_round=1)
     assert local_settings(replace(asked, solver=absolute), starts[0]).mu == 2.0
 

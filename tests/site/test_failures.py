@@ -90,13 +90,11 @@ def test_no_file_that_is_too_large_for_the_disk_tells_of_a_patient(worlds, numbe
         with files_up_to(size):
             answers = [world.ask(number) for world in worlds]
         assert answers[0] == answers[1]
-        if (
-            number == 5
-        ):  # the end of the run: there is no charge, and the stored request may be lost
+        if number == 5:
+            # The end of the run: there is no charge, and the stored request may be lost.
             assert answers[0].reply.startswith("[")
-        elif (
-            size < ROOM
-        ):  # too little space for a round, which is detected before patients are read
+        elif size < ROOM:
+            # Too little space for a round, which is detected before patients are read.
             assert answers[0] == ("dpfact:state", before)
             assert not worlds[0].source.read_by_now
     assert answers[0] == same(worlds, number)

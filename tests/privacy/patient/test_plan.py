@@ -52,9 +52,8 @@ def test_the_accountant_finds_no_more_than_epsilon(epsilon, delta, share, rounds
     found = account(events, delta).headline
     assert found.accountant in {GAUSSIAN_DP_DISCRETE, ZCDP_TIGHT}
     assert found.epsilon <= epsilon
-    if (
-        epsilon < 400 and delta < 0.5 * epsilon
-    ):  # at a larger delta, epsilon is almost 0 in any case
+    # At a larger delta, epsilon is almost 0 in any case.
+    if epsilon < 400 and delta < 0.5 * epsilon:
         assert found.accountant == GAUSSIAN_DP_DISCRETE
         assert found.epsilon >= epsilon * (1 - 1e-6)  # the whole budget is used
     assert made.guarantee().headline.epsilon == found.epsilon

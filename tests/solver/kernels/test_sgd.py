@@ -20,9 +20,8 @@ SHAPES = [(7, 5), (7, 5, 6), (5, 4, 3, 6)]
 @pytest.mark.parametrize(
     ("loss", "floor"), [(squared, 0.0), (squared, -np.inf), (poisson, 0.0), (bernoulli, 0.0)]
 )
-@pytest.mark.parametrize(
-    "rank", [5, 21]
-)  # one vector per row, and three vectors, one of them padded
+# One vector per row, and three vectors, one of them padded.
+@pytest.mark.parametrize("rank", [5, 21])
 def test_visits_equal_the_plain_loop(shape, gamma, clip, loss, floor, rank):
     case = make_problem(shape, rank=rank, signed=floor < 0)
     rng = np.random.default_rng(1)
