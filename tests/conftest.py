@@ -21,6 +21,7 @@ from dpfact_flower.estimation import certainty
 from dpfact_flower.machine.threads import thread_count
 from dpfact_flower.server import surrogate_fit
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import as_tensor
 from simulation.paper.datasets import open_data
 from tests.patience import Clock
 
@@ -52,8 +53,7 @@ def count_tensor(patients: int, seed: int) -> SparseTensor:
     rate = np.einsum("ir,jr,kr->ijk", *factors)
     counts = rng.poisson(rate)
     counts[np.arange(patients), 0, 0] += 1  # every patient has a cell
-    where = np.argwhere(counts)
-    return SparseTensor.from_coo(where, counts[tuple(where.T)], sizes)
+    return as_tensor(counts)
 
 
 STARTS_PROCESSES = ("process", "ray", "deployment")

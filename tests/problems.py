@@ -8,6 +8,7 @@ import numpy as np
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver import LocalProblem
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import as_tensor
 
 LETTERS = "abcd"
 
@@ -34,14 +35,12 @@ def make_problem(
     rng = np.random.default_rng(seed)
     dense = rng.integers(1, highest + 1, shape) * (rng.random(shape) < density)
     dense.flat[0] = 1
-    where = np.argwhere(dense)
-    tensor = SparseTensor.from_coo(where, dense[tuple(where.T)], shape)
 
     def matrices(sizes):
         low = -1.0 if signed else 0.0
         return tuple(rng.uniform(low, scale, (n, rank)).astype(np.float32) for n in sizes)
 
-    return Problem(tensor, matrices(shape), matrices(shape[1:]))
+    return Problem(as_tensor(dense), matrices(shape), matrices(shape[1:]))
 
 
 def dense_model(factors) -> np.ndarray:

@@ -23,6 +23,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from tests.bits import assert_bits
+from tests.runtime.deployment import site_config
 from tests.site.federation import make_request
 
 
@@ -114,14 +115,11 @@ def test_a_real_site_needs_its_node_config(cohort_folder, request_wire, caplog):
 
 
 def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, request_wire):
-    node = {
-        "site": "north", "data-path": str(cohort_folder / "site-2.npz"), "data-site": "site-2",
-        "state-dir": str(tmp_path / "north"), "allow-privacy": "none",
-    }  # fmt: skip
+    node = site_config(cohort_folder, tmp_path, "site-2") | {"site": "north", "data-site": "site-2"}
     reply = send(InProcessGrid(client_app, [node]), records.ask(*request_wire))
     assert reply.content["fitres.metrics"]["site"] == "north"
-    assert (tmp_path / "north" / "north" / "ledger.sqlite").exists()
-    assert (tmp_path / "north" / "north" / "job" / "state-000001.npz").exists()
+    assert (tmp_path / "state-site-2" / "north" / "ledger.sqlite").exists()
+    assert (tmp_path / "state-site-2" / "north" / "job" / "state-000001.npz").exists()
 
 
 @pytest.mark.parametrize("ask", ["train", "query"])
@@ -129,10 +127,7 @@ def test_another_hospitals_file_is_refused_before_anything_is_charged(
     cohort_folder, tmp_path, request_wire, caplog, ask
 ):
     """Its patients would be released again and charged to this hospital's budget."""
-    node = {
-        "site": "site-1", "data-path": str(cohort_folder / "site-2.npz"),
-        "state-dir": str(tmp_path / "state"), "allow-privacy": "none",
-    }  # fmt: skip
+    node = site_config(cohort_folder, tmp_path, "site-2") | {"site": "site-1"}
     for more in ({}, {"data-site": "site-3"}):
         grid = InProcessGrid(client_app, [{**node, **more}])
         reply = send(grid, records.ask(*request_wire), ask)

@@ -21,6 +21,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
 from tests.ledgers import rows_in
+from tests.runtime.deployment import site_config
 from tests.test_strategy import FakeGrid, make_strategy, reply
 
 SITES = ("site-1", "site-2", "site-3")
@@ -29,11 +30,8 @@ SITES = ("site-1", "site-2", "site-3")
 @pytest.fixture
 def own(cohort_folder, tmp_path) -> list[dict]:
     """Each hospital's node config."""
-    return [
-        {"site": site, "data-path": str(cohort_folder / f"{site}.npz"),
-         "state-dir": str(tmp_path / f"state-{site}"), "allow-privacy": "patient",
-         "max-epsilon": 4.1} for site in SITES
-    ]  # fmt: skip
+    own = {"allow-privacy": "patient", "max-epsilon": 4.1}
+    return [site_config(cohort_folder, tmp_path, site, **own) for site in SITES]
 
 
 @pytest.fixture

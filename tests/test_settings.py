@@ -332,9 +332,8 @@ def test_an_unknown_key_is_refused_with_the_nearest_known(key, meant):
 
 
 def test_an_unknown_key_like_no_other_is_refused_with_all_known():
-    with pytest.raises(
-        SettingsError, match=r"^zzzz: no such setting; known: rank, .*, max-epsilon-alone$"
-    ):
+    says = r"^zzzz: no such setting; known: rank, .*, max-epsilon-alone$"
+    with pytest.raises(SettingsError, match=says):
         refuse_unknown({"zzzz": 1}, *CLASSES)
 
 

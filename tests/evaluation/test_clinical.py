@@ -13,7 +13,7 @@ from dpfact_flower.evaluation.comparison import comparison
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import write_model
 from dpfact_flower.notebook.run import Run
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import as_tensor
 from tests.commands import dpfact
 from tests.evaluation.folders import lines_of, run_folder
 from tests.evaluation.summaries import DEPLOYED
@@ -196,8 +196,7 @@ def test_the_table_the_frame_and_the_comparison_tell_the_groups(tmp_path):
 
 def patients(seed, many):
     dense = (np.random.default_rng(seed).random((many, 9, 11)) < 0.04).astype(np.float32)
-    where = np.argwhere(dense)
-    return dense, SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
+    return dense, as_tensor(dense)
 
 
 def slow_coherence(features, sites):
@@ -239,9 +238,7 @@ def test_phenotypes_that_patients_have_are_coherent_and_dealt_ones_are_not():
     kinds = rng.integers(4, size=400)
     dense = np.einsum("in,jn->nij", truth[0][:, kinds], truth[1][:, kinds]) > 0.5
     dense &= rng.random(dense.shape) < 0.5
-    where = np.argwhere(dense)
-    tensor = SparseTensor.from_coo(where, np.ones(len(where)), dense.shape)
-    found = clinical.coherence(truth, [tensor])
+    found = clinical.coherence(truth, [as_tensor(dense)])
     assert found.value > 0.7
     assert found.by_chance < -0.3
 

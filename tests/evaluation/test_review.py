@@ -15,7 +15,7 @@ from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import Tally, apply_verdicts, read_sheet, write_sheet
 from dpfact_flower.evaluation.run_folder import Review, read_model, read_names, write_name
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import as_tensor
 from tests.commands import dpfact
 from tests.evaluation.folders import lines_of, refusal, run_folder
 
@@ -39,10 +39,8 @@ def patients_of(run, most):
     other = rng.random((PATIENTS, *pattern.shape)) < 0.02
     dense = share * pattern + (1 - share) * other / np.sqrt(other.sum((1, 2), keepdims=True))
     dense[dense < 0.01] = 0
-    where = np.argwhere(dense)
-    tensor = SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
     patients = tuple(f"00{7000 + n}" for n in rng.permutation(PATIENTS).tolist())
-    return SiteData("here", tensor, vocabularies, patients=patients)
+    return SiteData("here", as_tensor(dense), vocabularies, patients=patients)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from dpfact_flower.site.disclosure import ReplyDelay
 from dpfact_flower.site.hospital import read_node_config
 from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
 from tests.patience import PATIENCE
+from tests.runtime.deployment import site_config
 
 pytestmark = pytest.mark.process
 NODE = OwnSuperNode("127.0.0.1", 1, 0)
@@ -249,10 +250,7 @@ def test_the_heart_stops_where_a_message_cannot_be_fetched(client, monkeypatch):
 
 @pytest.fixture
 def settings(tmp_path, cohort_folder):
-    return {
-        "site": "site-1", "data-path": f"{cohort_folder}/site-1.npz",
-        "state-dir": f"{tmp_path}/state", "allow-privacy": "none",
-    }  # fmt: skip
+    return site_config(cohort_folder, tmp_path, "site-1")
 
 
 def reason(settings, kind: str = "train", answering_app=app) -> str:

@@ -22,6 +22,7 @@ from simulation.baselines.topics import Topics, lda, nmf, private_spectral_lda
 from simulation.baselines.trip import TripState, consensus_of, least_squares_patients, site_round
 from simulation.baselines.trip_flower import Trip, TripClient, trip, trip_app
 from simulation.systems import NO_NOISE
+from tests.bits import assert_bits
 from tests.problems import assert_near, mttkrp_by_entries
 
 pytestmark = pytest.mark.nightly
@@ -42,8 +43,7 @@ def test_every_system_starts_where_dpfact_starts(cohort):
     request = coordinator.request(1)
     for site, own in zip(cohort.sites, start(cohort, COUNTS, seed=7), strict=True):
         rng = np.random.default_rng(stream(request, site.name))
-        for mine, theirs in zip(own, initial_state(site.tensor, request, rng).factors, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        assert_bits(own, initial_state(site.tensor, request, rng).factors)
 
 
 def test_pooled_patients_are_the_sites_patients_one_below_the_other(cohort):
@@ -167,8 +167,7 @@ def test_trip_through_flowers_own_loop_gives_the_same_consensus(cohort):
     grid = InProcessGrid(trip_app(client_for), nodes)
     strategy.start(grid, strategy.arrays, num_rounds=4)
     played = last(trip(cohort, COUNTS, rounds=4, seed=0))
-    for one, other in zip(strategy.consensus, played.shared, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_bits(strategy.consensus, played.shared)
 
 
 def test_trip_refuses_a_penalty_of_zero(cohort):

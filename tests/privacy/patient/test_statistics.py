@@ -13,6 +13,7 @@ from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient import statistics
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
 from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import as_tensor
 
 SIGMA_REAL = 2.0
 SIZES = {"three modes": (5, 6), "four modes": (4, 3, 5)}
@@ -34,11 +35,6 @@ def counts(sizes, patients=12, seed=0):
     return dense
 
 
-def sparse(dense) -> SparseTensor:
-    where = np.argwhere(dense)
-    return SparseTensor.from_coo(where, dense[tuple(where.T)], dense.shape)
-
-
 def factors_for(sizes, rank=3, seed=1):
     rng = np.random.default_rng(seed)
     made = (rng.gamma(0.5, 1.0, (size, rank)) + 0.01 for size in sizes)
@@ -47,7 +43,7 @@ def factors_for(sizes, rank=3, seed=1):
 
 def test_no_patient_has_a_phenotype_of_zeros(sizes):
     """`auto_rank` pads the factors with such phenotypes."""
-    factors, ridge, tensor = factors_for(sizes), np.full(3, 0.05), sparse(counts(sizes))
+    factors, ridge, tensor = factors_for(sizes), np.full(3, 0.05), as_tensor(counts(sizes))
     wide = tuple(np.pad(factor, ((0, 0), (0, 2))) for factor in factors)
     given = {"bound": 0.1, "sigma": SIGMA_REAL}
     found = refinement(tensor, wide, 0, ridge=np.pad(ridge, (0, 2)), **given).total
@@ -136,7 +132,7 @@ def slow_of(kind, cells, mode=1):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
     dense = counts(sizes)
-    found = statistic_of(kind, sparse(dense))
+    found = statistic_of(kind, as_tensor(dense))
     wanted = sum(slow_of(kind, cells) for cells in dense)
     # Truncation loses less than a unit per patient, and coordinate descent stops at 1e-6.
     tolerance = len(dense) * found.grid + (1e-5 if kind == "refine" else 1e-8)
@@ -147,7 +143,7 @@ def test_the_sum_is_that_of_the_slow_parts(kind, sizes):
 @pytest.mark.parametrize("mode", range(3))
 def test_every_mode_is_refined(mode):
     dense = counts(SIZES["four modes"])
-    found = statistic_of("refine", sparse(dense), mode=mode)
+    found = statistic_of("refine", as_tensor(dense), mode=mode)
     wanted, tolerance = sum(slow_of("refine", c, mode) for c in dense), len(dense) * found.grid
     np.testing.assert_allclose(found.total * found.grid, wanted, atol=tolerance + 1e-5)
 
@@ -155,16 +151,16 @@ def test_every_mode_is_refined(mode):
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_add_up_exactly_and_no_patient_changes_anothers(kind, sizes):
     dense = counts(sizes)
-    whole = statistic_of(kind, sparse(dense)).total
-    parts = [statistic_of(kind, sparse(cells[None])).total for cells in dense]
+    whole = statistic_of(kind, as_tensor(dense)).total
+    parts = [statistic_of(kind, as_tensor(cells[None])).total for cells in dense]
     np.testing.assert_array_equal(whole, np.sum(parts, axis=0))
-    np.testing.assert_array_equal(whole, statistic_of(kind, sparse(dense[::-1])).total)
+    np.testing.assert_array_equal(whole, statistic_of(kind, as_tensor(dense[::-1])).total)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("threads", ["2", "3", "40"])  # 40: more than the number of patients
 def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
-    tensor = sparse(counts(sizes, patients=30))
+    tensor = as_tensor(counts(sizes, patients=30))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     alone = statistic_of(kind, tensor).total
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
@@ -178,7 +174,7 @@ def test_how_many_copies_of_a_sum_there_are_tells_nothing_of_the_patients(
 ):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(statistics, "_MOST_SHARED", most)
-    tensor, seen = sparse(np.ones((patients, 5, 6))), []
+    tensor, seen = as_tensor(np.ones((patients, 5, 6))), []
     statistics._summed(tensor, 11, lambda starts, _: seen.append(len(starts) - 1))
     assert len(seen) == statistics.sum_threads(11) == parts
     assert sum(seen) == patients
@@ -200,7 +196,7 @@ def test_no_patient_moves_the_sum_by_more_than_the_sensitivity(kind, seed, size,
         (10.0 ** rng.uniform(-3, 6, f.shape) * rng.choice([-1, 1], f.shape)).astype(np.float32)
         for f in factors_for((5, 6))
     )
-    found = statistic_of(kind, sparse(cells.astype(np.float32)), sigma, factors)
+    found = statistic_of(kind, as_tensor(cells.astype(np.float32)), sigma, factors)
     units = math.sqrt(sum(int(value) ** 2 for value in found.total))  # exact before the root
     assert units <= found.sensitivity / found.grid
 
@@ -255,7 +251,7 @@ def test_counts_of_any_size_have_a_start_of_norm_one(values):
 def test_a_small_part_of_the_refinement_is_left_as_it_is(sizes):
     dense = counts(sizes)[:1]
     factors, ridge = factors_for(sizes), np.zeros(3)
-    loose = refinement(sparse(dense), factors, 0, ridge=ridge, bound=1.0, sigma=SIGMA_REAL)
+    loose = refinement(as_tensor(dense), factors, 0, ridge=ridge, bound=1.0, sigma=SIGMA_REAL)
     wanted = slow_refinement(dense[0], factors, 0, ridge, 1.0)
     assert 0 < np.linalg.norm(wanted) < 1
     np.testing.assert_allclose(loose.total * loose.grid, wanted, atol=1e-5)
@@ -282,14 +278,14 @@ def test_no_factors_have_a_patient_computed_in_subnormal_numbers(
         .astype(np.float32) for size in shape
     )  # fmt: skip
     ridge = penalty * rng.random(3)
-    tensor, given = sparse(counts(shape)), {"ridge": ridge, "bound": 0.1, "sigma": SIGMA_REAL}
+    tensor, given = as_tensor(counts(shape)), {"ridge": ridge, "bound": 0.1, "sigma": SIGMA_REAL}
     with np.errstate(under="raise"):  # a product or quotient that is subnormal, and not exact
         found = refinement(tensor, factors, 0, **given)
     assert np.abs(found.total).max() < found.sensitivity / found.grid * 12
 
 
 def test_the_grid_follows_from_the_noise():
-    found = statistic_of("start", sparse(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
+    found = statistic_of("start", as_tensor(counts((5, 6))[4:5]), sigma=SIGMA * 0.5)
     assert found.grid == 0.5
     # A single pair: 2 units, minus the safety margin, truncated.
     assert found.total.sum() == 1
@@ -298,7 +294,7 @@ def test_the_grid_follows_from_the_noise():
 @pytest.mark.parametrize("sigma", [0, -1, math.nan, 1e-9])
 def test_impossible_noise_is_refused(sigma):
     with pytest.raises(SettingsError, match="sigma"):
-        code_counts(sparse(counts((5, 6))), sigma=sigma)
+        code_counts(as_tensor(counts((5, 6))), sigma=sigma)
 
 
 @pytest.mark.parametrize(
@@ -306,14 +302,14 @@ def test_impossible_noise_is_refused(sigma):
     [((5, 6), 0.0, SettingsError, "bound"), ((5, 7), 0.1, DataError, "factors")],
 )
 def test_what_does_not_fit_is_refused(sizes, bound, error, text):
-    cells, factors = sparse(counts((5, 6))), factors_for(sizes)
+    cells, factors = as_tensor(counts((5, 6))), factors_for(sizes)
     with pytest.raises(error, match=text):
         refinement(cells, factors, 0, ridge=np.zeros(3), bound=bound, sigma=1.0)
 
 
 def test_more_values_than_a_sum_is_safe_for_are_refused(monkeypatch):
     """The number is the longest list times the rank, plus the rank squared: 6 * 3 + 3 * 3."""
-    cells, factors = sparse(counts((5, 6))), factors_for((5, 6))
+    cells, factors = as_tensor(counts((5, 6))), factors_for((5, 6))
     monkeypatch.setattr(statistics, "MOST_REFINED", 27)
     refinement(cells, factors, 0, ridge=np.zeros(3), bound=0.1, sigma=1.0)
     monkeypatch.setattr(statistics, "MOST_REFINED", 26)
