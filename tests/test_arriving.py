@@ -170,9 +170,7 @@ def test_a_site_that_comes_back_under_another_number_goes_on(play):
 
 @pytest.mark.parametrize("numbers", [(2, 3, 4), (9, 8, 7)], ids=["same nodes", "other nodes"])
 @pytest.mark.parametrize("until", [35.0, 95.0])
-def test_a_killed_server_goes_on_and_nobody_has_paid_for_nothing(
-    play, killed, tmp_path, numbers, until
-):
+def test_a_killed_server_goes_on_and_no_payment_is_lost(play, killed, tmp_path, numbers, until):
     """In the last rounds, a site refuses a new request because it has already answered."""
     sites = [("a", 10), ("b", 10), ("c", 25)]
     first = killed(dict(zip((2, 3, 4), sites, strict=True)), until)

@@ -244,9 +244,7 @@ def test_any_client_app_serves_both_generations(
         ({"max-epsilo": 0.5}, "did you mean 'max-epsilon'"),
     ],
 )
-def test_a_hospitals_settings_are_never_passed_over(
-    cohort_folder, tmp_path, request_wire, caplog, node, says
-):
+def test_a_hospitals_settings_all_count(cohort_folder, tmp_path, request_wire, caplog, node, says):
     real = {"data-path": str(cohort_folder / "site-1.npz"), "state-dir": str(tmp_path / "s")}
     grid = InProcessGrid(client_app, [{**real, **node}], run_config(cohort_folder, tmp_path))
     assert send(grid, records.ask(*request_wire)).error.reason.startswith("dpfact:settings")

@@ -157,9 +157,7 @@ def test_who_connects_late_is_asked_where_later_rounds_build_on_it(exchange, pol
 
 
 @pytest.mark.parametrize(("policy", "came"), [(REQUIRED, "release"), (CHARGED, None)])
-def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters(
-    exchange, policy, came
-):
+def test_who_is_there_but_missing_is_asked_at_the_end_where_it_matters(exchange, policy, came):
     """For example, it was stopped for the whole round, or disconnected after the charge."""
     answers = {2: [(NEVER, "release")] * 2 + [(9, "release")], 3: [(5, "release")]}
     said, network = exchange(answers, policy)
@@ -175,9 +173,7 @@ def test_who_is_there_and_missing_at_the_end_is_asked_once_more_where_it_matters
 @pytest.mark.parametrize(
     ("policy", "came"), [(RoundPolicy(True, quorum=2, grace=900.0), "release"), (CHARGED, 2)]
 )
-def test_who_says_late_before_the_end_is_asked_again_where_who_is_silent_would_be(
-    exchange, policy, came
-):
+def test_who_says_late_before_the_end_is_asked_again_where_the_silent_are(exchange, policy, came):
     """It was not charged, and had less time than it gets now."""
     answers = {2: [(590, LATE), (NEVER, LATE), (700, "release")], 3: [(5, "release")]}
     said, network = exchange(answers, policy)
@@ -201,9 +197,7 @@ def test_a_reply_of_the_first_asking_does_not_count_twice(exchange):
         ([(320, "release"), (30, REFUSED)], 320),
     ],
 )
-def test_who_says_nothing_is_asked_once_more_half_way_and_either_reply_counts(
-    exchange, policy, answers, came
-):
+def test_who_is_silent_is_asked_half_way_and_either_reply_counts(exchange, policy, answers, came):
     said, network = exchange({2: answers, 3: [(5, "release")]}, policy)
     assert said == {2: "release", 3: "release"}
     assert came <= network.now < came + 1
@@ -237,9 +231,7 @@ class Busy(Network):
 @pytest.mark.parametrize(
     ("seconds", "status", "ends"), [(20, 500, False), (90, 500, True), (1, 403, True)]
 )
-def test_a_superlink_that_fails_for_a_moment_does_not_end_the_run(
-    monkeypatch, seconds, status, ends
-):
+def test_a_superlink_that_fails_for_a_moment_ends_no_run(monkeypatch, seconds, status, ends):
     network = Busy({2: [(7, "release")]}, seconds, status)
     monkeypatch.setattr(collect, "time", network)
     grid = RetryingGrid(network, lambda message: None)

@@ -36,9 +36,7 @@ def test_mutants_that_differ_in_nothing_that_runs_are_known(old, new, same):
     assert mutants.says_the_same(MODULE, MODULE.replace(old, new)) is same
 
 
-def test_a_sample_of_mutants_is_of_different_places_and_its_seed_gives_it_again(
-    tmp_path, monkeypatch
-):
+def test_a_sample_of_mutants_is_of_different_places_and_its_seed_repeats_it(tmp_path, monkeypatch):
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "module.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)

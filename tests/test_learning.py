@@ -132,9 +132,7 @@ def test_patient_mode_finds_planted_phenotypes_at_epsilon_4(data_seed, tmp_path)
 
 
 @pytest.mark.parametrize("aggregation", ["sync", "async"])
-def test_long_lists_start_from_their_frequent_codes_whatever_runs_it(
-    tmp_path, monkeypatch, aggregation
-):
+def test_long_lists_start_from_frequent_codes_whatever_runs_it(tmp_path, monkeypatch, aggregation):
     monkeypatch.setattr(codes, "_MOST_PAIRED", 49)
     monkeypatch.setattr(codes, "_FREQUENT", 44)
     cohort = synthetic(

@@ -107,9 +107,7 @@ def start_with(cohort, out, grid, *, resume=False, rounds=None):
 
 
 @pytest.mark.slow
-def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
-    cohort, without_noise, tmp_path
-):
+def test_a_site_that_was_set_back_is_found_before_anybody_is_asked(cohort, without_noise, tmp_path):
     out, state = tmp_path / "run", tmp_path / "state-site-2"
     start_with(cohort, out, InProcessGrid(client_app, without_noise), rounds=1)
     shutil.copytree(state, tmp_path / "backup")
@@ -124,9 +122,7 @@ def test_a_site_whose_folder_was_set_back_is_found_before_anybody_is_asked(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", [False, True])
-def test_sites_have_time_to_get_over_a_run_that_was_killed(
-    cohort, without_noise, tmp_path, caplog, resume
-):
+def test_sites_have_time_to_get_over_a_killed_run(cohort, without_noise, tmp_path, caplog, resume):
     caplog.set_level(logging.INFO)
     grid = InProcessGrid(client_app, without_noise)
     start_with(cohort, tmp_path / "run", grid, rounds=1)

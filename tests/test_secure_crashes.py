@@ -316,9 +316,7 @@ def test_a_server_that_dies_at_any_point_goes_on_to_the_same_sums(tmp_path, watc
     assert [row.round for row in watched.rows("site-1")] == [1, 2, 3]
 
 
-def test_what_was_opened_before_a_server_died_is_added_up_when_its_sites_are_back(
-    tmp_path, watched
-):
+def test_what_was_opened_before_a_server_died_is_added_up_when_sites_are_back(tmp_path, watched):
     with dying("with all openings", 1), pytest.raises(Killed):
         watched.server(run_dir=tmp_path / "run").start(Steady(watched))
     with pytest.raises(DPFactError, match="site-3"):
@@ -341,9 +339,7 @@ def test_a_run_that_began_with_fewer_sites_goes_on_with_these(tmp_path, watched)
     assert watched.gone_on(tmp_path / "run").records[1].sites == tuple(NAMES[:3])
 
 
-def test_a_site_that_died_before_its_charge_takes_part_in_the_job_on_other_terms(
-    tmp_path, watched, monkeypatch
-):
+def test_a_site_that_died_uncharged_takes_part_on_other_terms(tmp_path, watched, monkeypatch):
     monkeypatch.setattr(grids, "thread_count", lambda: 1)
     begun = watched.server(run_dir=tmp_path / "run")
     with monkeypatch.context() as patch:

@@ -273,9 +273,7 @@ REAL = replace(PRIVACY, noise_seed=-1)
         ({"secure_min_colluding": 2}, "secure-colluding is 1 in this run"),
     ],
 )
-def test_what_a_hospital_did_not_agree_to_is_refused_before_anything(
-    tmp_path, caplog, changed, says
-):
+def test_what_a_hospital_did_not_allow_is_refused_before_anything(tmp_path, caplog, changed, says):
     clients = real_sites(tmp_path, **changed)
     with pytest.raises(QuorumError):
         strategy(REAL, number=3).start(grid_of(clients))
@@ -363,9 +361,7 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     assert (total([little, much]) != total([much, much])).any()
 
 
-def test_real_sites_take_part_with_pinned_keys_whatever_lies_there_of_a_key_before(
-    tmp_path, hospitals
-):
+def test_real_sites_take_part_with_pinned_keys_whatever_is_left_of_one_before(tmp_path, hospitals):
     own = tmp_path / "state" / "site-1" / "site-1"
     own.mkdir(parents=True, mode=0o700)
     (own / ".secure-job").write_bytes(b'{"terms":')

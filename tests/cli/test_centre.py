@@ -141,9 +141,7 @@ def test_nothing_is_replaced(centre, tmp_path):
         ({}, ("-s", "max-epsilom=9"), "max-epsilom"),
     ],
 )
-def test_what_would_not_work_is_refused_before_anything_is_written(
-    centre, tmp_path, changes, words, error
-):
+def test_what_cannot_work_is_refused_and_nothing_written(centre, tmp_path, changes, words, error):
     with pytest.raises(SettingsError, match=error):
         init(tmp_path, *words, **changes)
     assert {path.name for path in tmp_path.iterdir()} == {"centre", "north.npz"}

@@ -95,9 +95,7 @@ def test_the_exit_code_is_the_runs(flower, states, code):
         (["pending", *["finished:stopped"] * 2], 1),
     ],
 )
-def test_a_log_that_never_ends_is_not_waited_for_without_end(
-    flower, tmp_path, monkeypatch, states, code
-):
+def test_nobody_waits_for_a_log_that_never_ends(flower, tmp_path, monkeypatch, states, code):
     """The SuperLink's machine may have failed, or the run may never begin, with only a warning."""
     pipe = tmp_path / "go"
     os.mkfifo(pipe)
@@ -123,9 +121,7 @@ AWAY = {"success": False, "error-message": f"Using SuperLink: x\n\n{SUPERLINK_UN
     [({"success": False, "error-message": "no such connection"}, "no such connection"),
      (AWAY, "Connection to the SuperLink is unavailable")],
 )  # fmt: skip
-def test_a_run_without_a_number_may_have_begun_and_is_not_submitted_twice(
-    flower, tmp_path, answer, says
-):
+def test_a_run_without_a_number_may_have_begun_and_is_not_repeated(flower, tmp_path, answer, says):
     """The SuperLink may have accepted the run before it failed. Sites would be charged twice."""
     (tmp_path / "run").write_text(json.dumps(answer))
     done, asked = flower()

@@ -119,9 +119,7 @@ def test_it_asks_for_this_version_under_this_licence():
         (["study", "-s", "epsilon=-1"], "epsilon: must"),
     ],
 )
-def test_what_cannot_be_a_project_is_refused_and_nothing_written(
-    arguments, says, tmp_path, monkeypatch
-):
+def test_what_is_no_project_is_refused_and_nothing_written(arguments, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

@@ -167,9 +167,7 @@ def test_cohort_folder_holds_what_it_says(tmp_path):
     assert Vocabulary.load(tmp_path / "diagnoses.vocabulary.json") == VOCABULARIES[1]
 
 
-def test_a_cohort_that_was_not_written_to_its_end_is_not_taken_for_the_one_before(
-    tmp_path, monkeypatch
-):
+def test_a_cohort_not_written_to_its_end_is_not_taken_for_the_one_before(tmp_path, monkeypatch):
     Cohort("c", (make_site("north"), make_site("south"))).save(tmp_path)
     other = make_site("south", labels=None)
 

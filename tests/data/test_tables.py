@@ -87,9 +87,7 @@ def test_parquet_is_read_as_text_in_utc_whatever_this_machines_zone(connection, 
 
 
 @pytest.mark.parametrize("value", ["1.5", "1.5::FLOAT", "'nan'::DOUBLE", "['secret']", "{'a': 1}"])
-def test_a_column_of_parquet_that_is_no_text_is_refused_if_it_is_needed(
-    value, connection, tmp_path
-):
+def test_a_column_of_parquet_that_is_no_text_is_refused_if_needed(value, connection, tmp_path):
     path = parquet(tmp_path, f"{value} AS code, 'x' AS id")
     with pytest.raises(DataError, match=r"parquet: column code must hold text, whole") as caught:
         load(connection, path, "id", optional=("code",))

@@ -156,9 +156,7 @@ def learn_frequencies(cohort: Cohort) -> Coordinator:
     return strategy.coordinator
 
 
-def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(
-    folder, first, cohort: Cohort, monkeypatch
-):
+def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, first, cohort, monkeypatch):
     # Each patient occurs fifty times, so that noise cannot hide the largest count.
     many = [
         SiteData(site.name, repeated(site.tensor, 50), site.vocabularies) for site in cohort.sites

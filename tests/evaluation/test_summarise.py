@@ -63,9 +63,7 @@ def test_coherence_is_that_of_the_runs_own_patients(cohort):
 
 
 @pytest.mark.slow
-def test_a_model_that_has_learned_nothing_is_called_that_and_no_figure_describes_it(
-    planted, tmp_path
-):
+def test_a_model_that_learned_nothing_is_called_that_and_no_figure_describes_it(planted, tmp_path):
     planted.save(tmp_path / "data")
     out = tmp_path / "run"
     settings = ("epsilon=0.01", "noise-seed=1", "rank=3", "refine-rounds=1", "start-share=0.8")

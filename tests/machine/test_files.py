@@ -40,9 +40,7 @@ def test_an_exception_leaves_the_old_file_and_no_other(tmp_path, error):
     assert (tmp_path / "x").read_bytes() == b"old"
 
 
-def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_before_the_return(
-    tmp_path, monkeypatch
-):
+def test_bytes_are_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
     steps = []
     fsync, rename = os.fsync, os.replace
 
@@ -97,9 +95,7 @@ def test_room_is_held_until_it_is_given_back(tmp_path, size):
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSPC, None])
-def test_where_room_cannot_be_held_it_is_looked_for_and_its_lack_refused(
-    tmp_path, monkeypatch, number
-):
+def test_where_room_cannot_be_held_its_lack_is_seen_and_refused(tmp_path, monkeypatch, number):
     def refuse(*_):
         raise OSError(number, "No space, or not here")
 
@@ -142,9 +138,7 @@ def test_a_lock_is_taken_in_ones_own_folder_alone(tmp_path):
         pass
 
 
-def test_scratch_files_are_private_in_the_users_own_folder_and_gone_in_the_end(
-    tmp_path, monkeypatch
-):
+def test_scratch_files_are_private_in_the_users_folder_and_gone_in_the_end(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for given, home in ((None, tmp_path / "cache" / "dpfact"), ("own", tmp_path / "own")):
         monkeypatch.delenv("TMPDIR", raising=False)
@@ -239,9 +233,7 @@ FOREIGN = {
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize("how", FOREIGN)
-def test_what_others_could_change_is_refused_with_its_path_and_the_way_out(
-    tmp_path, how, kind, monkeypatch
-):
+def test_what_others_can_change_is_refused_with_path_and_way_out(tmp_path, how, kind, monkeypatch):
     path = tmp_path / "it's here"
     path.mkdir() if kind == "folder" else path.touch()
     for mode in (0o500, 0o755, 0o700):  # others may read it

@@ -75,9 +75,7 @@ def test_a_secret_that_can_be_guessed_is_refused(config, secret, content):
         executor.execute(config, secret, 1)
 
 
-def test_it_starts_with_no_telemetry_no_proxy_and_folders_of_its_own(
-    config, secret, tmp_path, monkeypatch
-):
+def test_it_has_no_telemetry_no_proxy_and_folders_of_its_own(config, secret, tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example")
     monkeypatch.setenv("http_proxy", "http://proxy.example")

@@ -127,9 +127,7 @@ class Trials:
 
 
 @pytest.mark.parametrize("mode", RUNS)
-def test_a_site_that_is_killed_at_any_step_has_in_its_ledger_whatever_left_it(
-    cohort, tmp_path, mode
-):
+def test_a_site_killed_at_any_step_has_in_its_ledger_whatever_left_it(cohort, tmp_path, mode):
     trials = Trials(cohort.sites[0], mode, tmp_path)
     for step in count(0, 4):
         # Successive rounds die at successive steps. The last job's rounds survive.

@@ -62,9 +62,7 @@ def assert_paid(out: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_paper_mode_on_arrival_pays_as_planned_and_repeats_itself_with_seeded_noise(
-    cohort_folder, tmp_path
-):
+def test_paper_mode_on_arrival_pays_as_planned_and_a_seed_repeats_it(cohort_folder, tmp_path):
     """The bits differ from a synchronous run, because the order of updates matters."""
     config = {**PAPER, "aggregation": "async", "job": "j", "data": str(cohort_folder)}
     outs = [federate({**config, "out": str(tmp_path / name)}) for name in ("one", "two")]

@@ -367,9 +367,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
 
 @pytest.mark.nightly
 @pytest.mark.deployment
-def test_two_runs_at_once_are_charged_each_for_itself_and_learn_from_their_own_replies(
-    federation, cohort
-):
+def test_two_runs_at_once_are_charged_apart_and_learn_from_their_own_replies(federation, cohort):
     """Both use the same SuperNodes, with one ledger per hospital.
 
     Each run's model equals, bit for bit, the model that a server computes from that run's rows in

@@ -117,9 +117,7 @@ def assert_failed(client, waited, came_in=5.5):
     assert waited == [(3.0, came_in)]
 
 
-def test_a_question_has_the_hospitals_settings_and_nothing_of_what_came_with_the_run(
-    client, message, config
-):
+def test_a_question_has_the_hospitals_settings_and_none_of_the_run(client, message, config):
     own = read_node_config(config)
     asked = Question.from_bytes(Question(message, 7, 11, own).to_bytes())
     assert asked.message.metadata.message_id == "m" * 64
@@ -141,9 +139,7 @@ def test_a_process_answers_and_the_executor_sends(client, message, config, monke
     assert waited == []  # not here: the process delays its replies
 
 
-def test_a_process_that_died_in_the_middle_of_its_reply_is_answered_for(
-    client, config, waited, message, caplog
-):
+def test_a_process_that_died_in_its_reply_is_answered_for(client, config, waited, message, caplog):
     """The partial reply is not sent, as a SuperNode would wait for the rest."""
     whole = message_to_bytes(Message(RecordDict(), reply_to=message))
     for part in (b"", b"1", str(len(whole)).encode() + b"\n" + whole[:-3]):
@@ -155,9 +151,7 @@ def test_a_process_that_died_in_the_middle_of_its_reply_is_answered_for(
         assert "has died" in caplog.text
 
 
-def test_a_reply_does_not_wait_for_the_end_of_its_process_and_the_next_one_does(
-    client, config, message
-):
+def test_a_reply_does_not_wait_for_its_process_to_end_and_the_next_does(client, config, message):
     """The time to end a process grows with its memory, which depends on the patients."""
     whole = message_to_bytes(Message(RecordDict(), reply_to=message))
     reply = str(len(whole)).encode() + b"\n" + whole
@@ -266,9 +260,7 @@ def reason(settings, kind: str = "train", answering_app=app) -> str:
     [("train", "message"), ("evaluate", "privacy-refused"), ("query", "message"),
      ("train.other", "internal")],
 )  # fmt: skip
-def test_whatever_is_asked_is_refused_with_a_code_that_leaves_at_its_time(
-    settings, kind, code, monkeypatch
-):
+def test_whatever_is_asked_is_refused_with_a_code_at_its_time(settings, kind, code, monkeypatch):
     slept = []
     monkeypatch.setattr(ReplyDelay, "wait", lambda self: slept.append(self._seconds))
     said = reason({**settings, "reply-after": 7.0}, kind)

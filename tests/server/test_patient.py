@@ -433,9 +433,7 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
             assert [row.events for row in ledger.rows()] == planned
 
 
-def test_a_run_that_counts_codes_end_to_end_leaves_no_patient_in_its_folder(
-    cohort, cohort_folder, tmp_path
-):
+def test_a_run_that_counts_codes_leaves_no_patient_in_its_folder(cohort, cohort_folder, tmp_path):
     config = {"data": str(cohort_folder), "out": str(tmp_path / "run"), "rank": 4, "seed": 5,
               "epsilon": 4.0, "start-share": 0.7, "refine-rounds": 1, "codes": "6x8"}  # fmt: skip
     folder = federate(config)

@@ -72,9 +72,7 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("privacy", [PLANNED, CODES], ids=["whole vocabularies", "codes counted"])
-def test_every_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(
-    data, tmp_path, privacy
-):
+def test_a_repeated_request_gets_its_bytes_at_no_cost_even_after_a_restart(data, tmp_path, privacy):
     client, server = make_client(data, tmp_path), make_server(data, privacy)
     seen = go_to(client, server, server.rounds)
     before = rows_of(tmp_path)

@@ -189,9 +189,7 @@ def test_networks_are_those_that_the_system_has():
     assert check._interfaces(os.getpid()) == {name for _, name in socket.if_nameindex()}
 
 
-def test_an_installation_and_machine_code_that_others_can_change_are_found(
-    place, running, monkeypatch
-):
+def test_an_installation_and_code_that_others_can_change_are_found(place, running, monkeypatch):
     monkeypatch.setattr(
         check, "changeable_within", lambda path, uids: (f"{path}{number}!" for number in range(9))
     )

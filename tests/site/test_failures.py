@@ -53,9 +53,7 @@ def same(worlds: list[World], number: int) -> Asked:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2, 3, 5])
-def test_a_disk_that_is_full_at_any_step_says_the_same_and_charges_nothing(
-    worlds, number, tmp_path
-):
+def test_a_disk_full_at_any_step_says_the_same_and_charges_nothing(worlds, number, tmp_path):
     before = World(worlds[0].source.read(), tmp_path / "before")
     before.go_to(number)
     before.ask(number)  # compiles code that only the first site would write to numba's cache
@@ -331,9 +329,7 @@ def test_a_round_that_is_over_before_it_began_reads_nobody_and_costs_nothing(wor
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_round_that_is_over_when_it_is_ready_has_failed_and_costs_nothing(
-    worlds, number, monkeypatch, caplog
-):
+def test_a_round_ready_too_late_has_failed_and_costs_nothing(worlds, number, monkeypatch, caplog):
     """Its duration depends on the patients, so it counts as one of few attempts."""
     clock, compute = Clock(), answer.compute
 

@@ -57,9 +57,7 @@ def test_a_look_counts_before_it_begins(tmp_path):
 
 @pytest.mark.parametrize("preflight", [False, True])
 @pytest.mark.parametrize("left", ["a round", "nothing"])
-def test_a_folder_that_was_set_back_answers_nothing_until_somebody_has_looked(
-    world, tmp_path, preflight, left
-):
+def test_a_folder_set_back_answers_nothing_until_somebody_looked(world, tmp_path, preflight, left):
     asked, folder = requests(), world.folder / "north"
     world.go_to(2)
     shutil.copytree(folder, tmp_path / "backup")

@@ -73,9 +73,7 @@ def test_who_waits_for_another_reply_is_not_late_by_that(cohort, settings, clock
     [(0, 5, 6, False), (0, 6.1, 6, True), (10, 0, 9, True), (10, 0, 10, False), (10, 9, 10, False),
      (10, 11, 19, True), (10, 11, 20, False), (10, 21, 39, True), (0, 1e9, float("inf"), False)],
 )  # fmt: skip
-def test_a_round_is_over_when_its_reply_could_not_leave_in_time(
-    clock, reply_after, passed, left, late
-):
+def test_a_round_is_over_once_its_reply_would_be_late(clock, reply_after, passed, left, late):
     """A delayed reply leaves at a fixed time, so its lateness does not depend on the patients."""
     held = ReplyDelay(reply_after, time_left=left)
     clock.now += passed
@@ -163,9 +161,7 @@ def test_a_round_that_overran_is_failed_is_charged_once_and_comes_free_when_aske
 
 
 @pytest.mark.parametrize(("seconds", "free"), [(4.0, [1010.0]), (11.0, [1020.0])])
-def test_nobody_else_learns_when_a_round_was_over(
-    cohort, settings, clock, monkeypatch, seconds, free
-):
+def test_nobody_learns_when_a_round_was_over(cohort, settings, clock, monkeypatch, seconds, free):
     """The folder is locked until the reply is due, even if it is late."""
     released = []
 
@@ -195,9 +191,7 @@ def send(config: dict, content: RecordDict, kind: str = "train") -> Message:
     return reply
 
 
-def test_the_door_says_that_a_round_failed_if_its_reply_cannot_be_made(
-    cohort_folder, tmp_path, monkeypatch
-):
+def test_the_door_says_failed_if_a_reply_cannot_be_made(cohort_folder, tmp_path, monkeypatch):
     config = node(cohort_folder, tmp_path, **{"reply-after": 0.0})
     content = records.ask(*requests()[1].to_wire())
     with monkeypatch.context() as patch:
@@ -232,9 +226,7 @@ FOREIGN = RecordDict({"config": ConfigRecord({"job": "x"})})
     ("changes", "code"),
     [({}, "message"), ({"data-path": "/absent.npz"}, "data"), ({"state-dir": ""}, "settings")],
 )
-def test_what_is_refused_before_there_is_a_client_is_held_too(
-    cohort_folder, tmp_path, clock, changes, code
-):
+def test_a_refusal_before_there_is_a_client_is_held(cohort_folder, tmp_path, clock, changes, code):
     reply = send(node(cohort_folder, tmp_path, **changes), FOREIGN)
     assert reply.error.reason.startswith(f"dpfact:{code}")
     assert clock.now == 1010.0
@@ -242,9 +234,7 @@ def test_what_is_refused_before_there_is_a_client_is_held_too(
     assert clock.now == 1020.0
 
 
-def test_a_node_whose_settings_make_no_sense_and_a_simulated_site_hold_nothing(
-    cohort_folder, tmp_path, clock
-):
+def test_a_node_with_bad_settings_and_a_simulated_site_hold_nothing(cohort_folder, tmp_path, clock):
     bad = node(cohort_folder, tmp_path, **{"reply-after": "soon"})
     assert send(bad, FOREIGN).error.reason.startswith("dpfact:settings")
     simulated = node(cohort_folder, tmp_path, **{"partition-id": 0, "num-partitions": 1})
@@ -252,9 +242,7 @@ def test_a_node_whose_settings_make_no_sense_and_a_simulated_site_hold_nothing(
     assert clock.now == 1000.0
 
 
-def test_a_message_that_lay_too_long_is_late_and_costs_nothing(
-    cohort_folder, tmp_path, clock, monkeypatch
-):
+def test_a_message_that_lay_too_long_is_late_for_free(cohort_folder, tmp_path, clock, monkeypatch):
     """The message's creation time and time to live decide."""
     config = node(cohort_folder, tmp_path, **{"reply-after": 0.0})
     content = records.ask(*requests()[1].to_wire())

@@ -93,9 +93,7 @@ def test_a_solver_without_code_here_is_refused_before_anything_is_made(data, tmp
     ("said", "sent"), [(SIGMA, SIGMA / 2), (SIGMA, 0), (0, SIGMA)],
     ids=["less noise than announced", "no noise", "nothing announced"],
 )  # fmt: skip
-def test_a_rule_that_releases_more_than_it_announced_releases_nothing(
-    data, tmp_path, said, sent, caplog
-):
+def test_a_rule_that_sends_more_than_announced_releases_nothing(data, tmp_path, said, sent, caplog):
     class Liar(Counts):
         pass
 
@@ -108,9 +106,7 @@ def test_a_rule_that_releases_more_than_it_announced_releases_nothing(
 
 
 @pytest.mark.parametrize("own", [SIGMA / 2, SIGMA / 4], ids=["in the clear", "less own noise"])
-def test_a_rule_that_charges_a_share_and_releases_more_releases_nothing(
-    data, tmp_path, caplog, own
-):
+def test_a_rule_that_charges_a_share_and_sends_more_releases_nothing(data, tmp_path, caplog, own):
     """The cost if all others collude has a separate cap."""
 
     class Liar(Counts):

@@ -325,9 +325,7 @@ def test_a_commit_survives_power_loss_except_in_simulation(folder, durable, sync
     assert {path.name for path in folder.iterdir()} == ({LEDGER, HEAD} if durable else {LEDGER})
 
 
-def test_a_new_ledger_is_on_the_disk_before_its_name_and_the_name_before_any_charge(
-    folder, monkeypatch
-):
+def test_a_new_ledger_is_on_disk_before_its_name_and_that_before_any_charge(folder, monkeypatch):
     steps = []
     fsync, link = os.fsync, os.link
 

@@ -169,9 +169,7 @@ def test_threads_change_no_bit(kind, sizes, threads, monkeypatch):
 
 @pytest.mark.parametrize(("most", "parts"), [(11, 3), (10, 1)])
 @pytest.mark.parametrize("patients", [1, 2, 40])
-def test_how_many_copies_of_a_sum_there_are_tells_nothing_of_the_patients(
-    most, parts, patients, monkeypatch
-):
+def test_the_number_of_a_sums_copies_tells_nothing_of_patients(most, parts, patients, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(statistics, "_MOST_SHARED", most)
     tensor, seen = as_tensor(np.ones((patients, 5, 6))), []
@@ -266,9 +264,7 @@ def test_an_empty_site_gives_zeros_not_an_error(sizes):
 @pytest.mark.parametrize("exponents", [(-45, 6), (-40, -38), (-19, -17)], ids=str)
 @pytest.mark.parametrize("penalty", [0.0, 1e-310, 1e260])
 @pytest.mark.parametrize("shape", [(4, 5), (3, 2, 2, 3)], ids=str)
-def test_no_factors_have_a_patient_computed_in_subnormal_numbers(
-    shape, penalty, exponents, monkeypatch
-):
+def test_no_factors_put_a_patient_in_subnormal_numbers(shape, penalty, exponents, monkeypatch):
     """They take a hundred times as long, so a server could time the only patient who needs them."""
     for name in ("_refine", "_refit", "_products", "_joint_norm", "_add_part"):
         monkeypatch.setattr(statistics, name, getattr(statistics, name).py_func)
