@@ -22,7 +22,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.solvers import solvers
-from dpfact_flower.tensor import SparseTensor
+from dpfact_flower.tensor.sparse import as_tensor
 from dpfact_flower.wire.protocol import SiteReply
 from tests.commands import dpfact
 from tests.docs.pages import SMALL
@@ -93,13 +93,6 @@ def test_the_median_is_not_dragged_along_by_one_site(first):
     np.testing.assert_array_equal(rule.factors[0], 2 * one)
 
 
-def repeated(tensor: SparseTensor, times: int) -> SparseTensor:
-    patients, *sizes = tensor.shape
-    indices = np.tile(tensor.indices, (times, 1))
-    indices[:, 0] += np.repeat(np.arange(times) * patients, tensor.nnz).astype(indices.dtype)
-    return SparseTensor.from_coo(indices, np.tile(tensor.values, times), (times * patients, *sizes))
-
-
 class FrequencyRule:
     """The server's half of the page's rule: one column per mode, with the codes' noisy shares."""
 
@@ -158,9 +151,10 @@ def learn_frequencies(cohort: Cohort) -> Coordinator:
 
 def test_a_rule_with_a_release_of_its_own_is_charged_and_learns(folder, first, cohort, monkeypatch):
     # Each patient occurs fifty times, so that noise cannot hide the largest count.
-    many = [
-        SiteData(site.name, repeated(site.tensor, 50), site.vocabularies) for site in cohort.sites
-    ]
+    many = []
+    for site in cohort.sites:
+        tensor = as_tensor(np.tile(site.tensor.to_dense(), (50, 1, 1)))
+        many.append(SiteData(site.name, tensor, site.vocabularies))
     Cohort("own", tuple(many)).save(folder / "data" / "own")
     names = run("A rule with a release", first)
     monkeypatch.setattr(FrequencyRule, "event_of", staticmethod(names["event_of"]), raising=False)
