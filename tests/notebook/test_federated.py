@@ -137,6 +137,8 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     says = r"need a DataFrame with a column mode .* got DataFrame with .* \['patient'"
     with pytest.raises(DataError, match=says):
         read_events(HERE.drop(columns="mode"))
+    with pytest.raises(DataError, match=r"need a DataFrame .* got str"):
+        read_events("events.csv")
     with pytest.raises(DataError, match="sites: column site must be the same in all rows"):
         read_events(EVENTS.assign(site=["north", "south", "north", "south", "south"]))
 
@@ -162,24 +164,20 @@ def test_a_missing_value_is_refused_by_the_frames_own_name_with_a_way_out(other,
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("changes", "given", "says"),
     [
-        ({"columns": {**GERMAN, "code": "OPS"}},
+        ({}, {"columns": {**GERMAN, "code": "OPS"}},
          r"column\(s\) OPS; it has \['Fallnr', 'Art', 'ICD',"),
-        ({"time_format": "%Y-%m-%d"}, "or omit time_format= if it holds dates"),
-        ({"labels": EVENTS[["patient"]]},
+        ({}, {"time_format": "%Y-%m-%d"}, "or omit time_format= if it holds dates"),
+        ({}, {"labels": EVENTS[["patient"]]},
          "labels={'LABEL': frame}, .* the columns Fallnr and LABE"),
+        ({"ICD": 250.0}, {}, "column ICD must .*; read it as text, in pandas with dtyp"),
     ],
 )  # fmt: skip
-def test_a_newcomers_mistakes_have_a_way_out(given, says):
-    frame = EVENTS.rename(columns=GERMAN).assign(Datum=pd.Timestamp("2024-05-01"))
+def test_a_newcomers_mistakes_have_a_way_out(changes, given, says):
+    frame = EVENTS.rename(columns=GERMAN).assign(Datum=pd.Timestamp("2024-05-01"), **changes)
     with pytest.raises(DataError, match=says):
         read_events(frame, **{"columns": GERMAN, **given})
-    numbers = r"column ICD must .*; read it as text, in pandas with dtyp"
-    with pytest.raises(DataError, match=numbers):
-        read_events(frame.assign(ICD=250.0), columns=GERMAN)
-    with pytest.raises(DataError, match=r"need a DataFrame .* got str"):
-        read_events("events.csv")
 
 
 def test_a_public_list_says_which_codes_count():
