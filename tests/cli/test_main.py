@@ -85,9 +85,7 @@ def test_ctrl_c_ends_a_run_with_a_line_that_says_what_was_kept(tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_flowers_log_is_shown_to_who_asks_and_json_is_all_that_a_program_reads(
-    cohort_folder, tmp_path, caplog
-):
+def test_flowers_log_is_shown_on_request_and_json_stands_alone(cohort_folder, tmp_path, caplog):
     settings = ("-s", "rounds=1", "-s", "rank=2", "-s", "privacy=none")
     for more in ((), ("-v",), ("-q",), ("--json", "-q")):
         caplog.clear()
@@ -217,9 +215,7 @@ def test_another_preset_is_other_data_and_an_unknown_one_leaves_nothing_behind(t
 
 
 @pytest.mark.parametrize(("terminal", "hidden"), [(True, False), (True, True), (False, False)])
-def test_a_terminal_shows_a_bar_with_the_time_left_unless_who_is_there_wants_the_log(
-    terminal, hidden, monkeypatch
-):
+def test_a_terminal_shows_a_bar_with_the_time_left_unless_hidden(terminal, hidden, monkeypatch):
     drawn = io.StringIO()
 
     def console(**_):
