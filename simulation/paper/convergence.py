@@ -104,9 +104,9 @@ def section(plan: Plan, results: Results) -> Section:
     pairs = [pair for data, systems in found.items() for pair in _pairs(data, systems)]
     return Section(
         "Accuracy: RMSE against rounds",
-        "As in the paper, RMSE covers all cells, including zeros, and each site has its own model, "
-        "so federated systems have more parameters than centralised ones. *RMSE shared* is the "
-        "RMSE of the shared factors after every patient is refitted. A system has converged once "
+        "As in the paper, RMSE covers all cells, including zeros. Each site has its own model, so "
+        "federated systems have more parameters than centralised ones. *RMSE shared* is the RMSE "
+        "of the shared factors after every patient is refitted. A system has converged once "
         f"it has made {100 * (1 - _NEAR):g} % of its total decrease in RMSE.",
         _figure(found),
         [
@@ -130,9 +130,9 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     titles = [SYSTEMS[system].title for system in _SUMMED_UP]
     cells = {(row["data"], row["system"]): _fit_and_match(row) for row in rows}
     return (
-        "The first number is the fit of the sites' own models: 1 explains all data, and below 0 is "
-        "worse than no model. The second is the factor match with planted phenotypes. Epsilon has "
-        "the paper's values, 1.2 to 1.9.",
+        "The first number is the fit of the sites' own models. A fit of 1 explains all data, and a "
+        "fit below 0 is worse than no model. The second number is the factor match with planted "
+        "phenotypes. Epsilon has the paper's values, 1.2 to 1.9.",
         Table(
             "at_a_glance",
             [

@@ -25,12 +25,12 @@ These commands were tested only on the demos."""
 _COMPARED = """\
 Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and
 privacy. Their data is not available, so this page repeats the comparison on synthetic and open
-data. The CSV files contain every figure.
+data. The CSV files contain all results.
 
 - **CP-ALS** and **SGD, centralised** use all patients' data in one place. **TRIP** is federated and
   adds no noise.
 - **DPFact (P-SGD)** is the paper's method, without noise (*w/o DP*) or with *the paper's noise*.
-  The paper claims its epsilon for one entry of the tensor, and the proof does not hold.
+  The paper's epsilon is for one entry of the tensor, and its proof does not hold.
 - **DPFact (exact)** minimises the same objective with this package's solver, without noise.
 - **DPFact, patient mode (ours)** has an epsilon that is [proven](explanation/proof.md) for each
   patient."""

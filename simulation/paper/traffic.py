@@ -54,9 +54,9 @@ def section(plan: Plan, results: Results) -> Section:
     return Section(
         "Traffic",
         "Traffic is the size of all sites' Flower messages in both directions, with R = 50. TRIP's "
-        "sites also send as many multipliers as factors. The multipliers sum to zero over the "
-        "sites, so TRIP need not send them (`tests/simulation/test_baselines.py`). The paper gives "
-        "seconds for an unknown number of rounds, so compare only ratios.",
+        "sites also send one multiplier for each value in a factor. The multipliers sum to zero "
+        "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`). The "
+        "paper gives seconds for an unknown number of rounds, so compare only ratios.",
         [],
         [
             Table(

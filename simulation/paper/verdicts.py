@@ -17,9 +17,9 @@ Case = Literal["supports", "contradicts", "open"]
 Answer = Literal["yes", "partly", "no", "undecided", "not measured"]
 LEVEL = 0.95
 RULE = (
-    f"A case supports a claim if the {100 * LEVEL:.0f} % interval of the paired difference, over "
-    "starts (RMSE) or splits of the patients (AUC), lies on the claimed side, and contradicts the "
-    "claim if the interval lies on the other side. All other cases are open. The verdict is "
+    f"Each case is a {100 * LEVEL:.0f} % interval of a paired difference, over starts (RMSE) or "
+    "splits of the patients (AUC). A case supports a claim if the interval lies on the claimed "
+    "side of zero, and contradicts it on the other side. All other cases are open. The verdict is "
     "**yes** if all cases support the claim, **partly** if some do, **no** if none does and some "
     "contradict it, and **undecided** if all are open. Cases of patient mode do not count."
 )
