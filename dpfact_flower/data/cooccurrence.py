@@ -4,9 +4,9 @@ In the paper's tensor (section Dataset), a cell (patient, code_1, ..., code_m) c
 of the patient's events: one event for each code, all in one window.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode.
-- A window is an encounter, a number of days, or both. Events share a window of days if no two of
-  them are more than this number of days apart. An event without the encounter or time that the
-  window needs is in no window.
+- A window is an encounter, a number of days, or both. Events share a window of n days if no two
+  of them are more than n days apart. An event without the encounter or time that the window needs
+  is in no window.
 - A patient without a cell is left out by default.
 
 A reader fills one DuckDB connection with the events of each mode (see

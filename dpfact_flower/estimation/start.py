@@ -260,8 +260,8 @@ def greedy_init(
 ) -> Model:
     """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` best explains the residual.
 
-    The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
-    `most` dissimilar factors, the best first.
+    The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return at least one and
+    at most `most` factors, which are dissimilar from each other, best first.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)

@@ -20,9 +20,9 @@ UNINFORMATIVE = "the phenotypes explain nothing"
 class Spending:
     """The cost of releases, as `Guarantee.to_dict` writes it.
 
-    `claim` says how well the epsilons are proven, and is shown next to each. `epsilon` applies if a
-    patient's record is added or removed, and `replacing` applies if it is replaced. `alone` applies
-    to secure sums if all other sites collude with the server.
+    `claim` says how rigorously the epsilons are proven, and is shown next to each. `epsilon`
+    applies if a patient's record is added or removed, and `replacing` applies if it is replaced.
+    `alone` applies to secure sums if all other sites collude with the server.
     """
 
     epsilon: float
@@ -48,7 +48,7 @@ class SiteSpending(Spending):
 
 @dataclass(frozen=True)
 class RunSpending(Spending):
-    """The spending of the site that spent the most, and the spending of every site by name."""
+    """The largest spending of any site, and each site's spending by name."""
 
     unit_in_words: str
     neighbours_in_words: str

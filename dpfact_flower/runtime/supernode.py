@@ -1,7 +1,7 @@
 """The protocol between an executor and a SuperNode.
 
-Flower answers a SuperNode's messages with the app that the SuperLink sends. It has no public way to
-use another app, so this module calls the SuperNode's Runtime API through private parts of Flower.
+To answer messages, Flower runs the app that the SuperLink sends. It has no public way to use
+another app, so this module calls the SuperNode's Runtime API through private parts of Flower.
 The executor refuses an unknown version of Flower before importing this module.
 """
 

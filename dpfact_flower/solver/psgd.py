@@ -2,7 +2,8 @@
 
 Objective of a pass
     Every visit to an entry pulls its feature rows towards their anchors, eq. (bj). Over a pass, the
-    pull's weight is therefore gamma times a row's number of entries, not gamma as in eq. (norm).
+    pull on a row is therefore weighted by gamma times the number of entries in that row. In
+    eq. (norm), the weight is gamma.
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the latter

@@ -280,7 +280,7 @@ class RealRun:
 
 
 def carry_out_real(scenario: RealScenario, made: Deployment, folder: Path) -> Outcome:
-    """Carry out a run with blows. If it does not finish, resume it without blows."""
+    """Carry out a run with its signals. If it does not finish, resume it without them."""
     made.allow(scenario.mode)
     made.await_all()
     run, starts = RealRun(scenario, made, folder), 1

@@ -68,7 +68,7 @@ def section(plan: Plan, results: Results) -> Section:
         "Privacy: factor match against epsilon",
         "The factor match score (FMS) compares shared factors. *With itself*, the paper's measure, "
         "compares a system with its noiseless run from the same start. *With a fit* is the mean "
-        f"FMS with {len(_REFERENCES)} noiseless fits from other starts. The ceiling is another "
+        f"FMS against {len(_REFERENCES)} noiseless fits from other starts. The ceiling is another "
         "noiseless fit, and the null is a fit to shuffled patients. All are means over starts of "
         f"the system (number: {plan.starts}). A high FMS with itself alone "
         "proves nothing. A system that never leaves its start has one too.",

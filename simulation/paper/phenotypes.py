@@ -52,7 +52,7 @@ def _tables(data: Dataset, found: dict[str, Result]) -> list[Table]:
     made = [
         Table(
             f"phenotypes_{name}", _leading(tables["global"]), _DIGITS,
-            f"the leading phenotypes by lambda, {SYSTEMS['exact'].title}",
+            f"the leading phenotypes by lambda, from {SYSTEMS['exact'].title}",
         )
     ]  # fmt: skip
     if data.distinct:

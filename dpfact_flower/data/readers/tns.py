@@ -1,4 +1,4 @@
-"""Read a count tensor in FROSTT text (``.tns``, http://frostt.io), with patients in any mode.
+"""Read a count tensor in FROSTT's text format (``.tns``, http://frostt.io).
 
 The format stores no names. Patients are numbered from 1, and so are codes without a list. Patients
 without a cell are left out and counted.

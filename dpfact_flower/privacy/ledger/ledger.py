@@ -122,8 +122,9 @@ class Ledger:
         Return the new head for the site's log. The ledger keeps the bytes of charged releases, but
         only a hash of shares and of uncharged bytes. After an exception, nothing may be sent. A
         late disk failure may leave the row behind, which wastes budget. Recording the same release
-        again has no effect. Refuse a past round, other data, and a different release for a recorded
-        round. Refuse any new release if another process has charged since `count`.
+        again has no effect. Refuse a past round, data that has changed within the job, and a
+        different release for a round already recorded. After `count`, refuse any new release if
+        another process has charged since then.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
         called just before the commit. If it raises an exception, nothing is charged.
