@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from dpfact_flower.errors import QuorumError, StateError
+from dpfact_flower.errors import DataError, QuorumError, StateError
 from dpfact_flower.privacy import account
 from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
-from dpfact_flower.server.readiness import Readiness, write_readiness
+from dpfact_flower.server.readiness import READINESS, Readiness, read_readiness, write_readiness
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.server.status import run_status
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
@@ -60,6 +60,14 @@ def test_a_site_that_only_failed_the_preflight_says_why(tmp_path):
     write_readiness(tmp_path, [Readiness(9, "away", "no answer within 9 s")])
     (away,) = run_status(tmp_path).sites
     assert (away.name, away.reason) == ("away", "no answer within 9 s")
+
+
+@pytest.mark.parametrize("text", [None, "[", '["no fields"]', '[{"node": 2, "more": 3}]'])
+def test_damaged_answers_to_the_preflight_are_named(tmp_path, text):
+    path = tmp_path / READINESS
+    path.mkdir() if text is None else path.write_text(text)
+    with pytest.raises(DataError, match=rf"{READINESS}: damaged \("):
+        read_readiness(tmp_path)
 
 
 @pytest.mark.slow

@@ -216,6 +216,15 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
     assert [each["check"] for each in read if each["faults"]] == [TWO_USERS]
 
 
+@pytest.mark.parametrize(("executor", "node"), [(1001, 1002), (1002, 1001)])
+def test_two_users_may_have_any_numbers_but_roots(executor, node):
+    find = next(function for title, function, _ in check.CHECKS if title == TWO_USERS)
+    users = SimpleNamespace(executor_user=executor, node_user=node)
+    assert list(find(users)) == []
+    users.node_user = 0
+    assert "root owns the key or the data" in next(find(users))
+
+
 LEDGER_CHECK = "the ledger is intact"
 ROOM = "the disk has space, and not too many rounds in a row have failed"
 

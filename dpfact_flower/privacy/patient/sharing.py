@@ -80,7 +80,7 @@ def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
             f"{dropouts} lost leave {honest}; need 1 or more colluding, 2 or more left, and fewer "
             "lost than left"
         )
-    slots = settings.secure_slots or max(1, min(_SLOTS, honest - 1))
+    slots = settings.secure_slots or min(_SLOTS, honest - 1)
     if slots > number:
         raise SettingsError(f"secure-slots: need at most {number}, one per site; got {slots}")
     return Sharing(number, colluding, dropouts, slots)
