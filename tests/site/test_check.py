@@ -180,6 +180,9 @@ def test_a_network_is_found(place, monkeypatch):
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
     monkeypatch.setattr(check, "_denied", lambda pid: False)
     assert "IPAddressDeny=any" in faults(place)[NETWORK][0]
+    monkeypatch.setattr(check, "_interfaces", lambda pid: set())
+    assert faults(place) == {}
+    monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
     monkeypatch.setattr(check, "_denied", lambda pid: True)
     assert faults(place) == {}
 
