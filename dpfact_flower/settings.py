@@ -531,7 +531,7 @@ def _is_in(allowed: str, value: float) -> bool:
 def check_name(what: str, name: object, *, quote: bool = True) -> None:
     """Refuse a name that cannot be used in a file name, a message or a log.
 
-    Do not `quote` a name from a site's file. In a damaged file, it could be a patient's code.
+    For a site's file, set `quote` to false. In a damaged file, the name could be a patient's code.
     """
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         got = shown(name) if isinstance(name, str) else type(name).__name__

@@ -92,8 +92,8 @@ class DPFact(TrainOnlyStrategy):
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
         By default, the run settings determine the rounds and the timeout, and the public seed
-        determines the start. In a resumed run, the history continues the round numbers, but
-        Flower's `Result` starts from 1. Raise a `QuorumError` if too few sites connect or answer.
+        determines the start. In a resumed run, the history keeps the run's round numbers, but
+        Flower's `Result` counts from 1. Raise a `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
@@ -122,7 +122,7 @@ class DPFact(TrainOnlyStrategy):
         return result
 
     def _arrivals(self, grid: Grid, coordinator: OnArrival, rounds: int) -> Iterator[int]:
-        """Run asynchronous rounds until `rounds` rounds are over, and yield each round's number."""
+        """Run asynchronous rounds up to round `rounds`, and yield each round's number."""
         dispatcher = AsyncDispatcher(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
             read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
@@ -314,7 +314,7 @@ class DPFact(TrainOnlyStrategy):
         return judge(sites, quorum=run.min_sites, leave_out=leave_out)
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
-        """Wait for the quorum, or in the `first` round for all expected sites. Return the nodes."""
+        """Wait for the quorum, or for all expected sites in the `first` round. Return the nodes."""
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout

@@ -2,8 +2,8 @@
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
 sites are lost, another attempt adds up the vectors of the sites that answered. Then the sites open
-the last attempt by sending what the server needs to remove their masks. If no dropouts are allowed,
-there is only one attempt and no opening.
+the last attempt. To do so, they send the secrets with which the server removes the masks. If no
+dropouts are allowed, there is only one attempt and no opening.
 """
 
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ class SecureSum:
 
 
 def slot_totals(total: NDArray[np.int64], planned: PlannedRelease) -> list[SiteReply]:
-    """Convert a sum from grid units to each slot's values. Round them like one site's release."""
+    """Convert a sum in grid units to slot values, with the precision of one site's release."""
     fine = (total + (1 << (_ROUNDING_BITS - 1))) >> _ROUNDING_BITS
     unit = planned.own_sigma / (SIGMA >> _ROUNDING_BITS)
     values = (fine * unit).astype(np.float32).reshape(-1, planned.count)

@@ -27,7 +27,7 @@ class SiteStatus:
 
     `last_seen` is the end of the latest round with a usable reply. `unused` counts the good replies
     in rounds that missed the quorum, and `failed` counts the rounds without a usable reply. An
-    epsilon is None if there is no bound. `reason` is the latest failure or preflight fault.
+    epsilon is None if privacy loss is unbounded. `reason` is the latest failure or preflight fault.
     """
 
     name: str

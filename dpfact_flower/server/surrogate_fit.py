@@ -46,7 +46,7 @@ class LeastSquares:
         return surrogates.scaled_to_unit_patients()
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return initial factors. `patients` is random, and columns of `factors` have norm 1."""
+        """Return initial factors, given random `patients` and `factors` with columns of norm 1."""
         return (patients, *factors)
 
 
@@ -64,9 +64,9 @@ class Likelihood:
         return losses.find(self.settings.loss).prepared(surrogates)
 
     def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return factors without tiny entries. A patient's cells have the same sum as in `tensor`.
+        """Return factors without tiny entries. The model has the same patient sums as `tensor`.
 
-        Columns have norm `_NORM`, because psgd's steps suit factors of similar lengths.
+        Columns have norm `_NORM`, because psgd's steps work well for factors of similar lengths.
         """
         wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
         wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
@@ -88,10 +88,10 @@ def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
     by: Fit = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
-    """Return the factors that explain surrogates best. Without any, return `start.factors`.
+    """Return the factors that best explain the surrogates, or `start.factors` if there are none.
 
-    `start` was computed from `releases`, one release per site, with noise of standard deviation
-    `sigma` on each value. Factors are positive, and their columns have norm 1.
+    `start` was computed from `releases`, one release per site. The noise on each value has standard
+    deviation `sigma`. Factors are positive, and their columns have norm 1.
     """
     surrogates = surrogates_of(
         releases, start, sigma, CROSS, rng, number=_MANY, any_cells=by.any_cells
@@ -151,7 +151,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: Fit,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Fit feature factors. Return the factors and the share of the loss that they explain."""
+    """Fit feature factors. Also return the fraction by which they lower a constant model's loss."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     settings = replace(by.settings, rank=rank, tau=passes)

@@ -223,7 +223,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged.
 
-    The last round itself is not charged. This check allows only one such round per charged run.
+    The last round itself is not charged. With this check, a server gets only one per charged run.
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")

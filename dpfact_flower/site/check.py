@@ -52,7 +52,7 @@ _SHOWN = 3
 
 
 class Place:
-    """The machine to check, given the executor's settings and the SuperNode's private key."""
+    """The machine to check, where the executor uses `config` and the SuperNode uses `key`."""
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key

@@ -52,7 +52,7 @@ def public_reason(error: BaseException) -> str:
 
 
 class ReplyDelay:
-    """A delay that holds a reply until `seconds` after the request arrived. 0 means no delay.
+    """A timer that holds a reply until the request is `seconds` seconds old. 0 means no delay.
 
     The request arrived at `came_in` (by `time.monotonic`), and the reply must leave at most
     `time_left` seconds later. `wait` sets `late` if the reply was not ready in time. `wait` also
@@ -95,7 +95,7 @@ class ReplyDelay:
         self._came_in = time.monotonic()
 
     def _due(self) -> float:
-        """Return the earliest time for a reply to leave, in seconds after the request arrived."""
+        """Return when the reply is due, in seconds after the request arrived."""
         due, passed = self._seconds, self._passed()
         while passed > due:
             due *= 2

@@ -52,13 +52,13 @@ def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
 
 
 def bytes_needed(values: int) -> int:
-    """Return the number of bytes for values in the ledger: 4 per value, plus pages and journal."""
+    """Return the ledger's size in bytes: 4 per value, plus overhead for pages and the journal."""
     return 4 * values + values // 50 + _BESIDE
 
 
 @contextmanager
 def reserve(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space in a site's folder, and yield a function that frees the space for use."""
+    """Reserve disk space in a site's folder. Call the yielded function before you use the space."""
     with ExitStack() as stack:
         try:
             free = stack.enter_context(reserved(folder / _FILE, size))

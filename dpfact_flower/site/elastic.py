@@ -99,8 +99,8 @@ def run_round(
     """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
 
     `state` is the site's state after the previous round, or None to start from the global factors.
-    The site's name and the public seed determine the start and the visiting order. Releases are
-    named after `modes`.
+    The site's name and the public seed determine the start and the visiting order. `modes`
+    names the released factors.
     """
     if tensor.nnz == 0:
         raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
@@ -127,8 +127,8 @@ def starting_state(
 ) -> SiteState:
     """Return the factors from which a round starts.
 
-    In the paper, a site continues from its own feature factors. With long code lists, they overfit
-    its data. With a relative weight, each round starts from the global feature factors instead.
+    In the paper, a site continues from its own feature factors, which overfit its data if
+    code lists are long. With a relative weight, each round starts from the global feature factors.
     """
     if state is None:
         return initial_state(tensor, request, rng)
@@ -142,10 +142,10 @@ def initial_state(
 ) -> SiteState:
     """Return patient factors and the global feature factors, for a site that has no state.
 
-    The patient factors are random, uniform on (0, 1) and scaled. With the paper's elastic weight,
-    the scale gives the model the same squared norm as the data, which keeps the first pass stable.
-    With a relative weight, the scale minimises the squared error. A site that joins such a run
-    after round 1 fits its patient factors to the data instead.
+    The patient factors are drawn uniformly from (0, 1), and then scaled. With the paper's elastic
+    weight, the scale gives the model the same squared norm as the data, which keeps the first pass
+    stable. With a relative weight, the scale minimises the squared error. A site that joins such a
+    run after round 1 fits its patient factors to the data instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if relative and request.round > 1:
@@ -163,7 +163,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release co-occurrences WITHOUT noise. With long code lists, first release codes' counts."""
+    """Release co-occurrences WITHOUT noise. With long code lists, release code counts first."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

@@ -17,8 +17,8 @@ from dpfact_flower.site.store import SiteStore
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded, and writes do not wait for the disk. The sites in
-    `beside` hold other patients' data and may have a ledger in the same `state-dir`.
+    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside`
+    names sites that may have a ledger in the same `state-dir`. They hold other patients' data.
     """
 
     source: SiteSource

@@ -1,8 +1,8 @@
 """A hospital's figures for its own monitoring, which never leave the hospital.
 
-Refusals are counted by the error code that left the site. They are not listed, because a server
-could then fill the disk. Refusals with the code "state" are not counted, because the folder itself
-is then at fault. Nothing is counted while the site has no ledger.
+Refusals are counted by the error code that left the site. Only their number is kept, because a
+server could fill the disk with a list. Refusals with the code "state" are not counted, because the
+folder itself causes them. Nothing is counted while the site has no ledger.
 """
 
 import json

@@ -158,8 +158,8 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's l2,1 weight on a patient's factor, computed from released values.
 
     Up to a constant, the l2,1 term of A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the
-    norm of column r, estimated from the phenotype's usage in the released start. A phenotype of
-    average usage gets the ridge `relative_l21`. A phenotype with usage below the noise is removed.
+    norm of column r, estimated from the phenotype's usage in the released start. For average
+    usage, the weight is `relative_l21`. A phenotype with usage below the noise level is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

@@ -85,7 +85,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return this round's solver settings. A relative l2,1 weight is made absolute with `start`."""
+    """Return this round's solver settings. Use `start` to make a relative l2,1 weight absolute."""
     solver = request.privacy.resolved(request.solver)
     if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the mean square of A's column norms.
@@ -101,8 +101,8 @@ def measure(
 ) -> RoundMeasures:
     """Evaluate the site's own factors. The result is never sent.
 
-    If the solver has not computed the error over the non-zero cells, this function measures that
-    error in some rounds, including the `last` round.
+    If the solver has not computed the error, compute it. If only the error over the non-zero cells
+    is missing, compute it in some rounds, including the `last` round.
     """
     is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
     error = local.error

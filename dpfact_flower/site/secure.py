@@ -242,7 +242,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Make keys from the names of simulated sites, because a simulation has no attacker."""
+    """Make keys from site names. This is safe only in a simulation, which has no attacker."""
     return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
 
 

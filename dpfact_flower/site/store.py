@@ -154,7 +154,7 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return whether a selection of codes is the first of its job, or equals the first."""
+        """Return whether the job has no selection of codes yet, or has this one."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
@@ -167,7 +167,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed. More checks could reveal the size of the data."""
+        """Close a job whose data has changed. Repeated checks could reveal the data's size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -198,7 +198,7 @@ class SiteStore:
 def has_jobs(folder: Path) -> bool:
     """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
 
-    Even if the job folders were deleted, the note of the ledger's head shows that a job started.
+    If the job folders were deleted, the file with the ledger's head still shows that a job started.
     """
     if not folder.exists():
         return False

@@ -3,7 +3,7 @@
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
 Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
 If a phenotype's column of A becomes zero, its feature columns depend only on their anchors. The
-phenotype returns only if they give the zero column a gradient with a norm above mu.
+phenotype returns only if the gradient of its column of A then has a norm above mu.
 """
 
 import math
@@ -102,7 +102,7 @@ class _Site:
         return before, _inner(last, self.factor(self.modes - 1))
 
     def _patients(self) -> tuple[Array | None, float]:
-        """Update A. Return mode 1's MTTKRP after the update, or None, and <X, M> before it."""
+        """Update A. Return mode 1's new MTTKRP, or None if not computed, and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
@@ -161,8 +161,8 @@ def update_features(
     """Minimise eq. (obj_feature) over one feature factor.
 
     Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
-    solution is computed as a correction to the factor, which therefore stays unchanged in
-    directions where Q + gamma I is singular. With non-negativity, the objective is minimised
+    solution is computed as a correction to the factor. The factor therefore stays unchanged in
+    directions in which Q + gamma I is singular. With non-negativity, the objective is minimised
     column by column. `product` is the mode's MTTKRP, and `q` is the Hadamard product of the
     other factors' Gram matrices.
     """

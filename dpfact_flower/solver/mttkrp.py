@@ -111,7 +111,7 @@ def _divide(patients: Array, blocks: Array) -> int:
 
 
 def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
-    """Return the tensor, matricised by mode, times the other factors' Khatri-Rao product."""
+    """Matricise the tensor by `mode`, and multiply it by the other factors' Khatri-Rao product."""
     product = stacked_mttkrp(Fibres.of(tensor), stack_factors(factors), mode)
     return product[:, : factors[0].shape[1]]
 
@@ -149,7 +149,7 @@ def contracted(
     registers: Registers, indices: Pointer, values: Pointer, first: int, end: int, stack: Pointer,
     width: int, column: int, offsets: Offsets,
 ) -> Any:  # fmt: skip
-    """Sum the last factor's rows for entries first..end-1, each row times the entry's value."""
+    """For entries first..end-1, sum the last factor's rows, weighted by the entries' values."""
     modes = len(offsets) - 1
     origin = offsets[modes - 1] * width + column
     sums = zeros(registers, stack)

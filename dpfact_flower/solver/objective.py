@@ -62,7 +62,7 @@ def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
 def elastic(
     factors: Sequence[Array], anchors: Sequence[Array], visits: Sequence[Array] | None = None
 ) -> float:
-    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. If there are `visits`, they weight the rows."""
+    """Return ``1/2 sum_n ||F[n] - F^[n]||^2``. If `visits` is given, it weights the rows."""
     total = 0.0
     for n, (factor, anchor) in enumerate(zip(factors[1:], anchors, strict=True)):
         rows = np.square(factor.astype(np.float64) - anchor).sum(axis=1)

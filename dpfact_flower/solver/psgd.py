@@ -7,8 +7,8 @@ Objective of a pass
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the latter
-    is not finite. With `clip`, a pass also stands if its loss is at most a constant model's. The
-    solver repeats an undone pass with half the step size. After an accepted pass, the step size
+    is not finite. With `clip`, a rise is accepted if the loss is at most that of a constant model.
+    The solver repeats an undone pass with half the step size. After an accepted pass, the step size
     grows by 5 %. A small step lowers the objective of the pass, but may raise eq. (norm) when the
     anchors are far away.
 
@@ -18,10 +18,10 @@ Losses
     exact. The rest is estimated from zero cells that are drawn once.
 
     A likelihood's slope is unbounded where the model is close to zero. A visit therefore moves a
-    row by at most the square root of the step size. An implicit step from zero has this length.
-    Patients' rows are longer than feature rows and are visited less often, so patients' steps are
-    multiplied by the ratio of the squared lengths. With `clip`, steps have neither this limit nor
-    this factor, because paper mode's privacy claim assumes equal steps.
+    row by at most the square root of the step size, which is the length of an implicit step from
+    zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
+    are multiplied by the ratio of the squared lengths. With `clip`, steps have neither this limit
+    nor this factor, because paper mode's privacy claim assumes equal steps.
 """
 
 import math

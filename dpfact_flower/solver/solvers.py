@@ -66,9 +66,9 @@ class Solver:
     ) -> float:
         """Return gamma in eq. (norm). Multiply a relative weight by the loss's curvature.
 
-        A solver with `steps` applies the weight at every visit to a row. For squared errors, it
-        therefore divides a relative weight by the mean number of visits per row. It also limits a
-        relative weight so that eta * gamma is at most 1/2.
+        Solvers whose `steps` is true apply the weight at every visit to a row. For squared errors,
+        they therefore divide a relative weight by the mean number of visits per row. They also
+        limit a relative weight so that eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -122,7 +122,7 @@ def solve(
 ) -> LocalResult:
     """Do one round's local work at a site: make `settings.tau` passes that reduce eq. (norm).
 
-    `LocalProblem` explains the arguments, but here floats may have any precision. Raise a
+    `LocalProblem` explains the arguments. Here, floats of any precision are accepted. Raise a
     `DivergenceError` if no step size reduces the objective.
     """
     if tensor.nnz == 0:

@@ -124,7 +124,7 @@ class CPModel:
         return dense
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return exact sums of squared errors on a tensor of equal shape (see `squared_error`)."""
+        """Return sums of squared errors on a tensor of the same shape (see `squared_error`)."""
         return squared_error(tensor, self.factors)
 
 

@@ -30,7 +30,7 @@ class SparseTensor:
 
     Use `from_coo` to build a tensor, because the constructor does not check its arguments.
     `indices` has one row per non-zero cell, with the patient first. The rows are unique and in
-    lexicographic order. `values` are positive and finite. Counts above 2**24 lose digits.
+    lexicographic order. `values` are positive and finite. Counts above 2**24 are rounded.
     """
 
     indices: NDArray[np.int32]
@@ -41,8 +41,8 @@ class SparseTensor:
     def from_coo(cls, indices: ArrayLike, values: ArrayLike, shape: Sequence[int]) -> SparseTensor:
         """Build a tensor from zero-based coordinates of any type and order.
 
-        Duplicates are summed, and explicit zeros are dropped. An error message states which rule
-        the input breaks, and at which position first.
+        Duplicates are summed, and explicit zeros are dropped. If the input breaks a rule, the
+        error names the rule and the first position at fault.
         """
         size = _checked_shape(shape)
         index = _checked_indices(indices, size)
@@ -181,7 +181,7 @@ class SparseTensor:
 def as_tensor(value: Any) -> SparseTensor:
     """Convert another library's tensor of counts. The first mode must represent the patients.
 
-    The input is a scipy.sparse matrix or array, a tensor of pyttb, a sparse.COO, or an array. Zero
+    The input is a scipy.sparse matrix or array, a pyttb tensor, a sparse.COO, or an array. Zero
     cells are dropped.
     """
     if isinstance(value, SparseTensor):
@@ -247,7 +247,7 @@ def _renumbered(positions: NDArray[Any], size: int) -> NDArray[np.int32]:
 
 
 def _refuse(wrong: NDArray[np.bool_], rule: str) -> None:
-    """Raise a DataError that counts the wrong entries and locates the first. Show no values."""
+    """Refuse wrong entries. The error gives their number and the first position, but no values."""
     if wrong.any():
         raise DataError(
             f"{rule}; {np.count_nonzero(wrong)} entries break this, "

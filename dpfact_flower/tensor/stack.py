@@ -1,7 +1,7 @@
 """Stack factor matrices in one array, and compute the model's values at given cells.
 
 The *stack* contains the rows of all modes, one mode after another. Zero columns pad each row to
-whole vector registers. A zero column stays zero under every update in this package.
+a whole number of vector registers. They stay zero under every update in this package.
 
 The fast-math flags preserve NaN and infinity, because these values reveal divergence.
 """
@@ -41,7 +41,7 @@ def aligned_zeros(rows: int, columns: int, dtype: Any = np.float32) -> Array:
 
 
 def stack_factors(factors: Sequence[Array]) -> Array:
-    """Stack factors of one type, and pad their rows with zero columns (see `slices`)."""
+    """Stack factors of the same dtype, and pad their rows with zero columns (see `slices`)."""
     rank = factors[0].shape[1]
     stack = aligned_zeros(sum(map(len, factors)), slices(rank)[1], factors[0].dtype)
     np.concatenate(factors, out=stack[:, :rank])

@@ -44,7 +44,7 @@ def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:
     """Unpack bytes in the format of `pack`. The bytes may come from an attacker.
 
-    Memory for at most `count` values is allocated. In errors, `where` names the sender.
+    Memory for at most `count` values is allocated. `where` names the sender in error messages.
     """
     if len(packed) < _HEAD:
         raise MessageError(f"{where}: {len(packed)} bytes are too few for packed values")

@@ -56,8 +56,8 @@ class RoundRequest:
     if all codes are used. `weights` (float32) contains multipliers for cells with these codes, or
     is empty if all are 1. With secure sums, `usages` has shape (slots, 2, R). It gives each
     phenotype's usage in each slot, and the standard deviation of the noise on this usage. `secure`
-    is the stage of a secure sum. `answered` gives the last round in which the server got each
-    site's reply. `digest` and `terms` do not cover `secure` and `answered`.
+    is the stage of a secure sum. `answered` maps each site to the last round in which the server
+    received its reply. `digest` and `terms` do not cover `secure` and `answered`.
     """
 
     job: str
@@ -145,8 +145,8 @@ class RoundRequest:
     def terms(self) -> str:
         """SHA-256 of the settings that must stay the same in all rounds of a job.
 
-        A site's state contains factors without noise. Noise that was planned for one set of
-        settings must not be used to protect factors that were made with another.
+        A site's state contains factors without noise. Noise planned for one set of settings
+        must not protect factors made with different settings.
         """
         lasting = [item for item in self._config if item[0] not in ("round", _USAGES)]
         return hashlib.sha256(repr(lasting).encode()).hexdigest()
@@ -177,7 +177,7 @@ class RoundRequest:
 class SiteReply:
     """A site's reply: the site's public name and the released arrays.
 
-    A site sets `step` if the values of a vector are multiples of it. Otherwise, `step` is 0.
+    If `step` is not 0, the values of each vector are multiples of `step`.
     """
 
     site: str
@@ -185,7 +185,7 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return the arrays and the config. Vectors of multiples of `step` are packed as bytes."""
+        """Return the arrays and the config. If `step` is not 0, vectors are packed as bytes."""
         arrays: list[NDArray[Any]] = list(self.arrays)
         for place, array in enumerate(self.arrays if self.step else ()):
             packed = pack(array, self.step) if array.ndim == 1 else None

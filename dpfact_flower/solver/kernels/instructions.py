@@ -7,10 +7,10 @@ vectors emit LLVM's vector instructions, which LLVM translates for the processor
 
 The tuple `registers` contains one zero for each register of a vector. A tuple's length is part of
 its type, so numba compiles one kernel per padded rank, with unrolled loops. A place in memory is
-given by a `pointer` and an offset in values. Bounds are not checked. Passing a pointer
-costs no time, whereas numba counts an array's references at each call. A pointer does not keep its
-array alive, so take pointers only to a kernel's arguments. Operations accept a number in place of a
-vector, and use it for every value.
+given by a `pointer` and an offset, counted in values. Bounds are not checked. Passing a pointer
+costs no time. Passing an array costs time, because numba counts references at each call. A pointer
+does not keep its array alive, so take pointers only to a kernel's arguments. Operations accept a
+number in place of a vector, and use it for every value.
 """
 
 from collections.abc import Callable, Sequence
@@ -157,9 +157,9 @@ def total(_: Any, x: Any) -> Any:
 
 @_operation
 def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
-    """Return `sums` plus the products of the vector `x` with several numbers in memory.
+    """Return `sums` plus the products of the vector `x` with consecutive numbers in memory.
 
-    `sums` has room for one product per number, so its size determines how many numbers are read.
+    `sums` consists of one vector per number, so its size determines how many numbers are read.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -179,7 +179,7 @@ def outer(_: Any, start: Any, offset: Any, x: Any, sums: Any) -> Any:
 
 
 def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return the signature and the emitter of an operation on each register."""
+    """Return a signature, and an emitter that applies `emit_one` to each register in turn."""
     result = next(kind for kind in kinds if isinstance(kind, Vector))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

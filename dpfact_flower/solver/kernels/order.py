@@ -64,7 +64,7 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. Each yielded block holds row numbers in the factor stack, and
+    Zero cells are drawn from `model`. Blocks hold the visits' rows in the factor stack, and their
     counts. The count of a drawn cell is minus its weight, or 0 if the draw hits a non-zero cell.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
@@ -162,7 +162,7 @@ class _ZeroCells:
         )
 
     def weigh(self, rows: NDArray[np.int32], counts: NDArray[np.float32]) -> None:
-        """Replace the count -1 of each zero cell in a block with minus the cell's weight."""
+        """For each zero cell in a block, replace the count -1 with the cell's negated weight."""
         values = stacked_values(rows, self._sizes, np.zeros(rows.shape[1] + 1, np.int64))
         _weigh(counts, values, self.number * self._per_cell, self.number * self._of_model)
 
@@ -275,7 +275,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw a place from low..high-1 with row r of a table. `share` is a random number."""
+    """Draw one of the places low..high-1, using row r of a table. `share` is a random number."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

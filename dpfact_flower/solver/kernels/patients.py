@@ -94,8 +94,8 @@ def update_rows(
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
     """Allocate scratch memory for a block of `fibres` fibres.
 
-    In this order, the arrays hold each fibre's sum over the last mode, the rows of A and of the
-    MTTKRP, the columns of both, the gradients of a strip, and the Gram matrix.
+    The arrays hold, in order: each fibre's sum over the last mode, A's rows, the MTTKRP's rows,
+    the columns of A and of the MTTKRP, the gradients of a strip, and the Gram matrix.
     """
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (

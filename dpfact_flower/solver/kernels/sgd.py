@@ -47,9 +47,9 @@ class Step:
     """The parameters of gradient steps. A visit to a cell updates one row of each factor.
 
     `gamma` is the elastic weight. Visits to entries also pull rows towards the anchors, but visits
-    to zero cells do not. `clip` bounds the 2-norm of a visit's weighted data gradient for each row,
-    or is 0 for no bound. `floor` is the smallest value allowed in a factor: 0 or minus infinity.
-    The step of a patient's row is multiplied by `patients`, and the bound on this step is
+    to zero cells do not. For each row, `clip` bounds the 2-norm of a visit's weighted data
+    gradient. 0 means no bound. `floor` is the smallest value allowed in a factor: 0 or minus
+    infinity. The step of a patient's row is multiplied by `patients`, and the bound on this step is
     multiplied by the square root of `patients`.
     """
 
@@ -113,7 +113,7 @@ def _squares(
 
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Compile the loss's gradient into two kernels: for three modes, and for any number."""
+    """Compile the loss's gradient into two kernels: one for three modes, and one for any number."""
     gradient = inlined(loss.gradient)
 
     @compiled(loss.tag, **FAST)
@@ -214,7 +214,7 @@ def _move_three(
     registers: Registers, slices: Slices, factors: Pointer, a: int, b: int, c: int, for_a: Float,
     for_b: Float, for_c: Float, pulled_to: Pointer, shift: int, pull: Float, floor: Float,
 ) -> None:  # fmt: skip
-    """Update three rows at once. Each row moves along the product of the other two old rows."""
+    """Move three rows at once, each along the product of the old values of the other two rows."""
     for v in range(len(slices)):
         at = v * WIDTH * len(registers)
         x, y = load(registers, factors, a + at), load(registers, factors, b + at)
