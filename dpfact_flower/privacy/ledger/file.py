@@ -264,7 +264,7 @@ def head_file(ledger: Path) -> Path:
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the newest head from the note, or None if no note exists."""
+    """Return the newest head from the note, or None if none can be read."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(_MOST_BYTES_OF_A_HEAD).decode())
     return None
