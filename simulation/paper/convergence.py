@@ -132,7 +132,7 @@ def _glance(rows: Sequence[dict[str, Any]]) -> tuple[str, Table]:
     return (
         "The first number is the fit of the sites' own models. A fit of 1 explains all data, and a "
         "fit below 0 is worse than no model. The second number is the factor match with planted "
-        "phenotypes. Epsilon has the paper's values, 1.2 to 1.9.",
+        "phenotypes. Epsilon is 1.2 to 1.9, as in the paper.",
         Table(
             "at_a_glance",
             [

@@ -35,7 +35,7 @@ def section(plan: Plan, results: Results) -> Section:
     planted = [row for job in done for row in _planted(job, results[job])]
     return Section(
         "Column norms against mu",
-        "`relative-l21` is the weight `mu` divided by the norm of an average column of a site's "
+        "`relative-l21` is the weight `mu` divided by the average column norm of a site's "
         "patient factor. A value therefore means the same at sites of any size. The penalty "
         f"applies in the last {_ROUNDS // 2} of {_ROUNDS} rounds. A phenotype is off at a site if "
         "its column there is exactly zero.",

@@ -30,7 +30,7 @@ data. The CSV files contain all results.
 - **CP-ALS** and **SGD, centralised** use all patients' data in one place. **TRIP** is federated and
   adds no noise.
 - **DPFact (P-SGD)** is the paper's method, without noise (*w/o DP*) or with *the paper's noise*.
-  The paper's epsilon is for one entry of the tensor, and its proof does not hold.
+  The paper claims an epsilon per entry of the tensor, but its proof does not hold.
 - **DPFact (exact)** minimises the same objective with this package's solver, without noise.
 - **DPFact, patient mode (ours)** has an epsilon that is [proven](explanation/proof.md) for each
   patient."""

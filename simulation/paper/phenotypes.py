@@ -114,8 +114,8 @@ def _beside(data: Dataset, found: dict[str, Result], site: str, name: str) -> Ta
     rows = [{"cosine": None, **row} for row in rows]
     return Table(
         f"counterparts_{name}", [{"model": r.pop("model"), **r} for r in rows], {"cosine": 2},
-        f"the phenotype most specific to {site}, which has {100 * weight[column]:.0f} % of its "
-        "squared norm: the counterpart in each model, and its cosine with the model w/o DP",
+        f"counterparts, in each model, of the phenotype most specific to {site} "
+        f"({100 * weight[column]:.0f} % of its squared norm), with cosines to the model w/o DP",
     )  # fmt: skip
 
 
