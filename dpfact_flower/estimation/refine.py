@@ -4,11 +4,11 @@ Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` a
 ``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K is the Khatri-Rao
 product of the other modes' factors. Patient i has the factor a_i and the weight w_i. Without noise,
 the mode's best factor F minimises ``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the
-element-wise product of the other factors' Gram matrices. Processing the releases costs no privacy.
+element-wise product of the other factors' Gram matrices. Processing releases spends no budget.
 
 Each site is weighted by its estimated usage so that other sites' noise does not hide a phenotype
-that occurs at a single site. The update of the factor has the paper's elastic form. It minimises
-the pooled quadratic one column at a time, with a pull toward the previous global factor and a soft
+that occurs at a single site. As in the paper, the factor's update is elastic. It minimises the
+pooled quadratic one column at a time, with a pull toward the previous global factor and a soft
 threshold proportional to the noise.
 """
 
@@ -130,8 +130,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
-    The prior mean is a site's share of usage times a phenotype's total. The prior variance is the
-    squared deviation from this mean, less what noise of standard deviation `sigma` explains.
+    The prior mean is a site's share of all usage times a phenotype's total. The prior variance is
+    the squared deviation from this mean, minus the noise variance ``sigma**2``.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -151,8 +151,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
     A residual and its variance across patients both grow with usage. Therefore
     ``usage / (usage + noise)`` gives the best signal-to-noise ratio. With little noise, the weights
     are equal. With much noise, they form a matched filter. `noise` is the variance of the noise on
-    a column of a site's statistic. It is on the scale of usage, because residuals have norms up to
-    1.
+    a column of a site's statistic. It is comparable to usage, because residuals have norms up to 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -160,7 +159,7 @@ def site_weights(usage: Floats, noise: float) -> Floats:
 
 
 def _curvature(gram: Floats, energy: Floats, others: Floats, noise: float) -> Floats:
-    """Return a positive semi-definite Q, after setting entries of `gram` below the noise to 0."""
+    """Set entries of `gram` below the noise to 0, and return a positive semi-definite Q."""
     gram = np.where(gram < noise / ROOT2, 0.0, gram)
     np.fill_diagonal(gram, energy)
     with one_blas_thread:  # no result depends on the number of threads
@@ -207,8 +206,8 @@ class Average(NamedTuple):
 class RunningAverage:
     """A running average of each mode's releases, in which the earlier average has weight `share`.
 
-    Different rounds have independent noise. If noise limits refinement, factors move little. The
-    average then has the same signal as a single round, but less noise.
+    Different rounds have independent noise. If noise limits refinement, factors change little
+    between rounds. The average then has the same signal as a single round, but less noise.
     """
 
     def __init__(self, share: float) -> None:

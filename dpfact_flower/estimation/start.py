@@ -5,7 +5,7 @@ compares several candidates. A *random* candidate is first fitted to the sum of 
 and then to the separate matrices. A *grown* candidate gains factors where the residual is largest.
 Let P be the releases, and let z be fresh noise with the same standard deviation. Candidates are
 fitted to P + z / 2 and compared on P - 2 z, whose noise is independent. If a random candidate is
-best, its fit to the average of all candidates' models is a last candidate
+best, a last candidate starts from it and is fitted to the average of all candidates' models
 (docs/explanation/start.md).
 """
 
@@ -127,7 +127,7 @@ def _best_candidate(
     packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator,
     restarts: int,
 ) -> Model:  # fmt: skip
-    """Return the candidate that explains held-out data best or, without noise, fits best."""
+    """Return the candidate that best explains held-out data, or all data if there is no noise."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
@@ -175,7 +175,7 @@ def _see(
 def _with_fresh(
     packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    """Yield each release and its fresh noise. Use an `rng` in the same state to repeat it."""
+    """Yield each release and its fresh noise. An `rng` in the same state gives the same noise."""
     for own in packed:
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
@@ -188,7 +188,7 @@ def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_C
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """Fit the candidates' average, starting from `first`. The average overwrites `mean`."""
+    """Starting from `first`, fit a model to the candidates' average, which overwrites `mean`."""
     mean[:] = 0
     for F, d in models:
         for t, usage in enumerate(d):
@@ -233,7 +233,7 @@ _UNLIKE = 0.5
 
 
 def grown(sites: Sites, rank: int, noise: float, rng: np.random.Generator) -> Model | None:
-    """Add factors where the residual is largest. Return None if too few exceed the noise.
+    """Add factors where the residual is largest. Return None if fewer than `rank` exceed the noise.
 
     If all new factors of a step are below the threshold, the threshold is lowered for later steps.
     `noise` is the standard deviation of an entry's noise.
@@ -260,8 +260,8 @@ def greedy_init(
 ) -> Model:
     """Find unit f >= 0 and usages d >= 0 for which ``d_t f f^T`` best explains the residual.
 
-    The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return at least one and
-    at most `most` factors, which are dissimilar from each other, best first.
+    The threshold (as in `pair_fit.fit`) is lowered until a factor remains. Return between one and
+    `most` dissimilar factors, best first.
     """
     for share in _LOWERED:
         F, usage, gain = _power_iterations(sites, model, share * threshold, rng)
@@ -280,7 +280,7 @@ def _power_iterations(
 ) -> tuple[Floats, Floats, Floats]:
     """Return directions, usages and gains from power iterations that start in random directions.
 
-    One search per site starts with usage at that site only. `_TRIES` more start with equal usages.
+    `_TRIES` searches start with equal usages. One search per site starts with usage only there.
     """
     codes, count, _ = sites.shape
     usage = np.hstack([np.ones((count, _TRIES)), np.eye(count)])

@@ -1,7 +1,7 @@
 """Draw surrogate patients on the server from noisy co-occurrences.
 
 If patients have few codes, the factors that explain co-occurrences differ from the factors that
-explain the patients' data. Refinement would need tens of charged rounds to remove the difference,
+explain the patients' data. Refinement would need dozens of charged rounds to remove the difference,
 but a fit to surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical
 number of codes in each mode. The probability of drawing a code depends on the codes drawn before
 (naive Bayes). With a certain probability, two codes are treated as unrelated.
@@ -107,8 +107,8 @@ def code_counts(
     the block for mode n alone has mass ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass divided
     by the first, ``k_n = 1 + 2 (cross q)^2 k_m``.
 
-    If each entry's noise has standard deviation `raised`, each mass is shifted by its own standard
-    deviation, which raises the counts. Counts range from 1 to `_MOST_CODES`.
+    `raised` is the standard deviation of each entry's noise. Each mass is shifted by its own
+    standard deviation so that the counts increase. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -127,7 +127,7 @@ def code_counts(
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return how often each code is in a pair with another mode's code, and P(row | column)."""
+    """Return how often each code occurs with codes of other modes, and P(row | column)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):

@@ -251,8 +251,8 @@ def npmi(together: NDArray[np.float64], patients: int) -> NDArray[np.float64]:
     """Return the normalised pointwise mutual information of each pair of codes.
 
     It is 1 for codes that always occur together, 0 for independent codes, and -1 for codes that
-    never occur together. `together` counts the patients with both codes, and on its diagonal
-    the patients with each code.
+    never occur together. `together` counts the patients with both codes. Its diagonal counts the
+    patients with each code.
     """
     both = together / patients
     alone = np.diag(both)

@@ -1,4 +1,4 @@
-"""Comparison of finished runs: a table, a page, and the phenotypes that other runs found again.
+"""Comparison of finished runs: a table, a page, and the phenotypes that other runs also found.
 
 A phenotype that is found again with fresh noise, without noise, or in other data is unlikely to be
 an accident of one run. Only models are compared.
@@ -83,7 +83,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
 
 
 def protection(summary: Summary) -> str:
-    """Return a run's epsilon and the claim about how well it is proven, or ``without noise``."""
+    """Return a run's epsilon and the claim about its proof, or ``without noise``."""
     if summary.spent is None:
         return "without noise"
     return f"epsilon {rounded_up(summary.spent.epsilon)}, {summary.claim}"
@@ -217,7 +217,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
 
 
 def by_chance(ours: Dense, theirs: Dense) -> list[float]:
-    """Return each phenotype's `Pair.chance`, from matches with mixed-up phenotypes."""
+    """Compute each phenotype's `Pair.chance` by matching it with mixed-up phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):
         tied = tuple(np.roll(factor, mode * shift, axis=1) for mode, factor in enumerate(theirs))

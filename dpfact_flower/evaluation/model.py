@@ -1,4 +1,4 @@
-"""The global model of a run: its phenotypes, and scores of patients who are fitted to them.
+"""The global model of a run: its phenotypes, and patients' scores for these phenotypes.
 
 The run's noise, if any, protects the model. A table of memberships is not protected by noise. It is
 made from a site's own data, and stays at that site.
@@ -72,7 +72,7 @@ class Memberships:
 
     `patients` holds the site's own identifiers, or row numbers from 1, and `scores` has shape
     (patients, R). `without` is the number of patients who score 0 because they have none of the
-    model's codes. `missing` is the number of the model's codes that the site's lists lack.
+    model's codes. `missing` is the number of the model's codes that are not in the site's lists.
     """
 
     patients: tuple[str, ...]
@@ -115,7 +115,7 @@ def write_memberships(path: Path, by_site: Mapping[str, Memberships]) -> None:
 class GlobalModel:
     """The model that all sites of a run share: a float32 factor, (I_n, R), for each feature mode.
 
-    `vocabularies` list each factor's codes, one per row. `names` maps a phenotype's number, from 1,
+    `vocabularies` list the codes of each factor's rows. `names` maps a phenotype's number, from 1,
     to the name that a person gave it. `CodeRow` explains `false_discovery`.
     """
 
@@ -183,9 +183,9 @@ class GlobalModel:
     def memberships(self, site: SiteData) -> Memberships:
         """Fit a site's patients, old or new, to the phenotypes, which do not change.
 
-        (By contrast, ``dpfact site refit`` fits the site's own model.) Codes are matched by name. A
-        site's list may be longer or in a different order, and may lack some, but not all, of the
-        model's codes.
+        Unlike this method, ``dpfact site refit`` fits the site's own model. Codes are matched by
+        name. A site's list may be longer or in a different order, and may lack some, but not all,
+        of the model's codes.
         """
         if not isinstance(site, SiteData):
             raise DataError(
@@ -249,7 +249,7 @@ class GlobalModel:
 
 
 def pandas() -> Any:
-    """Import pandas. Raise a MissingDependencyError that says how to install it."""
+    """Import pandas, or raise a MissingDependencyError that says how to install pandas."""
     try:
         import pandas  # noqa: PLC0415 - optional, and slow to import
     except ImportError:

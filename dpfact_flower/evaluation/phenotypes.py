@@ -132,7 +132,7 @@ def _share(count: Count, patients: Count) -> float | str:
 
 
 def _guarded(count: Count, patients: Count) -> float | str | None:
-    """Return ``all`` for nearly all patients, None if there are no patients, or else `_share`."""
+    """Return None if there are no patients, ``all`` if `count` is nearly all, or else `_share`."""
     if not patients:
         return None
     return "all" if patients - count < SMALL <= count else _share(count, patients)
@@ -249,7 +249,7 @@ def _coefficients(
 
 
 def _obstacle(column: NDArray[np.floating[Any]], label: NDArray[np.float64]) -> str | None:
-    """Return why a phenotype has no coefficient, or None. `label` covers only its own patients."""
+    """Return why a phenotype has no coefficient. `label` covers only the phenotype's patients."""
     if np.ptp(column) == 0:
         return "all patients have the same score"
     if len(label) < SMALL:

@@ -1,8 +1,8 @@
 """Prediction of an outcome from phenotype scores, compared with predictions from codes alone.
 
 The number of a patient's codes alone predicts outcomes well, and even random factors predict a
-little. Therefore every AUC is shown next to the AUC of raw codes and the AUC of code volume on the
-same splits. Scores never leave a site, so only a simulation has an overall AUC.
+little. Every AUC is therefore shown next to two baselines on the same splits: raw codes and code
+volume. Scores never leave a site, so only a simulation has an overall AUC.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,7 +97,7 @@ def split_scores(
     """For each group of patients, return the AUC on the test patients of each split.
 
     `model` returns a new scikit-learn classifier, which is trained and tested on one group's
-    patients. Groups with fewer than `least` patients of either label are left out.
+    patients. Only groups with at least `least` patients in each class are used.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
     scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
@@ -147,7 +147,7 @@ def plain_regression() -> Any:
 def training_masks(
     strata: NDArray[np.int64], train: float, splits: int, seed: int
 ) -> Iterator[NDArray[np.bool_]]:
-    """Yield a mask of the training patients of each split, with the same share from each stratum.
+    """For each split, yield a mask of the training patients: the same share of each stratum.
 
     Unlike in scikit-learn's stratified splits, a stratum may have a single patient.
     """

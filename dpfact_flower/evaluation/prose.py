@@ -125,7 +125,7 @@ def _title(rows: Rows, common: set[tuple[str, str]]) -> str:
 
 
 def _either(names: Sequence[str], most: int) -> str:
-    """Join names: ``a``, ``a or b`` or, if there are more than `most`, ``a, b or others``."""
+    """Join names as in ``a, b or c``, or as in ``a, b or others`` if there are more than `most`."""
     parts = list(names) if len(names) <= most else [*names[:most], "others"]
     return " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
@@ -136,7 +136,7 @@ def _either(names: Sequence[str], most: int) -> str:
 def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str) -> str:
     """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have at least one``.
 
-    `words` holds each phenotype's `certainty`. `unit` names the data's rows, such as patients.
+    `words` are the results of `certainty`. `unit` names the data's rows, such as patients.
     """
     parts = [f"{counted(rank)} pattern{'' if rank == 1 else 's'}"]
     if any(words):
@@ -290,7 +290,7 @@ def headline(summary: Summary) -> list[tuple[str, str]]:
 
 
 def uninformative_message(summary: Summary) -> str:
-    """Return a warning with remedies if the model learned nothing, or an empty string."""
+    """Return a warning with remedies, or an empty string if the model learned something."""
     measured = summary.measured
     if measured is None or not measured.is_uninformative:
         return ""
@@ -302,7 +302,7 @@ def uninformative_message(summary: Summary) -> str:
 
 
 def _promise(summary: Summary) -> str:
-    """Describe a run's privacy by epsilon, delta and `claim`. Epsilon is never rounded down."""
+    """Describe a run's privacy: epsilon, delta and `claim`. Epsilon is never rounded down."""
     spent = summary.spent
     if spent is None:
         return summary.claim

@@ -1,4 +1,4 @@
-"""Chart reviews, which test a phenotype against patients' charts, and other sheets to fill in.
+"""Test phenotypes by chart review, and read the sheets that people fill in.
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
@@ -90,7 +90,7 @@ class Tally:
 
     @property
     def public_share(self) -> tuple[float, int] | tuple[None, None]:
-        """Confirmed share in tenths and number of charts, or (None, None) below ten charts."""
+        """Confirmed share in tenths and number of charts, both None if there are fewer than ten."""
         if self.charts < _LEAST_CHARTS:
             return None, None
         return round(self.yes / self.charts, 1), self.charts
@@ -190,7 +190,7 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 
 
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
-    """Record a sheet's decision in ``names.toml``, and each share of at least ten charts."""
+    """Record a sheet's decision and each `public_share` in ``names.toml``."""
     rank = GlobalModel.read(folder).rank
     if found.decision == "name":
         if not found.name:
@@ -204,7 +204,7 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
 def _chosen(
     scores: NDArray[np.floating[Any]], patients: int, rng: np.random.Generator
 ) -> tuple[list[int], list[bool]]:
-    """Choose patients in random order. Return their rows, and which rows are near the threshold."""
+    """Choose patients in random order. Return their rows, and a mask of rows near the threshold."""
     order = rng.permutation(len(scores))  # breaks ties at random
     order = order[np.argsort(-scores[order], kind="stable")]
     have = int(has_phenotype(scores).sum())

@@ -103,7 +103,7 @@ def summarise(
 
 
 def _exchange(coordinator: Coordinator) -> Exchange:
-    """Return the run's traffic, and what the DPFact paper and TRIP would send in as many rounds.
+    """Return the run's traffic, and what the DPFact paper and TRIP would send in these rounds.
 
     Both methods send all feature factors as float64 in both directions, without overhead. In TRIP
     (consensus ADMM), a site also sends the multipliers of its constraints.
@@ -187,7 +187,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
 ) -> tuple[Measured, SharedPhenotypes]:
-    """Return the measures. Return the phenotype tables too, unless the model is only noise."""
+    """Return measures and phenotype tables. If the model is only noise, the tables are empty."""
     watch("measuring", 0.0)
     give_back()  # memory that the rounds used
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
@@ -255,9 +255,9 @@ def measure(
 def shared_error(
     tensors: Iterable[SparseTensor], features: Factors, *, nonnegative: bool = True
 ) -> SquaredError:
-    """Return the squared error over all patients after each is refitted to the shared features.
+    """Return the total squared error after every patient is refitted to the shared features.
 
-    The fit of a small site's own model is mostly chance. It cannot be compared with the fit of
+    A small site's own model owes its fit mostly to chance. This fit cannot be compared with that of
     systems whose sites share all feature factors. The `tensors` must be scaled as in the run.
     """
     errors = []
@@ -299,7 +299,7 @@ def _some(
 
 
 def _unpredicted(sites: Sequence[SiteData]) -> OutcomePrediction:
-    """Return a prediction without figures, because readers would trust an AUC of noise."""
+    """Return a prediction without figures, because readers would trust an AUC made from noise."""
     groups = tuple(GroupAUC(site.name, len(site), reason=UNINFORMATIVE) for site in sites)
     everybody = GroupAUC("overall", sum(map(len, sites)), reason=UNINFORMATIVE)
     return OutcomePrediction(everybody, groups, 0, 0.0)

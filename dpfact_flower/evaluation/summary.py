@@ -1,7 +1,7 @@
 """The result of a run: the content of ``summary.json``, with nearly all keys on one level.
 
-Each key is a field of a class in this module. If no value of a class is known, the file sets its
-first keys to null and omits the others.
+Each key is a field of a class in this module. If no value of a class is known, the file contains
+null for the first keys of the class and omits its other keys.
 """
 
 from collections.abc import Mapping
@@ -117,7 +117,7 @@ class AUC:
 
 @dataclass(frozen=True)
 class GroupAUC:
-    """How well an outcome is predicted for labelled patients of one site, or of all (``overall``).
+    """How well an outcome is predicted for labelled patients of a `group`: a site, or ``overall``.
 
     `memberships` predicts from a patient's scores, `raw_codes` from the set of codes, and `volume`
     from the sum of counts. The last two are baselines. `reason` explains missing figures.
@@ -188,9 +188,9 @@ class Summary:
     """The result of a run. `name` is the name of the cohort or, in a deployment, of the job.
 
     `sites` counts the sites whose releases were used, and `rounds` counts the rounds that updated
-    the model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. `false_discovery`
-    holds each phenotype's probability of not occurring in other patients, if known. Without noise
-    there is no `spent`, and in a deployment there is no `measured`.
+    the model. A row of the data is one `row_unit`: ``patient`` or ``discharge``. If known,
+    `false_discovery` holds the probability that each phenotype is absent in other patients. Without
+    noise there is no `spent`, and in a deployment there is no `measured`.
     """
 
     name: str

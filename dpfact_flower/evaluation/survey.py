@@ -139,7 +139,7 @@ Lists = Mapping[int, Mapping[str, Codes]]
 
 
 def _items(model: GlobalModel, most: int, rng: np.random.Generator) -> tuple[Item, ...]:
-    """Return real and made-up items in random order. The extra item of an odd number is real."""
+    """Return real and made-up items in random order. If the total is odd, one more is real."""
     lists = {
         number: {
             mode: tuple((row.code, row.description) for row in rows)

@@ -1,8 +1,8 @@
 """Tables of phenotypes: the contents of ``phenotypes.json`` and ``beside.json``.
 
 A share of patients is a number, or None if patients were not counted. A word replaces a number that
-would reveal a count below ten: ``<10`` for fewer than ten patients, ``all`` for all patients or all
-but a few, and ``hidden`` if a small count would follow from this and other numbers.
+would reveal a count below ten. ``<10`` means fewer than ten patients. ``all`` means all or nearly
+all patients. ``hidden`` means that a small count would follow from this and other numbers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ Share = float | str | None
 class CodeWeight:
     """A code in a phenotype. `weight` is the code's share of the total weight in its mode.
 
-    A code's frequency is `observed` in the phenotype's patients and `everybody` in all patients.
+    `observed` is the code's frequency in the phenotype's patients, and `everybody` is its frequency
+    in all patients.
     """
 
     code: str
@@ -108,9 +109,9 @@ class SharedPhenotypes:
 class Pair:
     """A phenotype's number, its partner's number in another run, and the similarity of the two.
 
-    `match` is the product of the two phenotypes' cosines in all modes. `fair` is the product for
-    cosines of 0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes, whose
-    modes come from different phenotypes of the other run. Frequent codes alone can reach it.
+    `match` is the product of the cosines in all modes. `fair` is the product if every cosine is
+    0.85. `chance` is the 95th percentile of matches with mixed-up phenotypes. Their modes come from
+    different phenotypes of the other run. Frequent codes alone can cause such matches.
     """
 
     number: int

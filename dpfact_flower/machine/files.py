@@ -21,7 +21,7 @@ _WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` when complete. A crash leaves the old file or the new one.
+    """Open a file that replaces `path` when complete. A crash never leaves `path` incomplete.
 
     The content is on the disk before the file gets its name, so the file survives a power failure.
     Without `durable`, writes do not wait for the disk.
@@ -141,7 +141,7 @@ def _fill(handle: int, folder: Path, size: int) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn disk errors into a StateError with the folder and the reason, but without data."""
+    """Turn disk errors into a StateError that names the folder and the reason, but no data."""
     try:
         yield
     except OSError as error:
@@ -252,7 +252,7 @@ def check_way(folder: Path) -> None:
 
 
 def _lets_move(above: os.stat_result, writers: int) -> bool:
-    """Return whether a mode bit in `writers` lets users replace a folder inside `above`."""
+    """Return whether any of the mode bits `writers` lets users replace a folder inside `above`."""
     # With the sticky bit, as in /tmp, users can only move their own files.
     return bool(above.st_mode & writers) and not above.st_mode & stat.S_ISVTX
 

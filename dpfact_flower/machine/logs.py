@@ -47,7 +47,7 @@ def use_flower_handler() -> None:
 
 
 def in_one_line(record: logging.LogRecord) -> bool:
-    """Reduce this package's own errors in Flower's log to one line without a traceback."""
+    """In Flower's log, show this package's own errors on one line without a traceback."""
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, DPFactError):
         record.msg, record.args = f"{record.getMessage()}: {error}", ()

@@ -32,12 +32,12 @@ def memory_used() -> int:
 
 
 def hold_beside(held: int) -> None:
-    """Record how many bytes another process, under the same limit, holds for this process."""
+    """Record how many bytes another process holds for this process, under the same memory limit."""
     _beside[0] = held
 
 
 def give_back() -> None:
-    """Give the system back the memory that glibc keeps after large arrays are freed."""
+    """Return to the system the memory that glibc keeps after large arrays are freed."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 

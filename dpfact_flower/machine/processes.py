@@ -79,7 +79,7 @@ def listeners(host: str, port: int) -> list[Listener] | None:
 
     Return None for other addresses, and if the sockets are not visible, for example in another
     container. Return an empty list if one of the host's addresses has no listener, because any
-    process could listen there.
+    process could start to listen there.
     """
     try:
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

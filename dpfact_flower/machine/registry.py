@@ -12,9 +12,9 @@ _Thing = TypeVar("_Thing")
 class Registry(Generic[_Thing]):
     """A registry that finds objects by the names in a config.
 
-    `find` searches three places in order: this package's own objects (`known`, with reserved
-    names), the objects that this process registered, and installed packages' entry points in
-    `group`.
+    `find` first searches this package's own objects (`known`), whose names are reserved. It then
+    searches the objects that this process registered, and finally the entry points that installed
+    packages have in `group`.
     """
 
     def __init__(self, what: str, group: str, **known: _Thing) -> None:

@@ -1,4 +1,4 @@
-"""Compute independent parts of one computation in threads, without any effect on the result.
+"""Run independent parts of a computation in threads without affecting the result.
 
 The division into parts never depends on the number of threads, and results are collected in a fixed
 order. The number of threads therefore affects only the running time.
@@ -39,8 +39,8 @@ def thread_count() -> int:
 class _OneBlasThread(AbstractContextManager[None]):
     """A context in which BLAS uses one thread.
 
-    The setting is global, so the last thread that leaves the context restores it. OpenBLAS may
-    ignore settings from a second thread, so enter this context before you start other threads.
+    The setting is global, so the last thread to leave the context resets it. OpenBLAS may ignore
+    settings from a second thread, so enter this context before you start other threads.
     """
 
     def __init__(self) -> None:

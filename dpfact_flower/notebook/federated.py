@@ -52,11 +52,11 @@ def federate(
     vocabularies, window_days
         See `as_cohort`.
     out : path, optional
-        Folder for the run's files. Without `out`, the run is only in memory until `Run.save`.
+        Folder for the run's files. Without `out`, only `Run.save` writes the run to a folder.
     state_dir : path, optional
         Folder for each site's ledger and own factors. Without `state_dir`, the ledgers are deleted
-        after the run, so they cannot limit later runs. With `state_dir`, give `max_epsilon` too
-        and, in patient mode, `patients`.
+        after the run, so they cannot limit later runs. With `state_dir`, a private run needs
+        `max_epsilon`. In patient mode it also needs `patients`.
     max_epsilon : float
         Limit on each site's epsilon over all runs with this `state_dir`. A run that would exceed
         the limit is refused before any patient's data is read. 0 means no limit.
@@ -165,9 +165,9 @@ def as_cohort(
     ----------
     given : Cohort, one site, sequence of sites, or mapping of name to site
         A site is a `SiteData`, a `SparseTensor`, a scipy.sparse matrix, a pyttb.sptensor, a
-        sparse.COO or an array, with patients as the first mode. It can also be a DataFrame with a
-        row per patient and a column per code, or a DataFrame of events (see `frames`). Events with
-        a column ``site`` are split into sites. Sites without names become ``site-1`` and so on.
+        sparse.COO or an array. Patients are the first mode. It can also be a DataFrame with a row
+        per patient and a column per code, or a DataFrame of events (see `frames`). Events with a
+        column ``site`` are split into sites. Sites without names become ``site-1`` and so on.
     vocabularies : sequence of Vocabulary, optional
         Public code lists, one per feature mode. By default, the codes of tensors are numbers, and
         the codes of events are those in the data. A private run then reveals these codes, which its

@@ -90,7 +90,7 @@ class Run:
 
     @property
     def guarantee(self) -> str:
-        """How the patients are protected, and how well this is proven, in words."""
+        """Text that says how the patients are protected, and how well this is proven."""
         return dict(headline(self.summary))["privacy"]
 
     @property
@@ -138,7 +138,7 @@ class Run:
         return pandas().DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
-        """Return the run with a new name for a phenotype, or none if `name` is empty.
+        """Return the run with a new name for a phenotype. An empty `name` removes the old name.
 
         The run folder, if any, is changed too.
         """

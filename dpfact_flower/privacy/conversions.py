@@ -1,8 +1,8 @@
 """Compute the cost of Gaussian releases in zCDP, RDP and Gaussian DP, and convert costs to epsilon.
 
-Costs are exact for full-batch Gaussian noise, and for the neighbours that the sensitivity assumes.
-Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath & Steinke
-2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
+Costs are exact for full-batch Gaussian noise, under the neighbouring relation that the sensitivity
+assumes. Sources: Bun & Steinke 2016 (zCDP; the paper's Propositions 2.7 to 2.9), Canonne, Kamath &
+Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact Gaussian DP).
 """
 
 import math
@@ -53,7 +53,7 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 
 def compose_serial(rhos: Iterable[float]) -> float:
-    """Return the total cost of releases, possibly chosen adaptively, from the same data."""
+    """Return the total cost of releases from the same data. Releases may be chosen adaptively."""
     costs = [positive("rho", rho) for rho in rhos]
     if not costs:
         raise SettingsError("events: nothing was released, so there is nothing to account for")
@@ -107,7 +107,7 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
-    """Return the exact minimum of epsilon for a mu-Gaussian-DP release at `delta`."""
+    """Return the exact smallest epsilon of a mu-Gaussian-DP release at `delta`."""
     size, log_delta = positive("mu", mu), -log_of_inverse(delta)
     if log_delta_gaussian(size, 0.0) <= log_delta:
         return 0.0

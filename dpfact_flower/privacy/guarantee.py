@@ -1,6 +1,6 @@
 """The privacy guarantee for all of a site's releases, with an epsilon from each accountant.
 
-The guarantee holds only if no mechanism exceeds the sensitivity that its events state.
+The guarantee holds only if no mechanism exceeds the sensitivity stated in its events.
 """
 
 import math
@@ -214,5 +214,5 @@ NOT_COVERED: tuple[str, ...] = (
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text with the name of what each row describes, such as "discharge"."""
+    """Replace "patient" in a text with the unit of a row, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

@@ -8,7 +8,7 @@ row counts toward it, in any job and with any data.
 *Durability.* `Ledger.charge` returns only after one transaction has put the row, events and bytes
 on the disk. With a rollback journal (journal_mode DELETE), the ledger is a single file between
 transactions, and a copy of this file is complete. Deleting the journal commits the transaction.
-Only ``synchronous=EXTRA`` ensures that a power loss cannot undo the deletion and therefore the
+Only ``synchronous=EXTRA`` ensures that a power loss cannot undo the deletion and, with it, the
 charge. A new ledger file gets its name only when it is complete, so an empty or truncated file
 always means damage. In a simulation (`durable` False), the operating system decides when to write.
 

@@ -209,7 +209,7 @@ def create_ledger(path: Path) -> None:
 
 
 def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
-    """Connect to an existing ledger without ever creating one."""
+    """Connect to an existing ledger. Never create one."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw",
         uri=True,

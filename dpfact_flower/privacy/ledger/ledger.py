@@ -33,7 +33,7 @@ from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, replay
 class Ledger:
     """A site's open ledger, which must be closed or used as a context manager.
 
-    If a hash is wrong, every method that reads the ledger, except `verify`, raises an error.
+    If a hash is wrong, all methods that read the ledger raise an error, except for `verify`.
 
     With `create`, a missing ledger is created. The caller must be sure that none ever existed,
     because a new ledger has its whole budget left. With `durable`, `charge` waits for the disk.
@@ -60,7 +60,7 @@ class Ledger:
         self.close()
 
     def close(self) -> None:
-        """Close the file. All charges are already on the disk."""
+        """Close the file. Every charge has already been written to it."""
         self._connection.close()
 
     # --- Answers ----------------------------------------------------------------------------------
@@ -122,9 +122,9 @@ class Ledger:
         Return the new head for the site's log. The ledger keeps the bytes of charged releases, but
         only a hash of shares and of uncharged bytes. After an exception, nothing may be sent. A
         late disk failure may leave the row behind, which wastes budget. Recording the same release
-        again has no effect. Refuse a past round, data that has changed within the job, and a
-        different release for a round already recorded. After `count`, refuse any new release if
-        another process has charged since then.
+        again has no effect. Refuse a release if its round is past, if the data has changed within
+        the job, or if a different release is recorded for the round. Refuse any new release if
+        another process has made a charge since `count` was called.
 
         `terms` is the digest of the settings that must not change within a job. `last_look` is
         called just before the commit. If it raises an exception, nothing is charged.
@@ -181,7 +181,7 @@ class Ledger:
         return problems
 
     def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Add readable rows to `rows`. Yield each problem that leaves the spent budget unknown."""
+        """Append valid rows to `rows`. Yield each problem that leaves the spent budget unknown."""
         previous = START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
