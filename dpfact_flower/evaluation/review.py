@@ -2,7 +2,8 @@
 
 A review's sheet (CSV) and page (HTML) list individual patients in random order. A separate key
 holds the patients' scores. No privacy guarantee covers these files, so they must stay at the
-hospital. Only the decision and rounded shares are written into the run folder.
+hospital. The run folder gets only the decision, a name, and for ten or more charts their number and
+the rounded share.
 """
 
 import csv
