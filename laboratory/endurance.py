@@ -2,8 +2,8 @@
 
 A SuperLink and hospitals run on loopback as separate processes, as in docs/how-to/deploy.md. For
 the given time, they carry out pairs of simultaneous runs without noise. Four times a minute, the
-program measures the processes' resources. At the end, it prints the growth per hour for all
-processes that existed from the first run to the end, and for the one whose memory grew most.
+program measures the processes' resources. At the end, it prints the growth per hour of all
+processes that existed throughout. The one whose memory grew most is also shown alone.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def pair_of_runs(made: Deployment, number: int, nodes: int, rounds: int) -> Iter
 
 
 def main() -> int:
-    """Print progress and growth. Return 1 if a run failed or a lasting process ended."""
+    """Print progress and growth. Return 1 if a run failed or a process ended too early."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.endurance", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=60.0)

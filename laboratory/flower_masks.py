@@ -2,8 +2,8 @@
 
     python -m laboratory.flower_masks
 
-Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. A key that two
-sites agree on is base64 text, whose bytes all have the top bit 0, so only 28 bits of the seed can
+Flower folds a key of any length into a seed of 32 bits for NumPy's `RandomState`. Two sites agree
+on a key of base64 text. The top bit of each of its bytes is 0, so only 28 bits of the seed can
 differ. So there are only 2^28 masks, whatever the length of the key.
 `dpfact_flower.privacy.secure_sum` therefore makes its own masks. No run needs this program.
 """
@@ -44,7 +44,7 @@ def shared_key() -> bytes:
 
 
 def hours_for_all(bits: int, tried: int = 2000) -> float:
-    """Estimate the core hours that it takes to draw the first values of every seed."""
+    """Estimate the core hours needed to draw the first values of every seed."""
     began = time.process_time()
     for seed in range(tried):
         np.random.RandomState(seed).randint(0, 2**32 - 1, 4, dtype=np.int64)

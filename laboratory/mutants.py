@@ -91,7 +91,7 @@ class Mutant(NamedTuple):
 
 
 def sample(root: Path, rooms: Sequence[Path], size: int, seed: int) -> tuple[list[Mutant], int]:
-    """Draw mutants. Also return the number of places in the code that can be mutated."""
+    """Return drawn mutants, and the number of places in the code that can be mutated."""
     modules = sorted(p.relative_to(root) for room in rooms for p in (root / room).rglob("*.py"))
     with use_db(root / "mutants.sqlite", WorkDB.Mode.create) as session:
         init(modules, session, {})
@@ -133,7 +133,7 @@ def mutant_of(root: Path, spec: MutationSpec) -> Mutant | None:
 def says_the_same(source: str, mutated: str) -> bool:
     """Return True if two modules run the same code or if the second is not a valid program.
 
-    Annotations, log calls, compilation of kernels and kinds of parameters are ignored.
+    Annotations, log calls, compiling decorators and ``/`` or ``*`` between parameters are ignored.
     """
     try:
         one, two = (ast.dump(_Bare().visit(ast.parse(text))) for text in (source, mutated))

@@ -162,7 +162,7 @@ def paper_solver(rank: int, **changes: Any) -> SolverSettings:
 def paper_mode(
     cohort: Cohort, rank: int, epsilon: float, *, delta: float = 1e-5, seed: int = 0
 ) -> Factors:
-    """Run DPFact with its own noise. It claims `epsilon` for an entry, but this is not proven."""
+    """Run DPFact with its own noise. Its `epsilon` is claimed for one entry, but not proven."""
     privacy = PrivacySettings(privacy="paper", epsilon=epsilon, delta=delta)
     rounds = RunSettings(rounds=40, seed=seed, elastic_step=1 / len(cohort.sites))
     return run(cohort, paper_solver(rank), privacy, rounds)

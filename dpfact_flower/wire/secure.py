@@ -1,4 +1,4 @@
-"""The stages of secure sums in a round's request.
+"""The part of a request that names the stage of a secure sum.
 
 The stage `keys` happens once per job, `sum` once per release, and `open` only if lost sites are
 allowed. The stage does not change the requested release, so a request's digest leaves it out.

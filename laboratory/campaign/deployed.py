@@ -129,7 +129,7 @@ class Deployment:
         return {node["node-id"]: node["status"] for node in answer["nodes"]}
 
     def await_all(self) -> None:
-        """Wait until all hospitals are online, and restart services meanwhile."""
+        """Wait until all hospitals are online. Until then, restart services that end."""
 
         def are() -> bool:
             self.look()

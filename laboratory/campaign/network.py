@@ -207,7 +207,7 @@ def _full() -> None:
 
 
 def _altered(message: Message) -> Message:
-    """Return the request with an unknown protocol version."""
+    """Return a copy of the request with an unknown protocol version."""
     asked = records.read_request(message)
     config = {**asked.config, "protocol": 99}
     other = Message(

@@ -1,4 +1,4 @@
-"""One run between real processes that are killed, stopped or ended, and checks of the outcome."""
+"""Run real processes that are killed, stopped or ended during the run, and check the outcome."""
 
 import os
 import random
@@ -57,7 +57,7 @@ _CLOCK_SECONDS = 2.0
 class Blow:
     """A signal to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
-    It is due `delay` seconds after the ledgers have `after` answers in total. If the process does
+    It is due `delay` seconds after the ledgers together hold `after` answers. If the process does
     not exist then, the signal waits for it. A stopped process continues after some seconds.
     """
 

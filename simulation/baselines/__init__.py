@@ -1,4 +1,4 @@
-"""The systems that DPFact is compared with, run on a cohort in this process.
+"""Systems that DPFact is compared with. Each fits a cohort within this process.
 
 Every system starts from DPFact's initial factors, fits the same tensor and yields a `Snapshot` per
 round, so all systems are measured in the same way.

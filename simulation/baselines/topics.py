@@ -58,9 +58,9 @@ def private_spectral_lda(
     """Fit private spectral LDA to pooled patients.
 
     The guarantee (epsilon, delta) is proven for adding or removing a patient. Two Gaussian releases
-    each use half of the budget. The first sums pairs of codes. Scaling each patient's codes to norm
-    1 bounds its sensitivity. The second sums triples, projected onto the directions found by the
-    first. Each patient's triples are clipped. The number of patients is public.
+    each use half of the budget. The first sums pairs of codes, with each patient's codes scaled to
+    norm 1 to bound the sensitivity. The second sums triples, projected onto the directions found by
+    the first. Each patient's triples are clipped. The number of patients is public.
     """
     source = Noise.from_os()
     x = _presence(cohort)
@@ -92,7 +92,7 @@ def _pairs(x: scipy.sparse.csr_array) -> NDArray[np.float64]:
 def _whitening(
     pairs: NDArray[np.float64], rank: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return one matrix that whitens the pairs to `rank` directions, and one that maps back."""
+    """Return a matrix that whitens the pairs to `rank` directions, and one that undoes this."""
     values, vectors = np.linalg.eigh(pairs + pairs.T)
     root = np.sqrt(np.maximum(values[-rank:], 1e-9))
     return vectors[:, -rank:] / root, vectors[:, -rank:] * root
@@ -131,7 +131,7 @@ def _symmetric(moment: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _power_method(moment: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    """Find R leading directions of a symmetric R x R x R tensor, one after another."""
+    """Find the R leading directions of a symmetric R x R x R tensor, one by one."""
     left, found = moment.copy(), []
     for _ in range(len(moment)):
         v = rng.normal(size=(len(moment), _STARTS))

@@ -12,7 +12,7 @@ constraints and no privacy. A site sends F_t and H_t, which is twice as much as 
 
 The server does not need H_t. The multipliers of all sites add up to zero after the server's step.
 From the second round on, the server's mean is therefore the mean of F_t alone. With
-`multipliers=False`, sites keep their multipliers, and the results are the same up to rounding.
+`multipliers=False`, sites do not send their multipliers. The results are the same up to rounding.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def site_round(
     consensus : tuple of (I_n, R) ndarrays of float32
         The server's factors, one per feature mode.
     omega : float
-        Penalty of ADMM, above 0; the same at every site.
+        The ADMM penalty. It is above 0 and the same at every site.
     """
     multipliers = tuple(
         H + np.float32(omega) * (F - mean)

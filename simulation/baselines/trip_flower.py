@@ -35,7 +35,7 @@ _STATE = "trip"
 
 
 class TripClient(NumPyClient):
-    """A site of TRIP.
+    """A TRIP site.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class TripClient(NumPyClient):
 
 
 def trip_app(client_fn: Callable[[Context], TripClient]) -> ClientApp:
-    """Return the ClientApp of TRIP's sites."""
+    """Return the ClientApp for TRIP's sites."""
     app = ClientApp()
 
     @app.train()
@@ -102,7 +102,7 @@ class Trip(TrainOnlyStrategy):
     consensus : tuple of ndarray of float32
         The initial factors, one per feature mode.
     omega : float
-        Penalty of ADMM, above 0.
+        The ADMM penalty, above 0.
     multipliers : bool
         Whether sites send their multipliers, as in the published method.
 
@@ -213,8 +213,8 @@ def trip(
     Yields
     ------
     Snapshot
-        After each round. A site's patient factor is the least-squares solution for its own
-        features.
+        After each round. A site's patient factor is the least-squares solution, given the site's
+        own feature factors.
     """
     tensors = site_tensors(cohort, solver)
     consensus = start(cohort, solver, seed)[0][1:]

@@ -80,7 +80,7 @@ def main(inputs: Path) -> None:
 
 
 def _packed(table: dict[str, str]) -> bytes:
-    """Return compressed lines, each without the prefix that it shares with the previous line.
+    """Return the compressed table. Each line omits the prefix it shares with the previous line.
 
     All codes come first, then all names. Dropping the prefixes halves the size of the file.
     """

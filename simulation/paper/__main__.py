@@ -58,13 +58,13 @@ def run(
         Keys of `EXPERIMENTS`.
     out : Path
     where : Path or None
-        Second location for the page.
+        Path of a second copy of the page, if wanted.
     limit : int, optional
         Maximum number of fits to compute in this run. Fits from earlier runs are always shown.
     processes : int
         Number of fits to compute at the same time. The results do not depend on it.
     code : str
-        If given, show the existing fits of the code with this digest, and compute none.
+        If given, show the existing fits of the code with this digest. No fit is computed.
     """
     began = time.perf_counter()
     jobs = wanted(plan, experiments)
@@ -103,10 +103,10 @@ def shown(plan: Plan, experiments: Sequence[str], results: Results) -> list[Sect
 
 
 def wanted(plan: Plan, experiments: Sequence[str]) -> list[Job]:
-    """Return each fit of the given experiments once, in the order in which fits are computed.
+    """Return the fits of the given experiments, without repeats, in the order of computation.
 
-    Large data sets come last, and small seeds first, so even an interrupted run has fits for every
-    experiment. Each fit has the measures for all experiments, whichever experiments are chosen.
+    Large data sets come last. Otherwise, low seeds come first, so even an interrupted run has fits
+    for every experiment. Each fit carries the measures of all experiments, even those not given.
     """
     by_fit = merged(job for module in EXPERIMENTS.values() for job in module.jobs(plan))
     asked = dict.fromkeys(job.fit for name in experiments for job in EXPERIMENTS[name].jobs(plan))

@@ -18,7 +18,7 @@ _CHOSEN = (
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return one job per data set, which describes the data."""
+    """Return one job per data set. Each describes its data."""
     return [_job(data) for data in plan.sets(plan.names)]
 
 

@@ -41,7 +41,7 @@ def _private(plan: Plan, data: Dataset, system: str, epsilon: float) -> list[Job
 
 
 def jobs(plan: Plan) -> list[Job]:
-    """Return the jobs: fits without noise, nulls, and every private system at every epsilon."""
+    """Return jobs: noiseless fits, fits to shuffled patients, and private fits at each epsilon."""
     found = []
     for data in plan.sets(plan.epsilon):
         found += [_reference(plan, data, seed) for seed in _REFERENCES]
@@ -202,7 +202,7 @@ def _told(rows: list[dict[str, Any]], system: str) -> str:
 
 
 def _empty(rows: list[dict[str, Any]]) -> str:
-    """Describe models with the paper's noise that have a high FMS but explain almost nothing."""
+    """If models with the paper's noise have a high FMS but explain almost nothing, say so."""
     empty = [
         row
         for system in ("paper", "paper-small")

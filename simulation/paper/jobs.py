@@ -99,7 +99,7 @@ class Result:
     Attributes
     ----------
     values : dict
-        All values that are exactly the same if the job is repeated.
+        All values that repeating the job reproduces exactly.
     seconds : float
         Computing time, excluding measurements.
     shared : tuple of ndarray of float32

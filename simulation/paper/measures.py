@@ -2,7 +2,7 @@
 
 Death is predicted by logistic regression on 60 % of the patients and scored on the others. The
 splits depend only on the data set, so two systems can be compared split by split. No factorisation
-sees a label, and the scaling of predictors is fitted on the training patients.
+sees a label. The training patients determine how predictors are scaled.
 """
 
 from collections.abc import Sequence

@@ -109,7 +109,7 @@ def _write(
 
 
 def _verdict_lines(sections: Sequence[Section], files: str) -> list[str]:
-    """The claims with their verdicts, and the summary tables of sections."""
+    """Return the page's lines with the verdicts on all claims, and the sections' summary tables."""
     lines = ["## Verdicts", ""]
     verdicts = _verdicts(sections)
     if verdicts:

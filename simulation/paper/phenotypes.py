@@ -1,4 +1,4 @@
-"""Tables of leading phenotypes, and of one site's phenotype in models with and without noise."""
+"""Tables of leading phenotypes. The last shows one site's phenotype with and without noise."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def jobs(plan: Plan) -> list[Job]:
 
 
 def section(plan: Plan, results: Results) -> Section:
-    """Return tables of the leading phenotypes, and of the most site-specific one in each model."""
+    """Return tables of leading phenotypes, and one that compares a phenotype across models."""
     tables = []
     for data in plan.sets(plan.phenotypes):
         jobs_of = {system: _job(plan, data, system) for system in _MODELS}

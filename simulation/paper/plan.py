@@ -20,7 +20,7 @@ class Plan:
     seeds, seeds_large : int
         Numbers of initialisations in the convergence figure, for small and for `LARGE` data sets.
     rounds, iterations : int
-        Federated rounds; iterations of CP-ALS.
+        Numbers of federated rounds and of CP-ALS iterations.
     splits : int
         Number of 60/40 splits for every AUC.
     ranks : tuple of int

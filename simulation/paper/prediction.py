@@ -197,7 +197,7 @@ def _over_ranks(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """Return the difference between two systems, corrected for patients that splits share."""
+    """Return the difference between two systems, corrected for the overlap of the splits."""
     return difference(one, other, overlap=(1 - TRAIN) / TRAIN)
 
 

@@ -65,7 +65,7 @@ class Table:
         return "\n".join(lines)
 
     def write(self, folder: Path) -> None:
-        """Write JSON and CSV with all digits."""
+        """Write JSON and CSV with unrounded values."""
         write_json(folder / f"{self.name}.json", self.rows)
         self._csv(folder, self.rows)
 

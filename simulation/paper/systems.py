@@ -1,9 +1,9 @@
 """The systems of the evaluation by name, and the computation of a job.
 
 All systems start from the same factors. Each patient's cells are scaled to norm 1, as patient mode
-requires. For its counts, the paper uses eta = .01, gamma = 5 and hand-picked values of mu. P-SGD
-here uses the package's default eta and relative_elastic, and the mu that was best on the synthetic
-EHR. Only the system "published" uses the paper's values.
+requires. The paper fits counts with eta = .01, gamma = 5 and hand-picked values of mu. P-SGD here
+uses the package's default eta and relative_elastic, and the mu that was best on the synthetic EHR.
+Only the system "published" uses the paper's values.
 """
 
 import inspect
@@ -212,7 +212,7 @@ def _naive(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The exact solver's features with shuffled rows, which are equally sparse but meaningless."""
+    """Shuffle each column of the exact solver's features. Only their sparsity is kept."""
     *_, learned = _dpfact(job, cohort, _exact(job))
     rng = np.random.default_rng([job.seed, job.rank])
     shared = tuple(rng.permuted(factor, axis=0) for factor in learned.shared)
@@ -220,7 +220,7 @@ def _random(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
 
 
 def _null(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
-    """The exact solver on patients with one person's procedures and another's diagnoses."""
+    """Fit the exact solver to patients who have one person's procedures and another's diagnoses."""
     tensor = shuffled(pooled(cohort), seed=job.seed)
     site = replace(cohort.sites[0], tensor=tensor, labels={}, patients=None)
     *_, last = _dpfact(job, replace(cohort, sites=(site,), truth=None), _exact(job))
@@ -300,8 +300,8 @@ TRAFFIC = ("dpfact", "patient", "trip", "trip-lean")
 def _traffic(job: Job) -> Result:
     """Measure the bytes of real Flower messages in each round.
 
-    The bytes depend only on the codes, so few patients are enough. Patient mode, however, gets all
-    patients, because the size of its integers affects compression.
+    The bytes depend only on the codes, so few patients are enough. Patient mode, however, runs on
+    all patients, because it sends integers whose size affects compression.
     """
     own = reported(job.data)
     patients = own.patients if job.system == "patient" else 40 * job.sites

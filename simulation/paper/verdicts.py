@@ -51,7 +51,7 @@ class Difference:
     p: float
 
     def interval(self) -> dict[str, float | None]:
-        """Return table columns, with None if the interval is infinite."""
+        """Return the interval's ends as table columns, or None if the interval is infinite."""
         known = math.isfinite(self.low)
         return {"low": self.low if known else None, "high": self.high if known else None}
 

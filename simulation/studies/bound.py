@@ -9,8 +9,8 @@ The theorem assumes that replacing one entry of a site's tensor moves a feature 
 except in the rows about L. Both runs visit the entries in the same order, except in the rows about
 zeros. The initial factors are public. The step size is constant, and below 2 / beta with the
 paper's own beta. No pass is rolled back. Visiting orders come from public seeds, so a bound must
-hold for every seed, including those chosen below. In the rows about the l2,1 step, the claimed
-value is 0, as without that step. docs/explanation/proof.md explains the consequences for patients.
+hold for every seed, including those chosen below. The rows about the l2,1 step claim 0, which would
+hold without that step. docs/explanation/proof.md explains the consequences for patients.
 """
 
 import argparse
@@ -119,7 +119,7 @@ def _factor(rows: Sequence[Sequence[float]]) -> NDArray[np.float32]:
 
 
 def distance(first: LocalResult, second: LocalResult) -> float:
-    """Return the largest Frobenius distance between both runs' factors of a feature mode."""
+    """Return the largest Frobenius distance between the two runs' factors of any feature mode."""
     pairs = zip(first.factors[1:], second.factors[1:], strict=True)
     return max(float(np.linalg.norm(a.astype(np.float64) - b)) for a, b in pairs)
 
@@ -320,7 +320,7 @@ def no_lipschitz() -> list[Finding]:
 
 
 def plan_events(entries: int) -> list[ReleaseEvent]:
-    """Return the paper's releases, with the sensitivity of a patient who has so many entries."""
+    """Return the paper's releases, with the sensitivity for a patient with this many entries."""
     sensitivity = psgd_sensitivity(2, 5.0, 0.01)
     return [
         ReleaseEvent(
@@ -359,8 +359,8 @@ def patient_unit() -> list[Finding]:
 def parallel_sites() -> list[Finding]:
     """(vii) The sites' average privacy loss, compared with the loss at the site that spent most.
 
-    Site 1 releases Gaussian values at rho = 1, and nine other sites at rho = 0.001. Only site 1's
-    values distinguish data sets that differ only there. How well they do so is known exactly.
+    Site 1 releases Gaussian values at rho = 1, and nine other sites at rho = 0.001. If data sets
+    differ only at site 1, only its values tell them apart. How well they do so is known exactly.
     """
     rhos = [1.0] + [0.001] * 9
     average, most = math.fsum(rhos) / len(rhos), max(rhos)

@@ -6,8 +6,8 @@ For each cohort, a private model is fitted to one half of the patients. It is co
 noiseless fits to the other half, from random starts. Whether a phenotype is called real depends
 only on the private releases (`dpfact_flower.estimation.certainty`). A phenotype is missing in a fit
 if it has no similar partner there. Similar means the same as in ``dpfact report --beside``: the
-modes' cosines have a geometric mean above .85. *Strict* also counts a phenotype as missing if the
-partner is no more similar than by chance.
+modes' cosines have a geometric mean above .85. *Strict* also counts a phenotype as missing if its
+partner is no more similar than a chance match.
 
 For comparison, *three runs* counts phenotypes that also exist in a second private run and in a
 noiseless fit to the same patients. This costs twice the budget.
@@ -55,7 +55,7 @@ def cell(
     keep: Path,
     run: RunSettings,
 ) -> dict[str, Any]:
-    """Count the phenotypes that two private runs call real, and those of them that are missing.
+    """Count how many phenotypes two private runs call real, and how many of these are missing.
 
     `fits` returns noiseless fits of a given rank, to other patients and to the same patients.
     """
@@ -82,7 +82,7 @@ def cell(
 
 
 def found_in(factors: Factors, other: Factors) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which phenotypes have a similar partner, and which have one closer than by chance."""
+    """Return which phenotypes have a similar partner, and which of these partners beat chance."""
     match, likeness = match_columns(factors, other), np.zeros(factors[0].shape[1])
     likeness[match.estimate] = match.cosines
     alike = likeness > FAIR ** len(factors)

@@ -40,7 +40,7 @@ _COLUMNS = {
 
 
 def measures(model: Factors, fitted: Cohort, held_out: Cohort) -> dict[str, float]:
-    """Return a model's measures and, with the prefix ``dealt_``, their values by chance."""
+    """Return a model's measures. The prefix ``dealt_`` marks the values expected by chance."""
     together = coherence(model, (site.tensor for site in held_out.sites))
     found = {"npmi": together.value, "dealt_npmi": together.by_chance}
     for own in clinical_measures(model, fitted.vocabularies):

@@ -7,7 +7,7 @@ A model learns from four fifths of the patients. If an epsilon is given, it lear
 without refinement, and otherwise in mode none. For each other patient, a fifth of the cells is
 hidden. The patient is fitted to the other cells, with the same likelihood for all models. The
 result is the mean log-likelihood of hidden cells. A cell's likelihood is the model's value there,
-divided by the sum of its values for that patient. A model should beat the frequencies of codes.
+divided by the sum of its values for that patient. The baseline is the frequency of each code.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Plot how many patients `dpfact plan` requires at each epsilon, and the measured results."""
+"""Plot the number of patients that `dpfact plan` requires per epsilon, next to measured results."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,8 @@
     python -m simulation.studies.phenotypes --out runs/private
 
 The systems are patient mode, DPFact's own scheme, and a naive rigorous version of that scheme
-(`simulation.systems.naive`). DPFact claims its epsilon for an entry, and the claim is not proven.
-Phenotypes are planted in the synthetic EHR (`--preset`). Each seed gives different data and
+(`simulation.systems.naive`). DPFact claims that its epsilon protects one entry, but this is not
+proven. Phenotypes are planted in the synthetic EHR (`--preset`). Each seed gives different data and
 different public initial factors. Noise comes from the operating system, so no two runs agree in all
 digits. The script writes table.csv, table.json, table.md and the figure as PNG and SVG after each
 model. A new run computes only what is missing, so systems can be added later.

@@ -3,12 +3,12 @@
     python -m simulation.studies.real_data data/synpuf data/eicu --out runs/private-real
 
 The phenotypes of real patients are unknown, so a private model is compared with noiseless fits to
-the pooled data. The two figures are its share of the best fit and its factor match. The *ceiling*
+the pooled data. The two measures are its share of the best fit and its factor match. The *ceiling*
 compares the noiseless fits, which have different random starts, with each other. The *null*
 consists of noiseless fits to shuffled patients, each with the procedures of one real patient and
 the diagnoses of another. It shows how good a model can be without any relation between modes. A
-cell is evidence of learned relations only if all its private models beat every null in both
-figures. If the mean of the ceiling does not beat every null, there is no relation to learn, and no
+cell of the table shows learned relations only if all its private models beat every null in both
+measures. If the mean of the ceiling does not beat every null, there is no relation to learn, and no
 model is judged. Fit is 1 - ||X - M||^2 / ||X||^2, with patients scaled to norm 1 and refitted.
 
 If there are labels, the AUC for in-hospital death is shown next to the AUC from raw codes. Both
@@ -132,7 +132,7 @@ class Study:
         return codes_of(model, self.cohort)
 
     def beside_references(self, model: Factors) -> tuple[float, float]:
-        """Return another model's share of the best fit, and its mean match with the references."""
+        """Return a model's share of the best fit, and its mean match with the references."""
         ((fit, match),) = self._measured([model])
         return float(fit / max(self._fits)), float(match)
 
@@ -219,7 +219,7 @@ class Study:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of share of the best fit and factor match, by data set and rank.
 
-    Private cells are in italics unless all models beat every null in both figures. The AUC follows
+    Private cells are in italics unless all models beat every null in both measures. The AUC follows
     after a semicolon. The ceiling's column also has the AUC of the raw codes.
     """
     columns = list(dict.fromkeys(_column(row) for row in rows))

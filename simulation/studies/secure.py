@@ -49,7 +49,7 @@ def dealt(cohort: Cohort, sites: int, patients: int, seed: int) -> Cohort:
 
 
 class SecureStudy(Study):
-    """A study in which `slots` chooses the system that makes the private models."""
+    """A study whose private models come from the system that `slots` selects."""
 
     slots = _OWN
 

@@ -1,4 +1,4 @@
-"""Compare synchronous rounds with updates on arrival when one site is slow.
+"""Compare waiting for all replies with using each reply at once, when one site is slow.
 
     python -m simulation.studies.slow_site demo --slower 10 --start random
 

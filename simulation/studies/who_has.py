@@ -3,14 +3,14 @@
     python -m simulation.studies.who_has data/diabetes --half report --rank 20 --epsilons inf 4 1
     python -m simulation.studies.who_has synthetic:demo --rank 12 --epsilons inf 4 1
 
-Each model has a row. *Patients* is the phenotypes' mean prevalence, *sum* their total, and *none*
-the share of patients without any. *Precision* is the share of a phenotype's patients who carry a
-leading code of every mode. *Top* is the share who carry the largest code of every mode. *Ratio* is
-the number of a phenotype's patients, divided by the number of carriers of its leading codes in the
-mode with the fewest. The largest ratio is shown. *Deaths* counts phenotypes whose patients die as
-often as carriers of the largest code of every mode, within two standard errors. For made-up
-patients, *truth* counts phenotypes whose prevalence is within a factor of 1.5 of the planted one.
-The rule for having a phenotype was tuned on ``--half tune``. Noise is fresh.
+Each model has a row. *Patients* is the phenotypes' mean prevalence, and *sum* is their total
+prevalence. *None* is the share of patients without a phenotype. *Precision* is the share of a
+phenotype's patients who carry a leading code of every mode. *Top* is the share who carry the
+heaviest code of every mode. *Ratio* divides a phenotype's patients by the carriers of its leading
+codes, in the mode with the fewest carriers. The largest ratio is shown. *Deaths* counts phenotypes
+whose death rate is within two standard errors of the rate among carriers of the heaviest codes. For
+made-up patients, *truth* counts phenotypes whose prevalence is within a factor of 1.5 of the
+planted one. The rule for having a phenotype was tuned on ``--half tune``. Noise is fresh.
 """
 
 import argparse
