@@ -153,7 +153,7 @@ def pair_of_runs(made: Deployment, number: int, nodes: int, rounds: int) -> Iter
 
 
 def main() -> int:
-    """Print progress and growth. Return 1 if a run failed or a process ended too early."""
+    """Print progress and growth. Return 1 if a process ended too early."""
     parser = argparse.ArgumentParser(prog="python -m laboratory.endurance", description=__doc__)
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument("--minutes", type=float, default=60.0)

@@ -74,10 +74,10 @@ def section(plan: Plan, results: Results) -> Section:
         "Logistic regression is fitted to the memberships of 60 % of the patients and tested on "
         f"the others, with the same {plan.splits} splits for all systems. The AUC of a split is "
         f"the mean over starts (number: {plan.starts}), and ± is the standard deviation over "
-        "splits. *Random factors* are the exact solver's factors with shuffled rows. The last site "
-        "resembles the paper's neonatal unit: its patients are unlike all others. It therefore has "
-        "its own regression. Intervals come from the corrected resampled t-test (Nadeau and Bengio "
-        "2003).",
+        "splits. *Random factors* are the exact solver's factors with shuffled columns. The last "
+        "site resembles the paper's neonatal unit: its patients are unlike all others. It "
+        "therefore has its own regression. Intervals come from the corrected resampled t-test "
+        "(Nadeau and Bengio 2003).",
         _figures(plan, groups, results),
         [
             Table(
