@@ -40,7 +40,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Get every site's key, and plan sums of these sites. A resumed run reads stored keys."""
+        """Get every site's key, and plan sums over these sites. A resumed run reads stored keys."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         self._sums = self._begin()

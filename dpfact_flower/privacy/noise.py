@@ -41,7 +41,7 @@ def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArr
 def _sample(
     count: int, bits: int, random_bytes: Callable[[int], bytes], at_once: int
 ) -> NDArray[np.int64]:
-    """Draw discrete Gaussian samples with deviation 2**bits, and read `at_once` words at a time.
+    """Draw discrete Gaussian samples with deviation 2**bits, reading `at_once` words at a time.
 
     `bits` is between 1 and 24. The values depend only on the stream of bytes, not on `at_once`.
     """

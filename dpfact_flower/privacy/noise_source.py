@@ -1,9 +1,9 @@
 """Draw noise from the operating system, or from a seed in simulation.
 
-`Noise.gaussian` is for paper mode only, because it leaks information (Mironov 2012): the set of
-floats that a noisy value can take depends on the value before noise. The exact integers from
+`Noise.gaussian` is for paper mode only, because it leaks information: the set of floats that a
+noisy value can take depends on the value before noise (Mironov 2012). The exact integers from
 `Noise.integers` have no such leak. `Noise.gaussian` never returns a value beyond 9.2 standard
-deviations. A true Gaussian value lies further out with probability 2**-64.
+deviations. A true Gaussian value exceeds this limit with probability 2**-64.
 """
 
 from __future__ import annotations

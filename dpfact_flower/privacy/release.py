@@ -36,10 +36,10 @@ class ReleaseEvent:
     `sensitivity` is the claimed bound on the L2 distance between the values of two neighbouring
     data sets. `sigma` is the standard deviation, not the variance, of the noise on each value.
     Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries of one
-    patient. One data set either lacks the unit or has another one in its place. `claim` says
-    whether the sensitivity is proven. This text is repeated with every figure computed from the
-    event. Noise that is `seeded` can be recomputed, so it protects nothing. In a secure sum,
-    `own_sigma` is the standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
+    patient. In one of them, the unit is missing or replaced by another unit. `claim` says whether
+    the sensitivity is proven. Every figure computed from the event is printed with this text. Noise
+    that is `seeded` can be recomputed, so it protects nothing. In a secure sum, `own_sigma` is the
+    standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
     """
 
     name: str
@@ -181,7 +181,7 @@ class Share:
 
     @property
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
-        """A tuple that contains only `values`. The ledger reads it like a release's arrays."""
+        """`values` in a tuple, so that the ledger can treat a share like a release."""
         return (self.values,)
 
     @property
@@ -199,7 +199,7 @@ def release_masked(parts: Sequence[Array]) -> Release:
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
-    """Make a release from arrays to which noise was added earlier, and from the arrays' events."""
+    """Make a release from arrays that already contain noise, and from their events."""
     copies = [np.array(array) for array in arrays]
     for number, array in enumerate(copies, start=1):
         if array.dtype.kind != "f" or not np.isfinite(array).all():

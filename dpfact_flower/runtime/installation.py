@@ -210,7 +210,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` maps further extensions to True if they are critical."""
+    """Return a PEM certificate. `more` maps each further extension to whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

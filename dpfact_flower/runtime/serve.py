@@ -1,4 +1,4 @@
-"""Run DPFact from its settings to its run folder, on any Grid or with all sites in this process.
+"""Run DPFact and write the run folder, on any Grid or with all sites in this process.
 
 In a simulation, the sites' data and state are on this machine, so the run is also evaluated. In a
 deployment, the summary contains only what the server knows.
@@ -117,8 +117,8 @@ def federate_cohort(
 ) -> Path:
     """Run DPFact as `federate` does, but with sites in memory. See `serve` for `measured`.
 
-    If `own` is given, every site has these settings, including the budget, and writes its ledger
-    durably. Otherwise, the sites are simulated and allow every run.
+    If `own` is given, every site has these settings, including the budget, and its ledger survives
+    a power failure. Otherwise, the sites are simulated and allow every run.
     """
     use_flower_handler()
     state_dir = str(config.app.sites_folder)
@@ -153,7 +153,7 @@ def write_run(strategy: DPFact | Legacy, vocabularies: Sequence[Vocabulary]) -> 
 
 
 def _start(strategy: DPFact, grid: Grid, watch: ProgressCallback) -> None:
-    """Run the rounds. Pass `evaluate_fn` only if needed, because Flower logs a line per call."""
+    """Run the rounds. Only a watched run has an `evaluate_fn`, because Flower logs each call."""
     coordinator = strategy.coordinator
 
     def tell(number: int, _: ArrayRecord) -> None:

@@ -6,7 +6,7 @@ around the following faults of Flower:
 - If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
   restart it, and all runs stay `pending`.
 - The SuperLink waits only five seconds for its own database, but two runs on a slow machine can
-  take longer. After that, the SuperExec and all ServerApps end.
+  keep it busy for longer. After that, the SuperExec and all ServerApps end.
 - When the SuperNode's connection fails unexpectedly, one thread ends, but the other threads
   continue.
 - If the executor is killed, the SuperNode waits for ever for the remaining parts of a reply.
@@ -105,7 +105,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Make the SuperLink wait for other writers to its database. Call this before importing it."""
+    """Before the SuperLink is imported, make it wait for other writers to its database."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -131,7 +131,7 @@ def _helper_has_ended() -> bool:
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Wrap `pull` so that it returns the run of an unsent reply if there is no message to fetch."""
+    """Wrap `pull`. If no run has a message to fetch, return a run with an unsent reply."""
 
     def pulled(*, state: Any, **others: Any) -> int | None:
         run = pull(state=state, **others)

@@ -53,7 +53,7 @@ Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """A SuperNode's address. Requests are sent only while a given user's process listens there.
+    """A SuperNode's address. Requests are sent only if a given user's process is listening.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind its port and get answers that are charged to the hospital's budget. The listening process
@@ -181,8 +181,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does.
 
-    The time is limited. If the server ends during the transfer, the remaining parts never come, and
-    a site that waited for them could not answer other messages.
+    The transfer has a time limit. If the server ends during the transfer, the remaining parts never
+    come, and a site that waited for them could not answer other messages.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     if not pulled.messages_list:

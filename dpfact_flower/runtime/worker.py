@@ -1,8 +1,8 @@
 """Answer messages in a process that has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies as
-after every failed round, with the same error code and the same `ReplyDelay`. Otherwise, the
+reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies with
+the same error code and the same `ReplyDelay` as after any failed round. Without this reply, the
 SuperNode would report the failure at a time that depends on the patients.
 """
 
@@ -83,7 +83,7 @@ class Answering:
             log_privately("", error)
 
     def _reply(self, work: ClaimedMessage) -> Message:
-        """Return the process's reply. After an error, return an error code when a reply is due."""
+        """Return the reply. After an error, wait until a reply is due and return an error code."""
         site, delay = "", ReplyDelay(0)
         try:
             own = read_node_config(self._config)
@@ -123,8 +123,8 @@ class Answering:
     def _ask(self, question: Question, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
-        The time in which the process frees its memory depends on the patients. The reply is
-        therefore sent before the process has ended. The next message waits until then.
+        How long the process takes to free its memory depends on the patients. The reply is
+        therefore sent before the process has ended. The next message waits until it has ended.
         """
         if self._last is not None:
             self._last.wait()

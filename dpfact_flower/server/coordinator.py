@@ -139,7 +139,7 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's probability of being absent from other patients. Empty if unknown."""
+        """For each phenotype, the chance that fits to other patients lack it. Empty if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 
@@ -198,10 +198,10 @@ class Coordinator:
                 self.save()
 
     def seconds_for(self, round_number: int) -> float:
-        """Return the number of seconds in which sites must answer a round.
+        """Return how many seconds sites have to answer a round.
 
         Requests contain this number, and later answers are not charged. If `grace` is set, the
-        number is the quorum's longest time in earlier rounds plus `grace`.
+        number is the longest time that the quorum took in any earlier round, plus `grace`.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -353,7 +353,7 @@ class Coordinator:
 
 
 def _given(value: _Settings | None, kind: type[_Settings]) -> _Settings:
-    """Return an option's value or, if the option is missing, the default settings."""
+    """Return the given settings, or default settings if none are given."""
     if value is None:
         return kind()
     if not isinstance(value, kind):

@@ -26,12 +26,12 @@ _LEAST = 1e-6
 
 
 class ElasticRule:
-    """A start, followed by elastic averaging of the sites' factors, equation (global).
+    """A rule that makes a start, then averages the sites' factors elastically by equation (global).
 
-    The start is random, from the public seed. In mode "none", it can be made from the sites'
-    co-occurrences instead. With long code lists, round 1 asks for counts of codes, and round 2 for
-    the co-occurrences of the most frequent codes. A start from co-occurrences shows how much each
-    site uses each phenotype. This usage sets the site's weight in the mean. A subclass that
+    The start is drawn at random from the public seed. In mode "none", it can be made from the
+    sites' co-occurrences instead. With long code lists, round 1 asks for counts of codes, and round
+    2 for the co-occurrences of the most frequent codes. A start from co-occurrences shows how much
+    each site uses each phenotype. This usage sets the site's weight in the mean. A subclass that
     overrides `update` always starts from random factors.
     """
 
@@ -138,7 +138,7 @@ class ElasticRule:
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
 
     def _pull(self, replies: Sequence[SiteReply], parts: int, shares: Sequence[float] = ()) -> None:
-        """Pull the factors towards the mean of T replies, in which `shares` are the weights.
+        """Pull the factors towards the mean of T replies, weighted by `shares`.
 
         A round consists of `parts` pulls. Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of
         the remaining distance. Together, they cover ``T * step`` of the distance.
@@ -229,9 +229,9 @@ def start_rounds(feature_shape: Sequence[int]) -> int:
 def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
-    A `step` other than 0 is returned unchanged. If `step` is 0, solvers that take steps and have a
-    gamma get eta * gamma, as in equation (global). For all other solvers, the result is 1 / sites,
-    so the global factors become the mean of the sites' factors.
+    A `step` other than 0 is returned unchanged. If `step` is 0, the result depends on the solver.
+    If the solver takes steps and has a gamma, it is eta * gamma, as in equation (global).
+    Otherwise, it is 1 / sites, so the global factors become the mean of the sites' factors.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites

@@ -74,7 +74,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """The round's answers. Each is a site, a round, and whether the answer was used."""
+        """The round's answers, each as its site, its round, and whether it was used."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]

@@ -38,10 +38,10 @@ _STATE = "on_arrival"
 class _Site:
     """What the server knows about a site.
 
-    The last request was for `round`, when the model had `version`. `asked` is the open request.
-    `answered` is the last answered round. `last` is the last reply, or the start's factors if the
-    site has answered only the start. `based` is the version from which `last` was computed.
-    `failed` says whether the site gave no usable reply to the last request.
+    The last request was for round `round`, and the model's version was `version` at that time.
+    `asked` is the open request. `answered` is the last answered round. `last` is the last reply, or
+    the start's factors if the site has answered only the start. `based` is the version from which
+    `last` was computed. `failed` says whether the site gave no usable reply to the last request.
     """
 
     round: int = 0
@@ -185,7 +185,7 @@ class OnArrival(Coordinator):
         )  # fmt: skip
 
     def questions(self) -> list[RoundRequest]:
-        """Return requests for the preflight. Each unfinished site accepts one or more of them."""
+        """Return requests for the preflight. Every unfinished site accepts at least one of them."""
         last = [request for request in self.waited_for.values() if request.round == self.rounds]
         return [self.request(self.rounds), *last]
 

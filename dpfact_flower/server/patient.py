@@ -93,7 +93,7 @@ class PatientRule:
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple before the start.
 
-        If codes are weighted, the factors fit weighted cells in all rounds but the last. If
+        If codes are weighted, the factors describe weighted cells, except in the last round. If
         `auto_rank` lowered the rank, columns of zeros restore the requested rank.
         """
         if not self._started:
@@ -112,7 +112,7 @@ class PatientRule:
         return self._weights if needed else ()
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
-        """Return the phenotypes' usage in every slot, or None if this is no secure refinement."""
+        """Return each slot's phenotype usage, or None if the round is not a secure refinement."""
         planned = self.plan.release_of(round_number)
         if not self._totals or planned is None or planned.kind != "refine":
             return None
@@ -160,7 +160,7 @@ class PatientRule:
             )
 
     def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
-        """Fit the start. If `auto_rank` is set, repeat with fewer phenotypes until most seem real.
+        """Fit the start. If `auto_rank` is set, refit with fewer phenotypes until most seem real.
 
         The choice of the rank uses only the start's releases, and so costs no privacy.
         """
@@ -203,7 +203,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's probability of being absent from other patients. Empty if unknown."""
+        """For each phenotype, the chance that fits to other patients lack it. Empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)

@@ -42,7 +42,7 @@ def called(node: int, site: str) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or a record that there is none. Unknown texts are empty.
+    """A site's answer to the preflight, or a record that there is none. Unknown strings are empty.
 
     `fault` is empty or says why the site would not answer a round. `seconds` is the time from the
     request to the answer. `clock` is the error of the site's clock in seconds, and is negative if
@@ -91,7 +91,7 @@ def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozen
     """Decide whether a run may begin, and return the nodes to leave out.
 
     If a site is not ready, raise a `QuorumError` that names every fault and its remedy. If
-    `leave_out` is set, raise it only if the ready sites are fewer than the quorum.
+    `leave_out` is set, raise it only if fewer sites are ready than the quorum needs.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
@@ -140,7 +140,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node must not use a name. If it may, remember the name and return ""."""
+        """Return why a node must not use a name. If it is allowed, remember it and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}

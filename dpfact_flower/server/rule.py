@@ -16,9 +16,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
-    `privacy` contains the planned values. `selection` contains the positions of the selected codes,
-    one array per feature mode, and is empty if all codes are used. A rule that weights codes also
-    has a method ``weights(round_number)``, for `RoundRequest.weights`.
+    `privacy` has all planned values filled in. `selection` contains the positions of the selected
+    codes, one array per feature mode, and is empty if all codes are used. A rule that weights codes
+    also has a method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
     name: str
@@ -37,7 +37,7 @@ class ServerRule(Protocol):
         """Return a site's charges for answering a round."""
 
     def check_sites(self, sites: int) -> None:
-        """Refuse a number of sites for which the rule is not stable. Called before any charge."""
+        """Refuse a number of sites for which the rule is not stable, before any site is charged."""
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether later rounds depend on this round."""

@@ -1,6 +1,6 @@
 """Plan, compute and perturb the releases in patient mode.
 
-`plan` computes releases and their cost from public facts. `statistics` (with `pairs`) computes
+`plan` derives the releases and their cost from public facts. `statistics` (with `pairs`) computes
 bounded sums. `releases` adds noise. The proof is in ``docs/explanation/proof.md``.
 """
 

@@ -57,7 +57,7 @@ class Facts(NamedTuple):
 
     @property
     def noises(self) -> float:
-        """Variance of the noise in the sum of all vectors that the server learns, if sigma is 1."""
+        """Noise variance, summed over the vectors that the server learns, in units of sigma**2."""
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
@@ -75,7 +75,7 @@ class Facts(NamedTuple):
         """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
 
         The signal is the number of patients per phenotype, divided by the norm of the noise in one
-        column of the largest mode. The noise comes from all sites, with a bound of 1.
+        column of the largest mode. The noise is that of all sites, for a `bound` of 1.
         """
         if not self.known:
             return 0.0
@@ -84,10 +84,10 @@ class Facts(NamedTuple):
 
 
 class Lever(NamedTuple):
-    """A quantity whose change could improve the forecast while all other quantities stay the same.
+    """A quantity that could be changed on its own to improve the forecast.
 
     `good` is the value that makes the verdict good, or 0 if none does. `chance` is the forecast
-    after halving the rank or number of codes, or doubling another quantity.
+    after doubling the quantity. The rank and the number of codes are halved instead.
     """
 
     name: Literal["rank", "epsilon", "patients", "codes", "sites"]
@@ -96,7 +96,7 @@ class Lever(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """`good` as text, rounded up if it must exceed the current value."""
+        """`good` as text. It is rounded up unless the lever is the rank or the number of codes."""
         if self.name in ("rank", "codes") or self.good <= 0:
             return f"{self.good:,.0f}"
         step = 10.0 ** (math.floor(math.log10(self.good)) - 1)  # two digits
@@ -109,7 +109,7 @@ class Outlook(NamedTuple):
 
     `sentence` gives the verdict in plain words, with the changes that would help. `signal` compares
     the number of patients per phenotype with the noise in the start. For I patients, R phenotypes,
-    n codes and T sites, it is ``(I / R) / (sigma sqrt(2 n T))``. The noise is measured as the
+    n codes and T sites, it is ``(I / R) / (sigma sqrt(2 n T))``. The size of the noise is the
     largest eigenvalue of a random matrix. `score` is the mean factor match score that distinct
     planted phenotypes reached at this signal. `chance` is the chance that every model of a real
     cohort beats every null model. The most helpful `levers` come first.
@@ -126,7 +126,7 @@ class Outlook(NamedTuple):
 class Needs(NamedTuple):
     """The memory and traffic of one site, and the memory of the server, in bytes.
 
-    `memory` covers the largest release, but no patients' data. `server` covers the start, and is 0
+    `memory` is for the largest release, without patients' data. `server` is for the start, and is 0
     if the number of sites is unknown. If there are many codes, `codes` suggests how many to keep.
     """
 
@@ -147,7 +147,7 @@ def good_strength() -> float:
 
 
 def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run of Gaussian-DP cost `mu`. `multiplier` is sensitivity / sigma in the start."""
+    """Forecast a run at Gaussian-DP cost `mu`. `multiplier` is the start's sensitivity / sigma."""
     if not facts.known:
         return Outlook(
             "unknown",
@@ -203,7 +203,7 @@ def _levers(
     """Return a run's levers, the most helpful first.
 
     Strength is proportional to mu and to the number of patients, and inversely proportional to the
-    square roots of rank and number of codes. Shared noise hardly grows with the number of sites.
+    square roots of rank and number of codes. In secure sums, more sites add hardly any noise.
     """
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)

@@ -74,7 +74,7 @@ def _number_codes(
     """Give numbers to one patient's distinct codes, mode by mode, in ascending order.
 
     Fill three arrays. `codes` lists the distinct codes, as positions among the codes of all modes.
-    `bounds` lists the first number in each mode, then the number of codes. `places` lists the
+    `bounds` lists each mode's first number and ends with the number of codes. `places` lists the
     numbers of each cell's codes. All entries of `slot` are -1 before and after the call.
     """
     count = 0
@@ -113,7 +113,7 @@ def _sort_by_column(
 ) -> None:
     """Sort the cells so that each column of the unfolding along `mode` is contiguous.
 
-    The method is a stable counting sort by each other mode, from the last to the first. Within a
+    The cells go through a stable counting sort for each other mode, last mode first. Within a
     column, cells keep their original order, which is ascending in `mode`.
     """
     for cell in range(cells):

@@ -4,9 +4,9 @@ A plan is computed from public facts before any patient's data is read. The serv
 compute the same plan from the same settings.
 
 The budget is planned in Gaussian DP. First, epsilon and delta are reduced by the slack for discrete
-noise. The largest mu that satisfies the reduced values gives the cost of all releases together,
-``rho = mu^2 / 2``. Above epsilon 500, the slack is not proven, so tight zCDP is used. With either
-method, `account` returns at most epsilon for the plan's releases.
+noise. Then mu is the largest value that the reduced epsilon and delta allow, and all releases
+together cost ``rho = mu^2 / 2``. Above epsilon 500, the slack is not proven, so tight zCDP is used.
+With either method, `account` returns at most epsilon for the plan's releases.
 
 The rules below come from experiments on planted and real cohorts (docs/explanation/start.md).
 """
@@ -72,7 +72,7 @@ class PatientPlan:
     """The releases in a run, one per Flower round, followed by a last round without a release.
 
     `start_share` is the start's share of the budget that remains after the code counts. Every mode
-    is refined `refine_rounds` times, from patients' parts clipped to norm `bound`. The server
+    is refined `refine_rounds` times, with patients' parts clipped to norm `bound`. The server
     averages refinements over rounds, and `memory` is the weight of earlier rounds.
     """
 
@@ -239,7 +239,7 @@ class _Split(NamedTuple):
 
 
 def _split(settings: PrivacySettings, facts: Facts, total: float) -> _Split:
-    """Divide a budget among the releases. Settings that are not set get planned values."""
+    """Divide a budget among the releases. Unset settings get planned values."""
     codes = settings.codes_share * total if settings.codes_kept else 0.0
     left = total - codes
     share, rounds = settings.start_share, settings.refine_rounds

@@ -36,8 +36,8 @@ class PlannedRelease:
 
     `mode` is the feature mode that a refinement updates, counted from 0. `sensitivity` is the
     largest norm of one patient's part. `sigma` is the standard deviation of each value's noise, in
-    real units. `rho` is the zCDP cost, or ``sqrt(2 rho)`` in Gaussian DP. With secure sums, `count`
-    is the number of values in each slot, and `sharing` says how sites share the noise.
+    real units. `rho` is the zCDP cost. The Gaussian-DP cost is ``sqrt(2 rho)``. With secure sums,
+    `count` is the number of values in each slot, and `sharing` says how sites share the noise.
     """
 
     kind: str
@@ -157,8 +157,8 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     """Add discrete Gaussian noise to a sum, and return the result as a release.
 
     The unit is one patient, who is added or removed. The sensitivity is that of `bounded`. All
-    steps after the addition of noise are post-processing: the integers are rounded to multiples of
-    a step (`step_of`), and converted to float32 in real units.
+    later steps are post-processing. The noisy integers are rounded to multiples of a step
+    (`step_of`) and converted to float32 in real units.
     """
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS

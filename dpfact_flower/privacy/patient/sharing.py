@@ -1,8 +1,8 @@
 """Plan how sites share the noise in secure sums.
 
-Each sum contains noise from at least `honest` sites, and the server does not know this noise. A
-site puts its statistic in one of the `slots` and noise in all slots, and the server learns each
-slot's total. Proof: ``docs/explanation/secure-sums.md``.
+Each sum contains noise from at least `honest` sites that do not reveal it to the server. A site
+puts its statistic in one of the `slots` and noise in all slots, and the server learns each slot's
+total. Proof: ``docs/explanation/secure-sums.md``.
 """
 
 import math
@@ -33,11 +33,11 @@ class Sharing(NamedTuple):
         return self.sites - self.colluding - self.dropouts
 
     def own_sigma(self, sigma: float) -> float:
-        """Return the sigma of one site's noise, if `honest` sites together add noise of `sigma`."""
+        """Return the sigma of one site's noise, such that `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
 
     def sum_sigma(self, sigma: float) -> float:
-        """Return the standard deviation of the noise from all sites on a slot's total."""
+        """Return the standard deviation of a slot's total noise, which comes from all sites."""
         return self.own_sigma(sigma) * math.sqrt(self.sites)
 
     def slot(self, place: int) -> int:
@@ -45,7 +45,7 @@ class Sharing(NamedTuple):
         return place % self.slots
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
-        """Return the terms that sites sign for a job."""
+        """Return a job's terms, which every site signs."""
         if len(names) != self.sites:
             raise MessageError(f"secure sum: {len(names)} names for {self.sites} sites")
         return Terms(job, settings, tuple(names), self.colluding, self.dropouts)

@@ -159,7 +159,7 @@ def _without_least(values: NDArray[np.float64], least: float) -> NDArray[np.floa
 
 
 def _units(sensitivity: float, sigma: float) -> float:
-    """Return `_SAFETY` times the number of grid units in 1.0. Refuse if int64 could overflow."""
+    """Return `_SAFETY` times the number of grid units in 1.0. Refuse sums that could overflow."""
     scale = SIGMA / positive("sigma", sigma) * _SAFETY
     if sensitivity * scale * MAX_PATIENTS > _MOST_UNITS:
         raise SettingsError(f"sigma: {sigma:g} is too small for a sensitivity of {sensitivity:g}")
@@ -177,8 +177,8 @@ def _summed(
     """Sum the patients' parts in several threads, each with its own patients and total.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds the parts of some patients to `total`, where
-    `starts` is their slice of `_patients`.
+    result. ``add_up(starts, *arguments, total)`` adds some patients' parts to `total`. Those
+    patients are given by `starts`, a slice of `_patients`.
     """
     starts = _patients(tensor)
     threads = sum_threads(size)

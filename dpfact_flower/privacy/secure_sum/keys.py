@@ -65,7 +65,7 @@ def read_public_key(text: str) -> bytes:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return the first 32 digits of a key's SHA-256, in groups of four to compare by telephone."""
+    """Return a key's first 32 SHA-256 digits in groups of four, for comparison by telephone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
 
@@ -74,7 +74,7 @@ def fingerprint(public_key: bytes) -> str:
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
-    """Return the SHA-256 of `_VERSION` and the parts. Each of them is preceded by its length."""
+    """Return the SHA-256 of `_VERSION` and the parts, each preceded by its length."""
     digest = hashlib.sha256()
     for part in (_VERSION, *parts):
         raw = part.to_bytes(8, "little") if isinstance(part, int) else part

@@ -88,7 +88,7 @@ def packed(words: Words, width: int) -> bytes:
 
 
 def summed(vectors: Sequence[bytes], width: int) -> Words:
-    """Return the exact sum of packed vectors, plus the mean of the low bits that were not sent.
+    """Sum packed vectors exactly, and add the expected value of the low bits that were not sent.
 
     The `LOW` missing bits of each word were uniformly distributed, because the word was masked.
     """

@@ -33,7 +33,7 @@ def unopened(terms: Terms, question: Question, openings: Mapping[str, Opening]) 
 def summed(
     terms: Terms, question: Question, answers: Mapping[str, Masked], openings: Mapping[str, Opening]
 ) -> NDArray[np.int64]:
-    """Return the sum of all members' vectors. The mean replaces low bits that were not sent.
+    """Return the sum of all members' vectors. Low bits that were not sent are set to their mean.
 
     Each member's error is uniform with a range of 2**16. Its variance is about a millionth of the
     noise variance. If a QuorumError reports missing vectors, start another attempt. If it reports

@@ -1,11 +1,11 @@
-"""The site's part in a secure sum: functions that compute new values from its stored values.
+"""The site's part in a secure sum: compute its new state and its messages from its stored state.
 
 A site's `JobSecrets` and `RoundState` must be on its disk before any message that depends on them
 is sent. The functions in this module enforce three rules:
 
 - A vector is drawn only once per round.
-- A repeated question gets the same bytes. A question with other members is answered only as a later
-  attempt. A changed request or key is refused.
+- A repeated question gets the same bytes. A question to other members must be a later attempt.
+  A changed request or key is refused.
 - The site opens a round only once, for its last attempt. After that, it answers no other attempt.
 
 Without these rules, a server could learn two sums in a round, one with and one without a given
@@ -55,7 +55,7 @@ class JobSecrets:
 
 @dataclass(frozen=True)
 class Opening:
-    """A site's own seed and its shares of other sites' seeds, with which the server opens a sum."""
+    """What a site sends to open a sum: its own seed, and its shares of other sites' seeds."""
 
     seed: bytes = field(repr=False)
     shares: Mapping[str, bytes] = field(repr=False)
