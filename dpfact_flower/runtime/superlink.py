@@ -248,7 +248,7 @@ class SuperLink:
 
 @contextmanager
 def _followed(follower: LogFollower) -> Iterator[int]:
-    """Yield a log's file descriptor. When the context ends, the follower has read every line."""
+    """Yield a log's file descriptor. The follower reads every line before the context ends."""
     read, write = os.pipe()
 
     def follow() -> None:

@@ -182,7 +182,7 @@ def _planned(
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
-    """Refuse releases that are too large for a site, before any array of that size is made."""
+    """Before any large array is made, refuse releases that are too large for a site."""
     codes = sum(kept)
     for what, count, most, advice in (
         ("sizes", sum(every), MOST_VALUES, "fewer codes"),
