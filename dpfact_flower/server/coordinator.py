@@ -200,8 +200,9 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds sites have to answer a round.
 
-        Requests contain this number, and later answers are not charged. If `grace` is set, the
-        number is the longest time that the quorum took in any earlier round, plus `grace`.
+        Requests contain this number, and later answers are not charged. It is `round_timeout`, or
+        with `grace` a smaller sum: the longest time that the quorum took in any earlier round, plus
+        `grace`. A round whose quorum later rounds need always has `round_timeout`.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
