@@ -2,7 +2,7 @@
 
 The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
 config contains its `SiteSettings`. In a simulation, the node config contains Flower's
-`partition-id` and `num-partitions` instead. They select a site from the run config's data.
+`partition-id` and `num-partitions` instead. These values select a site from the run config's data.
 
 To make an app with Flower's mods, write ``app = ClientApp(mods=[...])``, then
 ``app.train()(train)`` and ``app.query()(query)``.
@@ -188,8 +188,8 @@ def answered(
 ) -> Message:
     """Return a client's reply to a round's request, and never raise an error.
 
-    If the message is not a request, `refusal` waits until the reply is due, and returns the text to
-    send.
+    `refusal` handles a message that is not a request. It waits until the reply is due, and returns
+    the text to send.
     """
     try:
         request = records.read_request(message)

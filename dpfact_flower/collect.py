@@ -59,9 +59,9 @@ class RoundPolicy(NamedTuple):
 
     If the round is `charged` to the sites' budgets, the server waits a while for lost sites. If the
     round is `required` by later rounds, sites that connect late also get the request. At the end of
-    such a round, connected sites that have not replied get the request again, and extra time for
-    it. Nodes in `left_out` never get a request. If a round's time limit was shortened and fewer
-    than `quorum` sites have replied by then, the missing sites get another `grace` seconds.
+    such a round, connected sites that have not replied get the request again, with extra time to
+    answer. Nodes in `left_out` never get a request. If fewer than `quorum` sites reply within a
+    shortened time limit, the missing sites get another `grace` seconds.
     """
 
     charged: bool = False
@@ -301,9 +301,10 @@ _UNKNOWN = ("No query function registered", "Invalid message type: query")
 def ask_ready(
     grid: Grid, nodes: Sequence[int], request: RoundRequest, *, timeout: float, patience: float
 ) -> list[Readiness]:
-    """Ask each node if it would answer a `timeout`-second round. Wait at most `patience` seconds.
+    """Ask the nodes whether they would answer a round of `timeout` seconds.
 
-    No patient's data is read, and an answer reveals no more than a refusal of the round itself.
+    Wait at most `patience` seconds. No patient's data is read, and an answer reveals no more than a
+    refusal of the round itself.
     """
     arrays, config = request.to_wire()
     content = records.ask(arrays, {**config, ROUND_TIMEOUT: float(timeout)})

@@ -81,7 +81,7 @@ class MissingDependencyError(DPFactError, ImportError):
 
 
 def code_in(reason: str) -> str:
-    """Return the error code that a site's message contains, or "" if there is no code of ours."""
+    """Return the error code that a site's message contains, or "" if it contains none."""
     return reason.partition(CODE_PREFIX)[2].partition(" ")[0]
 
 

@@ -1,4 +1,4 @@
-"""Audits test on a site's own data whether patient mode does what its privacy proof claims.
+"""Audits use a site's own data to test whether patient mode does what its privacy proof claims.
 
 ``docs/how-to/audit.md`` describes the findings and the limits of audits. An audit sends no data and
 uses no privacy budget. Findings contain no values from patients' records. However, they are

@@ -66,8 +66,8 @@ def audit_likelihood(
     """Apply the most powerful test that distinguishes two neighbouring sites by their replies.
 
     The first finding is the whole run's estimated mu minus the ledger's mu, in standard errors. The
-    second is the same for the worst release. The third is the smallest fraction of a bound that the
-    canaries reached.
+    second is the same for the worst release. The third is the smallest ratio of the canaries' norm
+    to its bound.
     """
     game = _game(target, rng)
     releases = game.target.plan.releases

@@ -1,9 +1,10 @@
 """Test that noise has the planned standard deviation and a Gaussian shape, and never repeats.
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
-bounds. At bound 1 alone, code that uses the variance instead would go unnoticed. The audit looks
-for correlated noise between rounds, jobs and sites, within a release, and after a site has lost its
-state. It compares noise at every offset, so a restarted random number generator is noticed.
+bounds. A test at bound 1 alone would not notice code that uses the variance instead. The audit
+looks for correlated noise within a release, between rounds, between jobs and between sites, and
+when a site that has lost its state answers again. It compares noise at every offset, so a restarted
+random number generator is noticed.
 """
 
 import math
@@ -51,8 +52,8 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
-    `seeded` says that a noise seed in the settings makes the noise predictable. One finding for
-    each release is the standard deviation as a fraction of the planned value. The others are the
+    `seeded` says whether a noise seed in the settings makes the noise predictable. Some findings
+    give a release's standard deviation as a fraction of the planned value. The others give the
     mean, the shape, the largest correlation of each kind, and repeated or predictable noise.
     """
     scales: list[Finding] = []

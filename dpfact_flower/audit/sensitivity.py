@@ -43,8 +43,8 @@ def audit_sensitivity(
     """Test the sensitivity of every release in the plan with random and hostile input.
 
     Each trial has a small site, a transcript and two patients to add. There are two findings for
-    each release. The largest change must be 0.99 to 1 times the sensitivity. No other patient's
-    contribution may change.
+    each release. The largest change must be between 0.99 and 1 times the sensitivity. No other
+    patient's contribution may change.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
@@ -80,7 +80,7 @@ def audit_sensitivity(
 
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
-    """Return a site with some of the target's patients, made-up patients, or one empty patient."""
+    """Return a site with some of the target's patients, with made-up ones or with an empty one."""
     if trial % 8 == 3:
         return alone(target.site, [empty(target.site.tensor.feature_shape)])
     if trial % 4 < 2:
@@ -97,7 +97,7 @@ def _totals(
 
 
 def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Fraction:
-    """Return the exact quotient of the squared distance and the squared sensitivity."""
+    """Return the squared distance divided by the squared sensitivity, as an exact fraction."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
     return square / (Fraction(sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 

@@ -144,7 +144,7 @@ class SimulatedSite:
         self._released = dict(transcript.releases)
 
     def state(self) -> SiteState | None:
-        """Return the state after the latest round. Patient mode does not use this state."""
+        """Return the state after the latest round, which patient mode does not use."""
         return self._state
 
     def release(self, round_number: int) -> Release | None:

@@ -50,7 +50,7 @@ Least = Annotated[int, Option(help="Merge sites with fewer patients into the sit
 
 
 class Asked(NamedTuple):
-    """Options that every reader's command has, with their defaults."""
+    """The options of every reader's command, with their defaults."""
 
     out: opt.Out
     top: Top = "0"

@@ -83,7 +83,7 @@ def read_sizes(option: str, text: str) -> tuple[int, ...]:
 
 
 def assigned(settings: Sequence[str] | None, options: Collection[str] = ()) -> dict[str, Scalar]:
-    """Return the settings from ``--set``. Refuse settings that are `options` of the command."""
+    """Return the settings from ``--set``. Refuse a setting whose name is in `options`."""
     given = parse_assignments(settings or ())
     if twice := sorted(given.keys() & set(options)):
         raise SettingsError(f"--set: {twice[0]} is an option of this command: use --{twice[0]}")
@@ -127,7 +127,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Return whether a folder contains `what`. Refuse such a folder unless `force` is set.
+    """Refuse a folder that contains `what`, unless `force` is set. Return whether it does.
 
     The folder contains `what` if `file` exists, because `file` is written last.
     """

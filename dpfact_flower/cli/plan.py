@@ -74,7 +74,7 @@ def plan(
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
-    """Describe the gain and the assumptions of secure sums, given plans with and without them."""
+    """Compare plans with and without secure sums, and state what secure sums assume."""
     from dpfact_flower.privacy import rounded_up
 
     shared, own = (made, other) if made.sharing else (other, made)

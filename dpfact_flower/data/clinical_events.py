@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation of text columns, with one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. Originals of encounters are not kept, because two patients' encounters may share a hash.
+raised. No originals are kept for encounters, because two patients' encounters may share a hash.
 
 `count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
@@ -145,7 +145,7 @@ def replace_codes(
 ) -> tuple[int, int]:
     """Replace a mode's codes with groups. Each group counts once per time and encounter.
 
-    `groups` maps each code to pairs of group and description. A code may be in several groups.
+    `groups` maps each code to its groups and their descriptions. A code may be in several groups.
     Events of other codes are dropped. Return the numbers of dropped events and codes.
     """
     pairs = [(code, group) for code, found in groups.items() for group, _ in found]

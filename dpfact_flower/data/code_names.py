@@ -119,8 +119,8 @@ _WORDS = re.compile(r"[a-z0-9]+")
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
     """Return the name of a code, or an empty string.
 
-    The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``).
-    Unless `exact`, a code without a name gets the name of the narrowest group that contains it.
+    The code may have a dot and a prefix, and may be an ICD category or chapter (``390-459``). If
+    `exact` is false, a code without a name gets the name of the narrowest group that contains it.
     """
     bare, table = parts(code)[1], names_of(system)
     for first, last, name, _ in CHAPTERS.get(system.removeprefix("icd").removesuffix("cm"), ()):
@@ -179,7 +179,7 @@ def named(vocabulary: Vocabulary) -> Vocabulary:
 
 
 def clearer(text: str, name: str) -> str:
-    """Return the name if the hospital's text is empty or abbreviates it, and otherwise the text."""
+    """Return the hospital's text, or the name if the text is empty or abbreviates the name."""
     return name if name and (not text or abbreviates(text, name)) else text
 
 
@@ -187,8 +187,8 @@ def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
     A text with NOS or NEC is an abbreviation. Any other abbreviation is shorter than the name, has
-    a shortened word, and takes at least half of its words from the name. These words may be in
-    full, lack two or more letters, or be initials.
+    a shortened word, and takes at least half of its words from the name. These words may be whole,
+    shortened by two or more letters, or reduced to initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -244,7 +244,7 @@ def _known(system: str, codes: Sequence[str]) -> int:
 def names_of(system: str) -> dict[str, str]:
     """Map codes without dots to names, from the file that ``simulation.code_names`` packed.
 
-    A line's first character encodes how many leading characters repeat the previous line.
+    A line's first character encodes how many characters to copy from the start of the line above.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

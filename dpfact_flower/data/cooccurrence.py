@@ -1,12 +1,12 @@
 """Count which of a patient's codes occur together, within a time window or an encounter.
 
 In the paper's tensor (section Dataset), a cell (patient, code_1, ..., code_m) counts combinations
-of the patient's events: one event for each code, all in one window.
+of the patient's events. A combination has one event for each code, all in one window.
 
 - An event is a distinct (encounter, time, code) of a patient in a mode.
-- A window is an encounter, a number of days, or both. Events share a window of n days if no two
-  of them are more than n days apart. An event without the encounter or time that the window needs
-  is in no window.
+- A window is an encounter, a number of days, or both. Events share a window of n days if no two of
+  them are more than n days apart. An event that lacks the encounter or time is in no window that
+  needs it.
 - A patient without a cell is left out by default.
 
 A reader fills one DuckDB connection with the events of each mode (see
@@ -150,8 +150,8 @@ def choose_vocabularies(
 ) -> tuple[Vocabulary, ...]:
     """Return the given vocabularies, or else the patients' most frequent codes in each mode.
 
-    A choice by frequency depends on patients' data, and no privacy guarantee covers it. Use public
-    lists unless the data is open.
+    The most frequent codes depend on patients' data, and no privacy guarantee covers them. Use
+    public lists unless the data is open.
     """
     given = options.get("vocabularies")
     if given is not None:
@@ -176,7 +176,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose code is not on a public list. Refuse a list that has no used code."""
+    """Count the events whose code is not on a list. Refuse the list if that is all events."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)

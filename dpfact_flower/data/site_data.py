@@ -215,9 +215,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    All sites have equal vocabularies. Site names differ by more than their case. `truth` is set
-    only for artificial data. `read_report` says how many rows the reader read, kept and left out.
-    Each of its lines has the form (where, what, count).
+    All sites have equal vocabularies. Site names must differ even if case is ignored. `truth` is
+    set only for artificial data. `read_report` says how many rows the reader read, kept and left
+    out. Each of its lines has the form (where, what, count).
     """
 
     name: str

@@ -1,11 +1,10 @@
 """An artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
-Each patient has one to four active phenotypes, and each active phenotype has some time windows. In
-every window, the codes are drawn from the phenotype, with some background noise. All codes in a
-window co-occur, in every combination. Code frequencies follow a power law, and a few patients have
-many windows. Sites differ in how common each phenotype is, and some phenotypes exist at only one
-site. The risk of in-hospital death depends on the active phenotypes. Equal settings give equal
-data.
+Each patient has one to four active phenotypes, each with one or more time windows. In every window,
+the codes are drawn from the phenotype, with some background noise. All codes in a window co-occur,
+in every combination. Code frequencies follow a power law, and a few patients have many windows.
+Sites differ in how common each phenotype is, and some phenotypes exist at only one site. The risk
+of in-hospital death depends on the active phenotypes. Equal settings give equal data.
 """
 
 import re
@@ -168,7 +167,7 @@ class _Planted(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """All time windows, one per row. `times` is how often the codes in a window occur."""
+    """All time windows, one per row. `times` counts how often each window's codes occur."""
 
     patient: Ints
     phenotype: Ints
@@ -364,7 +363,7 @@ def _sites(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017, described by the phenotype in which each code weighs most."""
+    """Return codes such as P017. A code is described by the phenotype in which it weighs most."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

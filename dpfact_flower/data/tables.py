@@ -167,7 +167,7 @@ def _spill_of(connection: Connection) -> str:
 
 @contextmanager
 def watched(watch: ProgressCallback) -> Iterator[None]:
-    """Send every report of `report_progress` inside the block to `watch`."""
+    """Pass each progress report that `report_progress` makes inside the block to `watch`."""
     token = _watch.set(watch)
     try:
         yield
@@ -230,8 +230,8 @@ def load_table(
     """Read columns as trimmed NFC text into the temporary table `into`.
 
     `place` is a CSV file with a header line (plain or gzipped), `Rows`, a Parquet file or a folder
-    of Parquet files. Columns that have types must hold text, whole numbers, dates or times. A time
-    with a zone is converted to UTC. A blank field is NULL.
+    of Parquet files. Typed columns must hold text, whole numbers, dates or times. A time with a
+    zone is converted to UTC. A blank field is NULL.
 
     `select` is SQL for the columns of the result. `hint` takes the existing columns, and returns
     advice about a missing column.
@@ -268,9 +268,9 @@ def load_table(
 def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -> None:
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
-    DuckDB can fail or refuse correct lines if a file mixes LF and CRLF, for example because a
-    header was added. In that case, a copy with LF is read instead. DuckDB reads big-endian UTF-16
-    as an empty file, so UTF-16 is always read from a copy in UTF-8.
+    If a file mixes LF and CRLF, for example because a header was added, DuckDB may fail or reject
+    correct lines. In that case, a copy with LF is read instead. DuckDB reads big-endian UTF-16 as
+    an empty file, so UTF-16 is always read from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 

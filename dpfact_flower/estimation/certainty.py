@@ -2,8 +2,8 @@
 
 Let P be the releases, and let z be fresh noise with the same standard deviation. Then the two
 halves, P + z and P - z, have independent noise, so only the patients' data can make fits to both
-halves agree. If fits from different random starts find a phenotype again, it probably exists in
-other patients too. docs/explanation/certainty.md says how far to trust the estimate.
+halves agree. If different random starts lead to the same phenotype, it probably exists in other
+patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
 import math

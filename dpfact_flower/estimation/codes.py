@@ -35,10 +35,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """For a start without noise, return the number of codes to pair in each mode, or () for all.
+    """Return how many codes of each mode to pair at a start without noise, or () for all codes.
 
-    If code lists are long, each mode gets an equal part of `_FREQUENT` codes. Places that a short
-    list does not need go to the other modes.
+    If code lists are long, each mode gets an equal part of `_FREQUENT` codes. If a list is shorter
+    than its part, the other modes share what is left.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()

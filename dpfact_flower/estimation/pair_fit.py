@@ -68,8 +68,8 @@ def fit(
     """Improve F and d alternately in at most `iterations` steps.
 
     A code stays in a factor only if it contributes more than noise would. `threshold` is the
-    standard deviation of this noise per entry. The fit ends when a step changes `explained` by less
-    than a fraction `settled`.
+    standard deviation of this noise per entry. The fit ends when the relative change of `explained`
+    in one step is below `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
     products = times(sites, F)

@@ -5,8 +5,8 @@
   (encounter, minute, code) of a patient.
 - Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column in
   which only some times have an offset is refused.
-- Impossible values are refused, such as a patient or code that is blank or NaN, an invalid date, or
-  a patient at two sites. Unused rows are counted.
+- Impossible values are refused. Examples are a blank or NaN patient or code, an invalid date, and a
+  patient at two sites. Unused rows are counted.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 class Columns:
     """The column names of event tables, in upper or lower case.
 
-    A column with an empty name is not read. The name of `description` may be empty. So may the name
-    of `time` or `encounter` if the window does not need this column.
+    A column with an empty name is not read. This is allowed for `description`, and for `time` or
+    `encounter` if the window does not need it.
     """
 
     patient: str = "patient"
@@ -504,7 +504,7 @@ def _load_facts(
 ) -> Path | Rows:
     """Create the table ``facts`` with the columns patient and value, and one value per patient.
 
-    `example` is an option that names the columns, with ``{}`` in place of the file.
+    `example` shows the user how to name the columns. In it, ``{}`` stands for the file.
     """
     place, patient, column = _place(table.file), table.patient, table.column
     load_table(

@@ -39,8 +39,8 @@ def read(
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
     maps the standard column names, including ``mode`` and ``site``, to the names in the frames:
     ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
-    other labels, it maps each name to a frame with ``patient`` and a column of that name.
-    `event_tables` explains the other arguments.
+    other labels, pass a mapping from each label to a frame with ``patient`` and a column named
+    after the label. `event_tables` explains the other arguments.
     """
     own = dict(columns or {})
     renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}
@@ -84,7 +84,7 @@ def read(
 def read_sites(
     frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
 ) -> Cohort:
-    """Read one frame of events per site, with a column ``mode``, into one tensor per site."""
+    """Read each site's frame of events, which has a column ``mode``, into a tensor."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))

@@ -252,7 +252,7 @@ def _created(script: Script, sql: str) -> str:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Match `name` against the tables, and return the texts that its star stands for."""
+    """Match `name` against the tables, and return the different texts that its star matched."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

@@ -8,30 +8,29 @@ semicolon at the end of a line. A line above each statement says what the statem
 - ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
   types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
   ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps only rows that
-  meet a condition, in which all columns are text. With ``-- @there SQL``, a database sends only
-  rows that meet a condition. ``-- @optional CONSEQUENCE`` marks a table that may be missing and is
-  then empty. A column ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``,
+  meet a condition, in which all columns are text. ``-- @there SQL`` is a condition that a database
+  applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that stays empty if the
+  source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``,
   ``code_2``, ... into a list of their distinct values without blanks. A star in ``FILE`` stands for
   any text. The table then holds all matching files. An additional column, ``part``, contains the
   text that matched the star.
 - ``-- @names SYSTEM``: a ``CREATE TABLE`` with code and name, filled with the package's names for
   one of `dpfact_flower.data.code_names.SYSTEMS`.
-- ``-- @count WHAT``: a query for places and row counts, which are reported as WHAT.
-- ``-- @refuse REQUIREMENT``: like ``@count``, but for faulty rows. A count above 0 is an error.
+- ``-- @count WHAT``: a query that returns places and row counts, to be reported as WHAT.
+- ``-- @refuse REQUIREMENT``: a query that counts faulty rows by place. A count above 0 is an error.
 - ``-- @events``: a query for mode, patient and code, and for encounter and time if the window needs
   them. A time is a date, a timestamp, or minutes from any origin. After this query, the table
   ``people`` contains all patients who have events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
 - ``-- @label NAME``: a query, after ``@patients``, for the patients whose label is 1.
-- ``-- @stays``: a query, after ``@patients``, for patient, begun and ended. It determines the
-  readmission label.
+- ``-- @stays``: a query, after ``@patients``, for patient, begun and ended. These stays determine
+  the readmission label.
 
-``-- @when SQL`` sets a condition. If it is false, a table stays empty, or a label is left out. A
-name with a dollar sign, such as ``$by``, stands for the value of an option. Further names are
-``$name`` (of the site or cohort), ``$source``, ``$file`` (the last part of the source) and
-``$tables`` (the source's tables in lower case). If ``@load`` has a star, its conditions may also
-use ``$part``.
+If the condition in ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
+with a dollar sign, such as ``$by``, stands for the value of an option. Further names are ``$name``
+(of the site or cohort), ``$source``, ``$file`` (the last part of the source) and ``$tables`` (the
+source's tables in lower case). If ``@load`` has a star, its conditions may also use ``$part``.
 """
 
 import re
