@@ -63,8 +63,8 @@ class DPFactClient(NumPyClient):
 
     `source` is a `SiteData`, or the result of `data.site_data.open_site`. `settings` must contain
     `state_dir` and `allow_privacy`. `dpfact_flower.site.hospital.Hospital` explains `simulation`
-    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`.
-    Both apply only to the client's first request.
+    and `beside`. `dpfact_flower.site.disclosure.ReplyDelay` explains `came_in` and `time_left`,
+    which apply only to the client's first request.
     """
 
     def __init__(

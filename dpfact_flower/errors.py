@@ -45,7 +45,7 @@ class StateError(DPFactError, RuntimeError):
 
 
 class DivergenceError(DPFactError, ArithmeticError):
-    """Error for a solver that finds no step size that reduces its objective."""
+    """Error for a solver that cannot reduce its objective with any step size."""
 
     code = "divergence"
 
@@ -63,7 +63,7 @@ class RoundFailedError(DPFactError, RuntimeError):
 
 
 class LateError(DPFactError, TimeoutError):
-    """Error for a round that has ended, or will end before its reply could leave the site."""
+    """Error for a round that has ended, or will end before the site may send its reply."""
 
     code = "late"
 

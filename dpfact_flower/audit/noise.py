@@ -203,5 +203,5 @@ def _standardised(rows: Floats) -> Floats:
 
 
 def _limit(tests: int) -> float:
-    """Return Bonferroni's limit for the largest of `tests` standard normal values."""
+    """Return the Bonferroni limit for the largest of `tests` standard normal values."""
     return float(stats.norm.isf(ALPHA / 2 / tests))

@@ -1,8 +1,8 @@
 """Store all patients' events in one DuckDB connection, in the same form for every EHR.
 
-For each feature mode, a reader supplies a relation of text columns, with one row per event:
+For each feature mode, a reader supplies a relation with four columns and one row per event:
 
-    patient, encounter, time (minutes, BIGINT), code
+    patient, encounter and code (text), and time (minutes, BIGINT)
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is

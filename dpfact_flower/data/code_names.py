@@ -132,7 +132,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
 
 
 def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
-    """Return whether a mode holds procedures, judged by the mode's name and codes."""
+    """Return whether a mode holds procedures, judging by the mode's name and codes."""
     return bool(_PROCEDURES.search(mode)) or any(
         system.endswith("pcs") for system in systems(mode, codes)
     )

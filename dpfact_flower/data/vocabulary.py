@@ -67,7 +67,7 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest of the name and codes, which the server and the sites compare."""
+        """SHA-256 digest of the name and codes, for the server and the sites to compare."""
         text = json.dumps([self.name, *self.codes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,9 +1,9 @@
-"""Estimate the chance that each phenotype is real from a single run's releases.
+"""Estimate from a single run's releases the chance that each phenotype is real.
 
 Let P be the releases, and let z be fresh noise with the same standard deviation. Then the two
-halves, P + z and P - z, have independent noise, so only the patients' data can make fits to both
-halves agree. If different random starts lead to the same phenotype, it probably exists in other
-patients too. docs/explanation/certainty.md says how far to trust the estimate.
+halves, P + z and P - z, have independent noise. Only the patients' data can therefore make fits to
+both halves agree. If different random starts lead to the same phenotype, it probably exists in
+other patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
 import math

@@ -152,9 +152,9 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise the error over a block of F's rows from `first` on. `change` receives the steps.
+    """Minimise the error over the block of F's rows that starts at `first`.
 
-    `gram` is updated here. The caller updates `products` afterwards.
+    `change` receives the steps. `gram` is updated here. The caller updates `products` afterwards.
     """
     rank = F.shape[1]
     slope, system, old = np.empty(rank), np.empty((rank, rank)), np.empty(rank)
