@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError, answered
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import QuorumError, SettingsError
+from dpfact_flower.errors import MessageError, QuorumError, SettingsError
 from dpfact_flower.legacy import DPFact as LegacyDPFact
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
@@ -359,6 +359,10 @@ def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():
     little, much = ([[1, 4, 9], [0, 0, 0]], [[9, 4, 1], [0, 0, 0]])
     assert (total([little, much]) == total([little, little])).all()
     assert (total([little, much]) != total([much, much])).any()
+    with pytest.raises(MessageError, match="usages of slots"):
+        PatientRound(sites()[0], asked, site=NAMES[0], simulation=True)
+    unweighted = replace(asked, solver=replace(SOLVER, relative_l21=0.0))
+    PatientRound(sites()[0], unweighted, site=NAMES[0], simulation=True)  # needs no usages
 
 
 def test_real_sites_take_part_with_pinned_keys_whatever_is_left_of_one_before(tmp_path, hospitals):
