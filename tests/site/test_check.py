@@ -177,12 +177,11 @@ def test_flowers_own_executor_and_its_apps_are_found(place, running, command):
 
 
 def test_a_network_is_found(place, monkeypatch):
-    monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
     monkeypatch.setattr(check, "_denied", lambda pid: False)
-    assert "IPAddressDeny=any" in faults(place)[NETWORK][0]
     monkeypatch.setattr(check, "_interfaces", lambda pid: set())
     assert faults(place) == {}
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo", "eth0"})
+    assert "IPAddressDeny=any" in faults(place)[NETWORK][0]
     monkeypatch.setattr(check, "_denied", lambda pid: True)
     assert faults(place) == {}
 
