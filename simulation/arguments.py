@@ -28,7 +28,7 @@ def read_epsilon(text: str) -> float:
 
 @contextmanager
 def one_line_errors(parser: argparse.ArgumentParser) -> Iterator[None]:
-    """Report an error of the package on one line and exit, as `parser` does for bad arguments."""
+    """Report the package's own errors on one line and exit, as `parser` does for bad arguments."""
     try:
         yield
     except DPFactError as error:

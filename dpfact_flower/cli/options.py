@@ -76,7 +76,7 @@ Port = Annotated[int, Option(help="Port of the SuperLink or SuperNode here.", mi
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
-    """Return the number of codes in each feature mode, from a text such as ``202x316``."""
+    """Return the number of codes in each feature mode, from text such as ``202x316``."""
     if not re.fullmatch(r"[0-9]{1,30}(x[0-9]{1,30})*", text.lower()):
         raise SettingsError(f"{option}: need numbers of codes, such as 202x316, got {text!r}")
     return tuple(int(size) for size in text.lower().split("x"))
@@ -169,5 +169,5 @@ def echo_json(content: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a text unchanged, without markup, colours or line wrapping."""
+    """Print text unchanged, without markup, colours or line wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)

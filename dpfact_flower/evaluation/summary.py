@@ -41,7 +41,7 @@ class Spending:
 
 @dataclass(frozen=True)
 class SiteSpending(Spending):
-    """The spending of one site, with its releases. The file adds each release's ``rho`` (zCDP)."""
+    """One site's spending and releases. The file also has each release's ``rho`` (zCDP)."""
 
     ledger: tuple[ReleaseEvent, ...]
 

@@ -304,7 +304,7 @@ def changeable_within(folder: Path, uids: Collection[int]) -> Iterator[str]:
 
 
 def _changeable_above(path: Path, uids: Collection[int]) -> list[str]:
-    """Return faults that let others replace a path, because they can change a parent folder."""
+    """Return a fault for each parent folder in which others could replace the path."""
     faults = []
     for folder in path.resolve().parents:
         faults += _changeable(folder, uids, is_written=_lets_move(folder.stat(), _WRITE))

@@ -214,5 +214,5 @@ NOT_COVERED: tuple[str, ...] = (
 
 
 def about_rows(text: str, row_unit: str) -> str:
-    """Replace "patient" in a text with the unit of a row, such as "discharge"."""
+    """Replace "patient" in text with the unit of a row, such as "discharge"."""
     return re.sub(r"\bpatient(?=\b|s\b)", row_unit, text)

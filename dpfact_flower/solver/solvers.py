@@ -39,7 +39,7 @@ class Solver:
     """Fraction of the relative elastic weight that the solver applies."""
 
     def check(self, settings: SolverSettings) -> Loss:
-        """Return the settings' loss. Refuse settings that this solver does not support."""
+        """Return the loss named in the settings. Refuse settings the solver cannot use."""
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(

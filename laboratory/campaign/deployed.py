@@ -32,7 +32,7 @@ CODE = Path(__file__).parents[2]
 
 
 class Service:
-    """A simulated systemd unit: its process is restarted some seconds after its end."""
+    """A simulated systemd unit: its process is restarted a few seconds after it ends."""
 
     def __init__(self, command: list[str], log: Path, **options: object) -> None:
         self._command, self._log, self._options = command, log, options

@@ -58,7 +58,7 @@ class Blow:
     """A signal to a process of a hospital or the centre (`TARGETS`, `SIGNALS`).
 
     It is due `delay` seconds after the ledgers together hold `after` answers. If the process does
-    not exist then, the signal waits for it. A stopped process continues after some seconds.
+    not exist then, the signal waits for it. A stopped process resumes after a few seconds.
     """
 
     target: str

@@ -147,7 +147,8 @@ def _made(plan: Plan, state: State, files: str) -> list[str]:
         lines += [f"**Not complete: {state.finished} of {state.wanted} fits are done.**", ""]
     less = reductions(plan)
     if less:
-        lines += [f"Differences from `{_MADE_BY['thorough']}`: {'; '.join(less)}.", ""]
+        lines += [f"Compared with `{_MADE_BY['thorough']}`, this page has:", ""]
+        lines += [*(f"- {each}" for each in less), ""]
     if plan.missing():
         lines += [
             f"These data sets were not found and are left out: {', '.join(plan.missing())}. Set "

@@ -120,7 +120,7 @@ def reductions(plan: Plan) -> list[str]:
 
 def _left_out(plan: Plan) -> list[str]:
     def titles(names: Sequence[str]) -> str:
-        return " and ".join(datasets.dataset(name).title for name in names)
+        return " and ".join(f'"{datasets.dataset(name).title}"' for name in names)
 
     gone = [name for name in THOROUGH.names if name not in plan.names]
     said = [f"no data from {titles(gone)}"] if gone else []

@@ -1,6 +1,6 @@
 """Forecast the outcome of a run in patient mode, and the resources it needs, from public facts.
 
-The forecast is the chance that every model of a real cohort beats every model of shuffled data
+The forecast is the chance that every model of a real cohort beats every fit to shuffled data
 (docs/results.md). The chance depends only on the *strength*, that is, the signal times the square
 root of the rank. This relation was calibrated on real cohorts.
 """
