@@ -61,7 +61,7 @@ class Exchange:
     """The traffic between the server and the sites over all rounds, in bytes of Flower messages.
 
     `bytes_paper` and `bytes_trip` are the bytes that the schemes of the DPFact paper and of TRIP
-    would send in the same number of rounds. `failures` counts the requests without a usable reply.
+    would send for the same replies. `failures` counts the requests without a usable reply.
     """
 
     bytes_up: int

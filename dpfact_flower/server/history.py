@@ -52,8 +52,9 @@ class RoundRecord:
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
     quorum was missed and the global factors stayed unchanged. Both durations begin when requests
     are sent. `seconds` ends when the last reply is read. `quorum_seconds` ends when the quorum has
-    answered, and is 0 if the quorum was missed. `ended` is UTC in ISO format. `arrivals` lists the
-    replies of an asynchronous round in order of arrival.
+    answered, and is 0 if the quorum was missed. `ended` is UTC in ISO format. For an asynchronous
+    round, `arrivals` lists the replies in order, `seconds` is the time since the round before, and
+    `quorum_seconds` is 0.
     """
 
     round: int

@@ -75,7 +75,7 @@ def rounds_needed(result: Result) -> int:
 
 
 def needed(found: Sequence[Result]) -> tuple[int, bool]:
-    """Return the median of `rounds_needed`, and whether every fit ran for longer than that."""
+    """Return the median of `rounds_needed`, and whether every fit ran longer or has one round."""
     median = int(np.median([rounds_needed(result) for result in found]))
     played = min(len(result.values["trace"]) for result in found)
     return median, median < played or played == 1
