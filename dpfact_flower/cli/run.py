@@ -115,9 +115,13 @@ def demo(
 ) -> None:
     """Start here: simulate a run of six made-up hospitals, with noise.
 
-    The command needs no preparation. The last line of the output is the path of the report.
+    The command needs no preparation, and replaces an earlier demo. The last line of the output is
+    the path of the report.
     """
-    simulate(out, "synthetic:demo", force=True, as_json=as_json, verbose=verbose, quiet=quiet)
+    from dpfact_flower.evaluation.run_folder import SUMMARY, read_summary
+
+    again = (out / SUMMARY).exists() and read_summary(out).name == "demo"
+    simulate(out, "synthetic:demo", force=again, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def serve(
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
         cohort = Cohort.load(app.cohort_folder)
-    counted = False
+    counted, planned = False, privacy
     if cohort is not None:
         sites, nodes = len(cohort.sites), len(list(grid.get_node_ids()))
         if nodes != sites:
@@ -68,12 +68,12 @@ def serve(
         run = replace(run, sites=sites)
         counted = privacy.privacy == "patient" and not privacy.patients
         if counted:  # the data is available in a simulation
-            privacy = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
+            planned = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
     strategy = DPFact(
         [len(vocabulary) for vocabulary in vocabularies],
         solver=solver,
-        privacy=privacy,
+        privacy=planned,
         run=run,
         vocabulary=joint_digest(vocabularies),
         run_dir=app.run_folder,
@@ -83,7 +83,8 @@ def serve(
     _start(strategy, grid, watch)
     if cohort is not None and measured and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
-    # The requested config has no generated job name, because sites refuse to repeat a job.
+    # The requested config has no generated job name, because sites refuse to repeat a job. Nor has
+    # it a counted number of patients, because a repeated run would take the number for public.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(
         strategy.coordinator, asked, vocabularies, cohort,
@@ -187,13 +188,17 @@ def _write(
     watch: ProgressCallback = no_progress,
 ) -> None:
     """Write the results of a finished run into its folder."""
-    folder = config.app.run_folder
+    folder, model = config.app.run_folder, config.app.run_folder / run_folder.MODEL
+    before = model.read_bytes() if model.exists() else b""
     earlier = run_folder.SUMMARY, run_folder.PHENOTYPES, run_folder.MODEL, run_folder.REPORT
     for stale in earlier:
         (folder / stale).unlink(missing_ok=True)
     if coordinator.selection:
         vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
     run_folder.write_model(folder, coordinator.factors, vocabularies)
+    if model.read_bytes() != before:
+        for of_another_model in (run_folder.NAMES, run_folder.BESIDE):
+            (folder / of_another_model).unlink(missing_ok=True)
     packages = ("dpfact-flower", "flwr", "numpy", "scipy", "scikit-learn", "numba")
     versions = {"python": platform.python_version()} | {name: version(name) for name in packages}
     run_folder.write_config(folder, config.write(), versions)

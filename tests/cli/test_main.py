@@ -57,6 +57,15 @@ def test_data_run_and_report(tmp_path):
     (out / "report.html").unlink()
     assert "report.html" in dpfact("report", out)
     assert (out / "report.html").exists()
+    dpfact("label", out, 1, "renal failure")
+    (out / "beside.json").write_text("[]")
+    of_the_model = {"names.toml", "beside.json"}
+    dpfact(*command, "--force")  # the same model
+    assert of_the_model <= {path.name for path in out.iterdir()}
+    dpfact(*command, "--force", "-s", "rank=2")
+    assert of_the_model.isdisjoint(path.name for path in out.iterdir())
+    with pytest.raises(SettingsError, match="holds a finished run already"):
+        dpfact("demo", "--out", out)  # which replaces only demos
 
 
 def test_as_many_phenotypes_are_sought_as_were_planted_or_an_app_says(tmp_path, monkeypatch):

@@ -193,9 +193,6 @@ def test_check_learned():
     coordinator.check_learned()
 
 
-# --- history
-
-
 def test_history_has_a_line_a_round_that_reads_as_the_record(tmp_path):
     coordinator = make(tmp_path, min_sites=3)
     for number, sites in enumerate(("abc", "a", "abcd"), start=1):
@@ -227,9 +224,6 @@ def test_checkpoint_and_history_are_waited_for_where_they_should_be(tmp_path, mo
         written = {(tmp_path / name).stat().st_ino for name in (CHECKPOINT, HISTORY)}
         assert (written <= waited) is durable
         assert durable or not waited
-
-
-# --- resuming
 
 
 @pytest.mark.parametrize("split", [1, 3, 5])
@@ -322,9 +316,6 @@ def test_another_runs_checkpoint_is_refused_by_what_differs(tmp_path, keys, chan
     run_rounds(make(tmp_path, job="mine"), 2)
     with pytest.raises(StateError, match=rf"which differs in {keys}; the checkpoint has "):
         make(tmp_path, resume=True, **{"job": "mine", **changes})
-
-
-# --- damage
 
 
 def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path):

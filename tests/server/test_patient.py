@@ -469,5 +469,6 @@ def test_patient_is_what_happens_if_nobody_chose(cohort_folder, tmp_path):
     assert summary["privacy"] == "patient"
     given = "; given the data's code lists and its exact number of patients"
     assert summary["claim"].endswith(given)
+    assert "\npatients = 0\n" in (folder / "config.toml").read_text()  # counted in each run
     assert summary["epsilon"] <= 4.0
     assert json.dumps(summary)  # even a tiny cohort's summary can be written
