@@ -109,6 +109,7 @@ def simulate(
 
 def demo(
     out: opt.Out = Path("runs/demo"),
+    force: opt.Force = False,
     as_json: opt.AsJson = False,
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
@@ -120,8 +121,8 @@ def demo(
     """
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_summary
 
-    again = (out / SUMMARY).exists() and read_summary(out).name == "demo"
-    simulate(out, "synthetic:demo", force=again, as_json=as_json, verbose=verbose, quiet=quiet)
+    force = force or ((out / SUMMARY).exists() and read_summary(out).name == "demo")
+    simulate(out, "synthetic:demo", force=force, as_json=as_json, verbose=verbose, quiet=quiet)
 
 
 @contextmanager
