@@ -1,9 +1,9 @@
 """Do the tests notice a mutant? ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
-``not``, a decorator, a loop, a caught exception). Then the tests of the module's folder run and, if
-they pass, all others in `TESTS`. A mutant is noticed if a test fails, hangs or crashes. All of this
-happens in a temporary copy of the checkout.
+``not``, a decorator, a loop, a caught exception). Then tests that run the changed lines meet it. If
+they pass, the module's folder and all others in `TESTS` follow. A mutant is noticed if a test
+fails, hangs or crashes. All of this happens in a temporary copy of the checkout.
 
 The same seed and the same code give the same sample. A line with an addition has eleven mutants,
 most of them obvious, so the program draws at most one mutant from each place. Mutants that differ
@@ -37,6 +37,7 @@ from cosmic_ray.mutating import mutate_and_test, mutate_code
 from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, TestOutcome
+from coverage import CoverageData
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PACKAGE = Path("dpfact_flower")
@@ -59,6 +60,10 @@ _RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._ex
 """pytest without the final wait for threads, which a mutant may keep from ending."""
 _NOT_MET = "nightly or process or ray or deployment"
 _FAST, _SLOW = f"not (slow or {_NOT_MET})", f"slow and not ({_NOT_MET})"
+_COVERAGE = ("--cov=dpfact_flower", "--cov-context=test", "--cov-report=")
+"""Records the tests that run each line. Compiled lines have no tests in this record."""
+_MOST_COVERING = 200
+"""Number of covering tests that meet a mutant first."""
 _HANG_TIMES, _HANG_SECONDS = 6, 60
 """A test hangs if it takes this many times as long as the longest test without a mutant, and at
 least this many seconds. Other work on the machine must not count as a hang."""
@@ -216,14 +221,16 @@ class Bench:
     def measure(self) -> float:
         """Run all tests without a mutant to fill the cache. Return the seconds that this took."""
         began = time.perf_counter()
-        tests = command(everything(), 3600, f"({_FAST}) or ({_SLOW})")
-        run = subprocess.run(shlex.split(tests), capture_output=True, text=True, check=False)
+        tests = shlex.split(command(everything(), 3600, f"({_FAST}) or ({_SLOW})"))
+        run = subprocess.run([*tests, *_COVERAGE], capture_output=True, text=True, check=False)
         if run.returncode:
             raise RuntimeError(f"the tests fail without a mutant:\n{run.stdout[-2000:]}")
         cases = ElementTree.parse(".tests.xml").iter("testcase")
         longest = max(float(case.get("time", 0)) for case in cases)
         self._hang = max(_HANG_SECONDS, _HANG_TIMES * longest)
         self._most = self._hang + _HANG_TIMES * (time.perf_counter() - began)
+        self._record = CoverageData()
+        self._record.read()
         shutil.copytree(PACKAGE, self._whole)
         return time.perf_counter() - began
 
@@ -235,18 +242,26 @@ class Bench:
             for cached in COMPILED.rglob("*.nb[ic]"):
                 cached.unlink()
         try:
-            for marked in (_FAST, _SLOW):
-                for tests in met_by(path):
-                    if tests and (by := self._meet(mutant, tests, marked)):
-                        return by
-            return ""
+            covering = [(self._covering(mutant), _FAST)]
+            others = [(tests, marked) for marked in (_FAST, _SLOW) for tests in met_by(path)]
+            meetings = (self._meet(mutant, *each) for each in covering + others if each[0])
+            return next(filter(None, meetings), "")
         finally:
             folder = COMPILED if compiled else path.parent
             shutil.rmtree(folder)
             shutil.copytree(self._whole / folder.relative_to(PACKAGE), folder)
             shutil.rmtree(".hypothesis", ignore_errors=True)
 
-    def _meet(self, mutant: Mutant, tests: Sequence[Path], marked: str) -> str:
+    def _covering(self, mutant: Mutant) -> list[str]:
+        """Return tests that run a mutant's lines, those of the module's folder first."""
+        path, spec = mutant.spec.module_path, mutant.spec
+        tests_of = self._record.contexts_by_lineno(str(path.resolve()))
+        lines = range(spec.start_pos[0], spec.end_pos[0] + 1)
+        found = {test.split("|")[0] for line in lines for test in tests_of.get(line, ()) if test}
+        own = str(Path("tests") / path.parent.relative_to(PACKAGE))
+        return sorted(found, key=lambda test: (not test.startswith(own), test))[:_MOST_COVERING]
+
+    def _meet(self, mutant: Mutant, tests: Sequence[str | Path], marked: str) -> str:
         run = command(tests, self._hang, marked)
         result = mutate_and_test([mutant.spec], run, self._most)
         if result.test_outcome is TestOutcome.SURVIVED:
