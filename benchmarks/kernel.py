@@ -24,7 +24,7 @@ from dpfact_flower.site.round import scaled
 from dpfact_flower.solver.kernels import sgd
 from dpfact_flower.solver.kernels.order import visits
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import squared_error
+from dpfact_flower.tensor.cp import CPModel
 from dpfact_flower.tensor.stack import row_offsets, stack_factors
 
 _TARGETS = {"S": 15.0, "M": 15.0, "C": 20.0}
@@ -110,7 +110,8 @@ def digits(tensor: SparseTensor, rank: int, passes: int = 2) -> float:
             sgd.visit(stack, unused, rows, counts, step)
             naive_pass(rows - offsets[:-1].astype(np.int32), counts, A, B, C, step.eta)
     single = np.split(stack[:, :rank], offsets[1:-1])
-    errors = [squared_error(tensor, model).rmse.nonzeros for model in (single, (A, B, C))]
+    models = CPModel.of(*single), CPModel.of(A, B, C)
+    errors = [model.squared_error(tensor).rmse.nonzeros for model in models]
     return -math.log10(max(abs(errors[0] / errors[1] - 1), 1e-16))
 
 

@@ -6,7 +6,7 @@ Sums over all cells are computed in float64 from Gram matrices and the values at
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -124,41 +124,30 @@ class CPModel:
         return dense
 
     def squared_error(self, tensor: SparseTensor) -> SquaredError:
-        """Return sums of squared errors on a tensor of the same shape (see `squared_error`)."""
-        return squared_error(tensor, self.factors)
+        """Return exact sums of squared errors on a tensor of the same shape.
 
-
-def squared_error(tensor: SparseTensor, factors: Sequence[NDArray[Any]]) -> SquaredError:
-    """Return a CP model's exact sums of squared errors in float64.
-
-    The error over zero cells is ||M||^2 minus the sum of M's squares at the non-zeros. This
-    difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
-    """
-    parts = [((x - m) @ (x - m), m @ m) for x, m in _at_nonzeros(tensor, factors)]
-    nonzeros = math.fsum(error for error, _ in parts)
-    zeros = norm_squared(factors) - math.fsum(mass for _, mass in parts)
-    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, tensor.norm_squared())
+        The error over zero cells is ||M||^2 minus the sum of M's squares at the non-zeros. This
+        difference loses fewer digits to cancellation than ||X||^2 - 2<X,M> + ||M||^2.
+        """
+        if tensor.shape != self.shape:
+            raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {self.shape}")
+        errors, masses = [], []
+        for part in tensor.parts():
+            index = tensor.indices[part].copy()
+            first, last = index[0, 0], index[-1, 0]  # the entries are sorted by patient
+            index[:, 0] -= first
+            m = model_values(index, (self.factors[0][first : last + 1], *self.features))
+            error = tensor.values[part] - m
+            errors.append(error @ error)
+            masses.append(m @ m)
+        nonzeros = math.fsum(errors)
+        zeros = norm_squared(self.factors) - math.fsum(masses)
+        return SquaredError.on(tensor, nonzeros + zeros, nonzeros, tensor.norm_squared())
 
 
 def norm_squared(factors: Sequence[NDArray[Any]]) -> float:
     """Return the squared Frobenius norm of a CP model."""
     return float(hadamard([gram(factor) for factor in factors]).sum())
-
-
-def _at_nonzeros(
-    tensor: SparseTensor, factors: Sequence[NDArray[Any]]
-) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield the values of the tensor and of the model at the non-zero cells, in parts."""
-    shape = tuple(map(len, factors))
-    if tensor.shape != shape:
-        raise DataError(f"tensor: shape {tensor.shape} does not fit a model of {shape}")
-    features = [factor.astype(np.float64) for factor in factors[1:]]
-    for part in tensor.parts():
-        index = tensor.indices[part].copy()
-        first, last = index[0, 0], index[-1, 0]  # the entries are sorted by patient
-        patients = factors[0][first : last + 1].astype(np.float64)
-        index[:, 0] -= first
-        yield tensor.values[part].astype(np.float64), model_values(index, (patients, *features))
 
 
 def checked_matrices(matrices: Sequence[ArrayLike] | Any) -> Matrices:
