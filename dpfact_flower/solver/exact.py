@@ -18,10 +18,8 @@ from dpfact_flower.machine.threads import one_blas_thread, thread_count
 from dpfact_flower.solver.kernels.patients import LEAST_CURVATURE, update_rows
 from dpfact_flower.solver.mttkrp import Fibres, mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
-from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor import Array, Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import gram, hadamard
-from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import stack_factors
 
 _SWEEPS = 2

@@ -39,10 +39,8 @@ from dpfact_flower.solver.kernels.instructions import (
     store,
     zeros,
 )
-from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor import Array, Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import gram, hadamard
-from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import aligned_zeros, row_offsets, slices, stack_factors
 
 TILE = 3  # number of registers for one column of a block of patients

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.tensor import Array, Factors, SparseTensor
+from dpfact_flower.tensor import Array, Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import hadamard
-from dpfact_flower.tensor.error import SquaredError
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,10 +36,8 @@ from dpfact_flower.solver.kernels.order import Visits, entries_by_row, visits, z
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
-from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor import Array, Factors, SquaredError
 from dpfact_flower.tensor.cp import gram
-from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_values
 
 _GROWTH = 1.05

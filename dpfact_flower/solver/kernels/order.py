@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.machine.compiled import FAST, compiled
 from dpfact_flower.settings import SolverSettings
-from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor import Array, SparseTensor
 from dpfact_flower.tensor.stack import row_offsets, stacked_values
 
 _BLOCK = 512
