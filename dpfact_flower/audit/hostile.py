@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from dpfact_flower.audit.target import AuditTarget, Transcript, random_selection
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.privacy import Release, replay
+from dpfact_flower.privacy import replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
@@ -186,14 +186,11 @@ def hostile_transcript(target: AuditTarget, trial: int, rng: np.random.Generator
     start = list(STARTS.values())[(trial // 2 + trial // (2 * len(STARTS))) % len(STARTS)]
     planned = target.plan.start
     factors = [make((size, target.solver.rank), rng) for size in target.sizes]
+    selection = random_selection(target, rng)
+    released = start(planned.count, planned.sigma, rng)
     return target.transcript(
         tuple(np.clip(factor, -1e6, 1e6).astype(np.float32) for factor in factors),
-        random_selection(target, rng),
-        {planned.round: as_release(start(planned.count, planned.sigma, rng))},
+        selection,
+        {planned.round: replay([released.astype(np.float32)], [])},
         relative_l21=(target.solver.relative_l21 or 1.0) if trial % 2 else 0.0,
     )
-
-
-def as_release(values: NDArray[np.floating]) -> Release:
-    """Turn values into the release that a site would read from its ledger."""
-    return replay([values.astype(np.float32)], [])

@@ -26,12 +26,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.audit.finding import Z_LIMIT, Finding
-from dpfact_flower.audit.hostile import Patient, alone, as_release, joined, random_patients, site_of
-from dpfact_flower.audit.target import SIGMA, AuditTarget, SimulatedSite, Transcript, noise_of
+from dpfact_flower.audit.hostile import Patient, alone, joined, random_patients, site_of
+from dpfact_flower.audit.target import (
+    SIGMA,
+    AuditTarget,
+    Integers,
+    SimulatedSite,
+    Transcript,
+    noise_of,
+)
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.privacy.patient.releases import PlannedRelease
+from dpfact_flower.tensor import Floats
 from dpfact_flower.wire.protocol import SiteReply
 
 _CODES, _KEPT, _RANK, _PATIENTS = 5, 4, 2, 6
@@ -50,14 +58,18 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The data with and without the group, the group alone, and what else the adversary knows."""
+    """The data with and without the group of `canaries`, and what else the adversary knows.
+
+    `sums` holds, for each release, the sum without the group in grid units, and the group's part in
+    standard deviations of the noise.
+    """
 
     target: AuditTarget
     transcript: Transcript
     without: SiteData
     with_group: SiteData
-    group: SiteData
     canaries: int
+    sums: dict[PlannedRelease, tuple[Integers, Floats]]
 
 
 def audit_likelihood(
@@ -72,20 +84,22 @@ def audit_likelihood(
     game = _game(target, rng)
     releases = game.target.plan.releases
     ratios = np.empty((2, runs, len(releases)))
-    claimed, reached, added_up = np.zeros(len(releases)), math.inf, 0.0
+    claimed, added_up = np.zeros(len(releases)), 0.0
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a disk would take longer
     with TemporaryDirectory(prefix="dpfact-audit-", dir=memory) as name:
         folder = Path(name)
         for run in range(runs):
             for world, site in enumerate((game.without, game.with_group)):
                 place = folder / f"{run}-{world}"
-                ratios[world, run], share = _log_ratios(game, _replies(game, site, place))
-                reached = min(reached, share)
+                ratios[world, run] = _log_ratios(game, site, place)
                 if run < _LEDGERS_READ:
                     each, total = _ledger_mu(place / site.name, releases)
                     claimed, added_up = np.maximum(claimed, each), max(added_up, total)
                 shutil.rmtree(place)
     k = game.canaries
+    norms = [
+        float(np.linalg.norm(part)) * r.sigma / r.sensitivity for r, (_, part) in game.sums.items()
+    ]
     whole = estimate(*ratios.sum(axis=2))
     single = [estimate(*ratios[:, :, place]) for place in range(len(releases))]
     off = [(e.mu - k * mu) / e.error for e, mu in zip(single, claimed, strict=True)]
@@ -108,7 +122,7 @@ def audit_likelihood(
         ),
         Finding(
             "likelihood ratio: canaries",
-            reached,
+            min(norms) / k,
             (0.99, math.inf),
             "smallest share of the sensitivity that a canary reached in a release",
         ),
@@ -142,12 +156,15 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
         for v in target.site.vocabularies
     )
     shell = site_of("tiny", vocabularies, random_patients((_CODES,) * modes, _PATIENTS, rng))
-    tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK, relative_l21=0.0), privacy)
-    mu = math.sqrt(sum((tiny.sensitivity(r) / r.sigma) ** 2 for r in tiny.plan.releases))
+    tiny = AuditTarget.of(shell, replace(target.solver, rank=_RANK), privacy)
+    mu = math.sqrt(sum((r.sensitivity / r.sigma) ** 2 for r in tiny.plan.releases))
     number = min(_LARGEST_GROUP, max(1, math.ceil(_SEPARATION / mu)))
     # The canaries' codes are exactly those of phenotype 1 in `_transcript`.
     group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
-    return _Game(tiny, _transcript(tiny), shell, joined(shell, group), alone(shell, group), number)
+    transcript, joint = _transcript(tiny), joined(shell, group)
+    without, part = (SimulatedSite(tiny, transcript, site) for site in (shell, alone(shell, group)))
+    sums = {r: (without.play(r)[0], part.play(r)[0] / SIGMA) for r in tiny.plan.releases}
+    return _Game(tiny, transcript, shell, joint, number, sums)
 
 
 def _transcript(tiny: AuditTarget) -> Transcript:
@@ -160,35 +177,18 @@ def _transcript(tiny: AuditTarget) -> Transcript:
     return tiny.transcript((factor,) * len(tiny.sizes), kept if tiny.privacy.codes else ())
 
 
-def _replies(game: _Game, site: SiteData, state_dir: Path) -> dict[int, NDArray[np.float32]]:
-    """Run a site from an empty ledger to the end of a run, and return its replies by round."""
-    client, replies = game.target.client(state_dir, site), {}
-    for planned in game.target.plan.releases:
+def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
+    """Run a site from an empty ledger, and return the log likelihood ratio of each reply.
+
+    Without a ridge, no sum depends on earlier replies, so the run's log ratio is the ratios' sum.
+    """
+    client, ratios = game.target.client(state_dir, site), []
+    for planned, (base, part) in game.sums.items():
         arrays, _, config = client.fit(*game.transcript.requests[planned.round].to_wire())
         reply = SiteReply.from_wire(arrays, config, [(planned.count,)])
-        replies[planned.round] = reply.arrays[0]
-    return replies
-
-
-def _log_ratios(game: _Game, replies: dict[int, NDArray[np.float32]]) -> tuple[list[float], float]:
-    """Return each release's log likelihood ratio, and how close the canaries come to the bounds.
-
-    Each ratio is conditional on earlier releases, because the sums before noise are computed from
-    the site's earlier replies. The log ratio of the whole run is therefore the sum of these ratios.
-    """
-    heard = replace(
-        game.transcript, releases={number: as_release(values) for number, values in replies.items()}
-    )
-    ratios, reached = [], math.inf
-    for planned in game.target.plan.releases:
-        base = SimulatedSite(game.target, heard, game.without).bounded(planned)
-        part = SimulatedSite(game.target, heard, game.group).bounded(planned) / SIGMA
-        noise = noise_of(planned, base, replies[planned.round])
-        square = float(part @ part)
-        ratios.append(float(noise @ part) - square / 2)
-        bound = game.target.sensitivity(planned) / planned.sigma * game.canaries
-        reached = min(reached, math.sqrt(square) / bound)
-    return ratios, reached
+        noise = noise_of(planned, base, reply.arrays[0])
+        ratios.append(float(noise @ part) - float(part @ part) / 2)
+    return ratios
 
 
 def _ledger_mu(

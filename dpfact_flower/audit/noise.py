@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from scipy import signal, stats
 
 from dpfact_flower.audit.finding import ALPHA, Finding, count_of
-from dpfact_flower.audit.hostile import as_release
 from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, random_selection
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
 from dpfact_flower.tensor import Factors, Floats
@@ -60,10 +59,7 @@ def audit_noise(
     own: list[_Sample] = []
     bounds = [target.privacy.bound, *(b for b in _BOUNDS if b != target.privacy.bound)]
     for number, bound in enumerate(bounds):
-        asked = target
-        if bound != target.privacy.bound:
-            privacy = replace(target.privacy, bound=bound)
-            asked = AuditTarget.of(target.site, target.solver, privacy)
+        asked = AuditTarget.of(target.site, target.solver, replace(target.privacy, bound=bound))
         releases = [r for r in asked.plan.releases if number == 0 or KINDS[r.kind].clipped]
         samples = [_sample(asked, planned, values, rng) for planned in releases]
         scales += [_scale(asked, sample, f"bound {bound:g}") for sample in samples]
@@ -76,14 +72,7 @@ def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
     """Run one round, with one transcript, in enough jobs to obtain `values` values."""
-    start = target.plan.start
-    released = {start.round: as_release(np.full(start.count, 100 * start.sigma))}
-    transcript = target.transcript(
-        _plain_factors(target, rng),
-        random_selection(target, rng),
-        {} if planned == start else released,
-        relative_l21=0.0,  # a ridge costs time, and does not affect the noise
-    )
+    transcript = target.transcript(_plain_factors(target, rng), random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
     for job in range(jobs):

@@ -62,8 +62,7 @@ def audit_sensitivity(
             part = _totals(target, transcript, alone(site, [patient]))
             for release in planned:
                 moved = with_extra[release] - without[release]
-                share = _share(moved, target.sensitivity(release), release)
-                farthest[release] = max(farthest[release], share)
+                farthest[release] = max(farthest[release], _share(moved, release))
                 changed[release] += not np.array_equal(moved, part[release])
     return (
         *(_reach(target, release, farthest[release]) for release in planned),
@@ -96,17 +95,17 @@ def _totals(
     return {release: world.play(release)[0] for release in target.plan.releases}
 
 
-def _share(moved: Integers, sensitivity: float, release: PlannedRelease) -> Fraction:
+def _share(moved: Integers, release: PlannedRelease) -> Fraction:
     """Return the squared distance divided by the squared sensitivity, as an exact fraction."""
     square = sum(int(value) ** 2 for value in moved[moved != 0])
-    return square / (Fraction(sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
+    return square / (Fraction(release.sensitivity) * SIGMA / Fraction(release.sigma)) ** 2
 
 
 def _reach(target: AuditTarget, release: PlannedRelease, share: Fraction) -> Finding:
     measured = math.sqrt(share)
     # The comparison with the bound is exact, and rounding must not hide its result.
     measured = max(measured, math.nextafter(1, 2)) if share > 1 else min(measured, 1.0)
-    detail = f"largest change by one patient, as a share of {target.sensitivity(release):g}"
+    detail = f"largest change by one patient, as a share of {release.sensitivity:g}"
     if share > 1:
         detail += f": too large by {measured - 1:.2g}"
     elif measured < _REACHED:

@@ -16,7 +16,7 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import Release
 from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
-from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease, carried_by
+from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState
@@ -60,23 +60,16 @@ class AuditTarget:
         """Return a release's name, as shown in the findings."""
         return planned.name([vocabulary.name for vocabulary in self.site.vocabularies])
 
-    def sensitivity(self, planned: PlannedRelease) -> float:
-        """Return the largest L2 distance by which one patient may change a release."""
-        return KINDS[planned.kind].sensitivity(self.privacy.bound)
-
     def transcript(
         self,
         anchors: Factors,
         selection: Selection = (),
         releases: Mapping[int, Release] | None = None,
         *,
-        relative_l21: float | None = None,
+        relative_l21: float = 0.0,
     ) -> "Transcript":
         """Return a server's requests for a run. Rounds that need factors get `anchors`."""
-        solver = self.solver
-        if relative_l21 is not None:
-            solver = replace(solver, relative_l21=relative_l21)
-        requests = {}
+        solver, requests = replace(self.solver, relative_l21=relative_l21), {}
         for number in range(1, self.plan.rounds + 1):
             planned = self.plan.release_of(number)
             carries = carried_by(planned)
@@ -151,13 +144,10 @@ class SimulatedSite:
         """Return a round's release from the transcript or, if it has none, from the site."""
         return self._released.get(round_number)
 
-    def bounded(self, planned: PlannedRelease) -> Integers:
-        """Return a planned release's exact sum before noise, in grid units."""
-        return self._work(planned).bounded(planned, self).total
-
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
-        """Run a round as the site does, and return the sum without noise and the release."""
-        work = self._work(planned)
+        """Run a round as the site does, and return the sum in grid units and the release."""
+        request = replace(self._transcript.requests[planned.round], job=self._job)
+        work = PatientRound(self._site, request, site=self._name, simulation=False)
         total = work.bounded(planned, self).total.copy()
         outcome = work.run(self)
         self._state = outcome.state
@@ -166,10 +156,6 @@ class SimulatedSite:
             raise SettingsError("secure-sums: an audit needs runs in which sites add all noise")
         self._released.setdefault(planned.round, released)
         return total, released
-
-    def _work(self, planned: PlannedRelease) -> PatientRound:
-        request = replace(self._transcript.requests[planned.round], job=self._job)
-        return PatientRound(self._site, request, site=self._name, simulation=False)
 
 
 def noise_of(
