@@ -38,8 +38,8 @@ class Solver:
     pull: float = 1.0
     """Fraction of the relative elastic weight that the solver applies."""
 
-    def check(self, settings: SolverSettings) -> Loss:
-        """Return the loss named in the settings. Refuse settings the solver cannot use."""
+    def check(self, settings: SolverSettings) -> None:
+        """Refuse settings that the solver cannot use."""
         loss, name = losses.find(settings.loss), settings.solver
         if not (self.any_loss or loss.is_squared):
             raise SettingsError(
@@ -59,7 +59,6 @@ class Solver:
             )
         if settings.clip > 0 and not self.clips:
             raise SettingsError(f"clip: applies to psgd alone; set it to 0 with solver {name!r}")
-        return loss
 
     def elastic_weight(
         self, tensor: SparseTensor, factors: Factors, settings: SolverSettings
