@@ -49,8 +49,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, shape)  # type: ignore[no-untyped-call]
 
 
-def _operation(function: Callable[..., Any]) -> Any:
-    return intrinsic(function)  # a type checker would expect the emitter's arguments from callers
+_operation: Any = intrinsic  # a type checker would expect the emitter's arguments from callers
 
 
 @_operation
@@ -92,7 +91,7 @@ def load(_: Any, registers: Any, start: Any, offset: Any) -> Any:
         found = []
         for place in _places(builder, kind, *arguments[1:]):
             found.append(builder.load(place))
-            found[-1].align = _alignment(signature.return_type)
+            found[-1].align = start.dtype.bitwidth // 8
         return _packed(builder, kind, found)
 
     return Vector(start.dtype, registers.count)(registers, start, types.int64), emit
@@ -102,11 +101,10 @@ def load(_: Any, registers: Any, start: Any, offset: Any) -> Any:
 def store(_: Any, start: Any, offset: Any, vector: Any) -> Any:
     """Write a vector to memory."""
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = signature.args[2]
-        places = _places(builder, context.get_value_type(kind), *arguments[:2])
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        places = _places(builder, context.get_value_type(vector), *arguments[:2])
         for value, place in zip(_registers(builder, arguments[2]), places, strict=True):
-            builder.store(value, place).align = _alignment(kind)
+            builder.store(value, place).align = vector.real.bitwidth // 8
         return context.get_dummy_value()
 
     return types.void(start, types.int64, vector), emit
@@ -133,7 +131,9 @@ def fma(_: Any, x: Any, y: Any, z: Any) -> Any:
 @_operation
 def at_least(_: Any, x: Any, floor: Any) -> Any:
     """Return the element-wise maximum of `x` and `floor`. A NaN in `x` stays NaN."""
-    return _each(_at_least, x, floor)
+    return _each(
+        lambda builder, x, y: builder.select(builder.fcmp_ordered("<", x, y), y, x), x, floor
+    )
 
 
 @_operation
@@ -200,15 +200,6 @@ def _each(emit_one: Callable[..., Any], *kinds: Any) -> tuple[Any, Callable[...,
 
 def _fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
     return builder.fadd(builder.fmul(x, y, flags=_FLAGS), z, flags=_FLAGS)
-
-
-def _at_least(builder: Any, x: Any, floor: Any) -> Any:
-    return builder.select(builder.fcmp_ordered("<", x, floor), floor, x)
-
-
-def _alignment(kind: Any) -> int:
-    """Return the size in bytes of one value in a vector or at a pointer."""
-    return int((kind.real if isinstance(kind, Vector) else kind.dtype).bitwidth // 8)
 
 
 def _places(builder: Any, kind: Any, start: Any, offset: Any) -> list[Any]:
