@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import DivergenceError
 from dpfact_flower.machine.compiled import compiled
-from dpfact_flower.machine.threads import one_blas_thread, thread_count
+from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.solver.kernels.patients import LEAST_CURVATURE, update_rows
 from dpfact_flower.solver.mttkrp import Fibres, mttkrp, stacked_mttkrp
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
@@ -55,10 +55,9 @@ def exact(problem: LocalProblem) -> LocalResult:
                     "the factors are too large for float32"
                 )
     factors = tuple(site.factor(n).copy() for n in range(site.modes))
-    grams, norm_squared = tuple(site.grams), site.fibres.norm_squared
-    everywhere = 2 * loss(norm_squared, after, grams)  # the non-zeros would need a pass
-    error = SquaredError.on(problem.tensor, everywhere, None, norm_squared)
-    return LocalResult(factors, tuple(trace), problem.step_size, 0, grams, error)
+    everywhere = 2 * loss(site.norm_squared, after, site.grams)  # the non-zeros would need a pass
+    error = SquaredError.on(problem.tensor, everywhere, None, site.norm_squared)
+    return LocalResult(factors, tuple(trace), problem.step_size, 0, tuple(site.grams), error)
 
 
 class _Site:
@@ -69,7 +68,7 @@ class _Site:
         self.floor = 0.0 if self.settings.nonnegative else -math.inf
         self.modes = problem.tensor.ndim
         self.fibres = Fibres.of(problem.tensor)
-        self.threads = thread_count()
+        self.norm_squared = problem.tensor.norm_squared()
         self.stack = stack_factors(problem.factors)
         np.maximum(self.stack, np.float32(self.floor), out=self.stack)
         self.grams = [gram(self.factor(n)) for n in range(self.modes)]
@@ -80,7 +79,7 @@ class _Site:
 
     def objective(self, inner: float) -> float:
         """Return the value of eq. (norm), given <X, M>."""
-        value = loss(self.fibres.norm_squared, inner, self.grams)
+        value = loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
         pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
         return value + self.settings.gamma * pull
@@ -104,9 +103,8 @@ class _Site:
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
-                self.fibres, self.stack, q,
-                floor=self.floor, sweeps=_PATIENT_SWEEPS, threads=self.threads,
-            )  # fmt: skip
+                self.fibres, self.stack, q, floor=self.floor, sweeps=_PATIENT_SWEEPS
+            )
             return (product[:, : len(q)] if self.modes > 2 else None), before
         A, product = self.factor(0), self._mttkrp(0)
         before = _inner(product, A)
@@ -115,8 +113,7 @@ class _Site:
         return None, before
 
     def _mttkrp(self, mode: int) -> Array:
-        product = stacked_mttkrp(self.fibres, self.stack, mode, threads=self.threads)
-        return product[:, : self.settings.rank]
+        return stacked_mttkrp(self.fibres, self.stack, mode)[:, : self.settings.rank]
 
     def _others(self, mode: int) -> NDArray[np.float64]:
         return hadamard(self.grams[:mode] + self.grams[mode + 1 :])

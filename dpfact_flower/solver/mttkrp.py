@@ -17,7 +17,6 @@ or float64.
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,12 +82,6 @@ class Fibres:
         offsets = tuple(row_offsets(tensor.shape).tolist())
         return cls(tensor, starts, patients, blocks, chunks, offsets)
 
-    @cached_property
-    def norm_squared(self) -> float:
-        """Squared Frobenius norm of the tensor, summed in float64."""
-        values = self.tensor.values
-        return float(np.einsum("s,s->", values, values, dtype=np.float64))
-
     def rows(self, stack: Array, mode: int) -> Array:
         """Return a view of one mode's rows in a stack, padding included."""
         return stack[self.offsets[mode] : self.offsets[mode + 1]]
@@ -114,7 +107,7 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
     return product[:, : factors[0].shape[1]]
 
 
-def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | None = None) -> Array:
+def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int) -> Array:
     """Compute `mttkrp` from a tensor's fibres and stacked factors.
 
     The result is float64 for feature modes. For the patients' mode, it has the type of the stack,
@@ -136,7 +129,7 @@ def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int, *, threads: int | No
     total = np.zeros((size if mode > 0 else 0, width))
     ends = fibres.patients[fibres.blocks[fibres.chunks]].tolist()
     ranges = list(itertools.pairwise(ends))
-    for out in in_order(part, ranges, threads=threads or thread_count()):
+    for out in in_order(part, ranges, threads=thread_count()):
         if mode > 0:
             total += out
     return total if mode > 0 else patients
@@ -233,7 +226,7 @@ def squared_error(
     nonzeros = sum(squares for squares, _, _ in parts)
     model = float(hadamard(grams or [gram(factor) for factor in factors]).sum())
     zeros = model - sum(mass for _, _, mass in parts)
-    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, fibres.norm_squared)
+    return SquaredError.on(tensor, nonzeros + zeros, nonzeros, tensor.norm_squared())
 
 
 def inner_product(tensor: SparseTensor, factors: Factors) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
-from dpfact_flower.machine.threads import in_order
+from dpfact_flower.machine.threads import in_order, thread_count
 from dpfact_flower.solver.kernels.instructions import (
     Offsets,
     Registers,
@@ -53,7 +53,7 @@ _STRIP = (0,) * _SUMS  # registers for the gradients of a strip
 
 
 def update_rows(
-    fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int, threads: int
+    fibres: Fibres, stack: Array, q: Array, *, floor: float, sweeps: int
 ) -> tuple[Array, float, Array]:
     """Update A in place by sweeps over its columns. `exact.update_patients` explains `q`.
 
@@ -83,7 +83,7 @@ def update_rows(
     product, inner = np.zeros((tensor.shape[1], width)), 0.0
     gram = np.zeros((width + _SUMS, width))
     parts = list(itertools.pairwise(fibres.chunks.tolist()))
-    for out, part_of_inner, part_of_gram in in_order(part, parts, threads=threads):
+    for out, part_of_inner, part_of_gram in in_order(part, parts, threads=thread_count()):
         product += out
         inner += part_of_inner
         gram += part_of_gram
@@ -129,8 +129,7 @@ def _update_blocks(
         _scatter(registers, indices, starts, patients, first, end, stack, offsets, sums, rows, out)
         _add_gram(registers, outers, rank, rows, end - first, squares)
         if block % _FEW == 0 or block == end_block - 1:
-            for place in range(gram.size):  # to float64, before float32 loses digits
-                gram.flat[place] += squares.flat[place]
+            gram += squares  # to float64, before float32 loses digits
             squares[:] = 0
     return inner
 
