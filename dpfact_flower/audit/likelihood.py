@@ -138,13 +138,10 @@ def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> E
 
 
 def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
-    """Return the data sets of a tiny made-up site, for a run with the settings' epsilon and bound.
-
-    All releases have the same cost, so omitting any one from the ledger causes a large error.
-    """
+    """Return the data of a tiny made-up site, for a run with the settings' epsilon and bound."""
     modes = len(target.site.vocabularies)
     counted = bool(target.privacy.codes)
-    privacy = replace(
+    privacy = replace(  # releases of equal cost, so that omitting any one shows
         target.privacy,
         start_share=1 / (1 + modes),
         refine_rounds=1,

@@ -51,9 +51,7 @@ def audit_noise(
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
-    `seeded` says whether a noise seed in the settings makes the noise predictable. Some findings
-    give a release's standard deviation as a fraction of the planned value. The others give the
-    mean, the shape, the largest correlation of each kind, and repeated or predictable noise.
+    `seeded` says whether a noise seed in the settings makes the noise predictable.
     """
     scales: list[Finding] = []
     own: list[_Sample] = []

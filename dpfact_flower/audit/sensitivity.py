@@ -42,9 +42,7 @@ def audit_sensitivity(
 ) -> tuple[Finding, ...]:
     """Test the sensitivity of every release in the plan with random and hostile input.
 
-    Each trial has a small site, a transcript and two patients to add. There are two findings for
-    each release. The largest change must be between 0.99 and 1 times the sensitivity. No other
-    patient's contribution may change.
+    Each trial has a small site, a transcript and two patients to add.
     """
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}

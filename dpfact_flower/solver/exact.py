@@ -2,6 +2,10 @@
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
 Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
+An update needs the mode's MTTKRP (`product`), the Hadamard product of the other factors' Gram
+matrices (`q`), and the smallest allowed value (`floor`): 0 for non-negative factors, and minus
+infinity otherwise.
+
 If a phenotype's column of A becomes zero, its feature columns depend only on their anchors. The
 phenotype returns only if the gradient of its column of A then has a norm above mu.
 """
@@ -126,11 +130,7 @@ def _inner(product: Array, factor: Array) -> float:
 def update_patients(
     A: Array, product: Array, q: Array, mu: float, floor: float, *, sweeps: int = 1
 ) -> NDArray[np.float32]:
-    """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times.
-
-    `product` is the MTTKRP of mode 0, and `q` is the Hadamard product of the feature factors' Gram
-    matrices. `floor` is 0 for non-negative factors and minus infinity otherwise.
-    """
+    """Minimise eq. (patnorm) over the columns of A in turn, `sweeps` times."""
     columns = np.array(A.T, np.float32, order="C")
     target, weights = np.array(product.T, np.float32, order="C"), q.astype(np.float32)
     for _ in range(sweeps):
@@ -158,8 +158,7 @@ def update_features(
     Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
     solution is computed as a correction to the factor. The factor therefore stays unchanged in
     directions in which Q + gamma I is singular. With non-negativity, the objective is minimised
-    column by column. `product` is the mode's MTTKRP, and `q` is the Hadamard product of the
-    other factors' Gram matrices.
+    column by column.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))
@@ -185,8 +184,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 
     A column without curvature has no effect on the model. Such a column becomes zero if `mu` is
     positive, and stays unchanged otherwise. `columns` and `target` are the transposes of F and P,
-    so that each column is contiguous. F, P and Q are all float32 or all float64. `floor` is 0 for
-    non-negative factors and minus infinity otherwise.
+    so that each column is contiguous. F, P and Q are all float32 or all float64.
     """
     for first in range(0, len(columns), _PANEL):
         panel = slice(first, first + _PANEL)
@@ -199,10 +197,7 @@ def descend(columns: Array, target: Array, q: Array, mu: float, floor: float) ->
 def _descend_panel(
     columns: Array, gradient: Array, q: Array, first: int, mu: float, floor: float
 ) -> None:
-    """Minimise the function over each column of a panel in turn. The panel begins at `first`.
-
-    `gradient` is ``target - q @ columns`` for the panel, and is overwritten.
-    """
+    """Descend over a panel's columns, and overwrite their `gradient`, ``target - q @ columns``."""
     real = columns.dtype.type
     rows = columns.shape[1]
     least = real(floor)

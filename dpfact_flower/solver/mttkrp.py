@@ -165,10 +165,7 @@ def _contract(
     registers: Registers, indices: Array, values: Array, starts: Array, first: int, end: int,
     stack: Array, offsets: Offsets, mode: int, out: Array,
 ) -> None:  # fmt: skip
-    """Add the terms of fibres first..end-1 to `out`, the MTTKRP of a mode other than the last.
-
-    `out` has the same type as the stack, and its shape is (I_mode, padded R).
-    """
+    """Add the terms of fibres first..end-1 to `out`, the MTTKRP of a mode other than the last."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     factors, sums = pointer(stack), pointer(out)

@@ -127,10 +127,7 @@ class _Site:
         return tuple(np.split(stack[:, : self.settings.rank], self.offsets[1:-1]))
 
     def run_pass(self, stack: Array, model: Array, eta: float) -> None:
-        """Make one pass of visits, and then take the proximal step (Algorithm 1, lines 4 to 9).
-
-        `model` is a copy of the stack, from which zero cells are drawn.
-        """
+        """Make a pass with zero cells from `model`, then shrink (Algorithm 1, lines 4 to 9)."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -188,10 +185,7 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Factors, *, zeros: bool
 ) -> float:
-    """Return the loss over all cells, or only over the entries if `zeros` is false.
-
-    The sample holds all entries and some weighted zero cells, as `visits` yields them.
-    """
+    """Estimate the loss over all cells from a sample of `visits`. Without `zeros`, omit zeros."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

@@ -96,16 +96,12 @@ def _draw_entries(
     indices: Array, values: Array, offsets: tuple[int, ...], start: int, seed: np.uint64,
     number: int, places: Array, rows: Array, counts: Array,
 ) -> None:  # fmt: skip
-    """Write a block's entries in random order to the places that hold no zero cells.
-
-    Entries are read in sequence and written in random order, because the output fits into the
-    cache, but the input may not.
-    """
+    """Write a block's entries in random order to the places that hold no zero cells."""
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates
         other = np.int64(random_number(seed, number + s) * (s + 1))
         places[s], places[other] = places[other], places[s]
-    for s in range(len(places)):
+    for s in range(len(places)):  # read in sequence: only the output is sure to fit into the cache
         place = places[s]
         for n in range(modes):
             rows[place, n] = offsets[n] + indices[start + s, n]
@@ -168,13 +164,12 @@ class _ZeroCells:
 
 @compiled(**FAST)
 def _table(sizes: Array) -> Array:
-    """Build a table from which places are drawn with probabilities proportional to `sizes`.
+    """Build a table for draws in proportion to `sizes` (Walker's alias method, after Vose).
 
-    The table is for Walker's alias method (after Vose). A draw first picks a place uniformly.
-    The place's threshold is the probability that the draw keeps this place. Otherwise, the draw
-    takes the place's alternative. `sizes` holds non-negative values and has shape (places, R). The
-    result has shape (R, places, 2). Its last axis holds the threshold times `_WHOLE`, and the
-    alternative. If all sizes in a column are 0, every place is kept.
+    A draw picks a place uniformly. With a probability of the place's threshold, it keeps the place.
+    Otherwise, it takes the place's alternative. `sizes` has shape (places, R). The result has shape
+    (R, places, 2). Its last axis holds the threshold times `_WHOLE`, and the alternative. If all
+    sizes in a column are 0, every place is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -212,12 +207,11 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Draw a block's zero cells, and write them to random places in `rows` and `counts`.
+    """Draw a block's zero cells, with count -1, at random places. Return how many numbers it took.
 
-    The remaining places are written to `places` in ascending order. `rows` and `counts` have the
-    same format as in `visits`, but the count of every zero cell is -1. The last four arguments come
+    The remaining places are written to `places` in ascending order. The last four arguments come
     from `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype,
-    its patient and its codes. Return how many random numbers were used.
+    its patient and its codes.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0

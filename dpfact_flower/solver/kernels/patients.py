@@ -92,11 +92,7 @@ def update_rows(
 
 
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
-    """Allocate scratch memory for a block of `fibres` fibres.
-
-    The arrays hold, in order: each fibre's sum over the last mode, A's rows, the MTTKRP's rows,
-    the columns of A and of the MTTKRP, the gradients of a strip, and the Gram matrix.
-    """
+    """Allocate memory for a block of `fibres` fibres. `_update_blocks` names the arrays."""
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (
         (fibres, width), (rows, width), (BLOCK, width), (width, BLOCK), (width, BLOCK),
@@ -139,10 +135,7 @@ def _gather(
     registers: Registers, indices: Array, values: Array, starts: Array, patients: Array, first: int,
     end: int, stack: Array, offsets: Offsets, sums: Array, rows: Array, product: Array,
 ) -> float:  # fmt: skip
-    """Contract a block's fibres with the last factor, copy its rows of A, and compute their MTTKRP.
-
-    Return the inner product of these rows of A and their MTTKRP.
-    """
+    """Copy a block's rows of A, compute their MTTKRP, and return the inner product of the two."""
     width, modes = stack.shape[1], len(offsets) - 1
     cells, counts, begin = pointer(indices), pointer(values), pointer(starts)
     fibres, factors, kept = pointer(patients), pointer(stack), pointer(sums)

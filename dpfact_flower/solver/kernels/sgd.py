@@ -84,10 +84,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 def squares(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Sum (x - m)^2, x m and m^2 over all entries, where x is the data and m is the model's value.
-
-    The model's values are computed in float32, and the sums in float64.
-    """
+    """Sum (x - m)^2, x m and m^2 in float64, over all entries x with the model's float32 values m."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
 
@@ -194,10 +191,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that its product with two rows has a norm of at most `longest`.
-
-    If `longest` is 0, there is no bound.
-    """
+    """Return `step`. A non-zero `longest` bounds the norm of its product with two rows."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
