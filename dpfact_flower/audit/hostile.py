@@ -57,11 +57,9 @@ def patient_of(site: SiteData, row: int) -> Patient:
     )
 
 
-def random_patients(
-    sizes: Sequence[int], number: int, rng: np.random.Generator
-) -> tuple[Patient, ...]:
+def random_patients(sizes: Sequence[int], number: int, rng: np.random.Generator) -> list[Patient]:
     """Return random patients, each with a few cells that hold small counts."""
-    return tuple(_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number))
+    return [_some_cells(sizes, int(rng.integers(1, 9)), rng) for _ in range(number)]
 
 
 def _some_cells(sizes: Sequence[int], number: int, rng: np.random.Generator) -> Patient:

@@ -23,7 +23,6 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpfact_flower.audit.finding import Z_LIMIT, Finding
 from dpfact_flower.audit.hostile import Patient, alone, joined, random_patients, site_of
@@ -129,7 +128,7 @@ def audit_likelihood(
     )
 
 
-def estimate(without: NDArray[np.float64], with_group: NDArray[np.float64]) -> Estimate:
+def estimate(without: Floats, with_group: Floats) -> Estimate:
     """Estimate the distance between the means of two samples, in pooled standard deviations."""
     spread = math.sqrt((without.var(ddof=1) + with_group.var(ddof=1)) / 2)
     mu = float(with_group.mean() - without.mean()) / spread
@@ -188,9 +187,7 @@ def _log_ratios(game: _Game, site: SiteData, state_dir: Path) -> list[float]:
     return ratios
 
 
-def _ledger_mu(
-    folder: Path, releases: Sequence[PlannedRelease]
-) -> tuple[NDArray[np.float64], float]:
+def _ledger_mu(folder: Path, releases: Sequence[PlannedRelease]) -> tuple[Floats, float]:
     """Return the mu of each release in a site's ledger and the mu of the whole ledger."""
     with Ledger(folder, create=False) as ledger:
         rows = {row.round: row.events for row in ledger.rows()}

@@ -18,7 +18,8 @@ from scipy import signal, stats
 from dpfact_flower.audit.finding import ALPHA, Finding, count_of
 from dpfact_flower.audit.target import AuditTarget, SimulatedSite, noise_of, random_selection
 from dpfact_flower.privacy.patient.releases import KINDS, PlannedRelease
-from dpfact_flower.tensor import Factors, Floats
+from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.tensor import Floats
 
 _BOUNDS = (0.1, 1.0)
 _STREAMS = ("site", "asked again", "other site")
@@ -43,11 +44,7 @@ class _Sample:
 
 
 def audit_noise(
-    target: AuditTarget,
-    rng: np.random.Generator,
-    *,
-    values: int = 40_000,
-    seeded: bool = False,
+    target: AuditTarget, rng: np.random.Generator, *, values: int = 40_000, seeded: bool = False
 ) -> tuple[Finding, ...]:
     """Test the noise in every release of the plan, with at least `values` values per release.
 
@@ -70,7 +67,8 @@ def _sample(
     target: AuditTarget, planned: PlannedRelease, values: int, rng: np.random.Generator
 ) -> _Sample:
     """Run one round, with one transcript, in enough jobs to obtain `values` values."""
-    transcript = target.transcript(_plain_factors(target, rng), random_selection(target, rng))
+    factors = initial_factors(target.sizes, target.solver.rank, seed=planned.round)
+    transcript = target.transcript(factors, random_selection(target, rng))
     jobs = max(2, math.ceil(values / planned.count / len(_STREAMS)))
     streams: dict[str, list[Floats]] = {stream: [] for stream in _STREAMS}
     for job in range(jobs):
@@ -80,12 +78,6 @@ def _sample(
             total, release = world.play(planned)
             streams[stream].append(noise_of(planned, total, release.arrays[0]))
     return _Sample(planned, {name: np.array(rows) for name, rows in streams.items()})
-
-
-def _plain_factors(target: AuditTarget, rng: np.random.Generator) -> Factors:
-    """Return factors that an honest server might send: non-negative columns of norm 1."""
-    made = (rng.gamma(0.3, 1.0, (size, target.solver.rank)) + 1e-3 for size in target.sizes)
-    return tuple((factor / np.linalg.norm(factor, axis=0)).astype(np.float32) for factor in made)
 
 
 # --- One release ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.store import SiteState
-from dpfact_flower.tensor import Factors, Selection, Weights
+from dpfact_flower.tensor import Factors, Floats, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.protocol import RoundRequest
 
@@ -158,9 +158,7 @@ class SimulatedSite:
         return total, released
 
 
-def noise_of(
-    planned: PlannedRelease, total: Integers, values: NDArray[np.float32]
-) -> NDArray[np.float64]:
+def noise_of(planned: PlannedRelease, total: Integers, values: NDArray[np.float32]) -> Floats:
     """Return the noise in released values, divided by the planned standard deviation."""
     return values.astype(np.float64) / planned.sigma - total / SIGMA
 

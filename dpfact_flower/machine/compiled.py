@@ -1,13 +1,11 @@
 """Compilation of kernels: numba's `njit` with a register width and a cache on disk."""
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from llvmlite.binding import get_host_cpu_features
 from numba import config, njit
-from numba.extending import register_jitable
 
 from dpfact_flower.errors import SettingsError
 
@@ -37,12 +35,6 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
             return cast(_Function, njit(nogil=True, **options)(function))
 
     return decorate
-
-
-@functools.cache
-def inlined(function: _Function) -> _Function:
-    """Mark a function for inlining into kernels that call it. Its arguments must be numbers."""
-    return register_jitable(inline="always")(function)
 
 
 def _has_avx512() -> bool:

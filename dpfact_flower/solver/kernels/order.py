@@ -53,10 +53,7 @@ def entries_by_row(tensor: SparseTensor) -> list[NDArray[np.int64]]:
 
 
 def visits(
-    tensor: SparseTensor,
-    zeros: int,
-    rng: np.random.Generator,
-    model: NDArray[np.float32] | None = None,
+    tensor: SparseTensor, zeros: int, rng: np.random.Generator, model: Array | None = None
 ) -> Iterator[Visits]:
     """Yield a pass's visits in random order: every non-zero cell once, and `zeros` zero cells.
 
@@ -117,11 +114,7 @@ class _ZeroCells:
     """
 
     def __init__(
-        self,
-        tensor: SparseTensor,
-        number: int,
-        bounds: NDArray[np.int64],
-        model: NDArray[np.float32] | None = None,
+        self, tensor: SparseTensor, number: int, bounds: Array, model: Array | None
     ) -> None:
         offsets = row_offsets(tensor.shape)
         self.number, self._bounds = number, bounds

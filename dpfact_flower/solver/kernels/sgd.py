@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba.extending import register_jitable
 
-from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled, inlined
+from dpfact_flower.machine.compiled import FAST, REGISTERS, WIDTH, compiled
 from dpfact_flower.solver.kernels.instructions import (
     Pointer,
     Registers,
@@ -84,7 +85,7 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
 def squares(
     stack: Array, indices: Array, values: Array, offsets: Array
 ) -> tuple[float, float, float]:
-    """Sum (x - m)^2, x m and m^2 in float64, over all entries x with the model's float32 values m."""
+    """Sum (x - m)^2, x m and m^2 in float64, over all entries x and float32 model values m."""
     registers = (0,) * (stack.shape[1] // WIDTH)
     return _squares(registers, stack, indices, values, tuple(offsets.tolist()))
 
@@ -111,7 +112,7 @@ def _squares(
 @functools.cache
 def _visits(loss: Loss) -> tuple[Callable[..., None], Callable[..., None]]:
     """Compile the loss's gradient into two kernels: one for three modes, and one for any number."""
-    gradient = inlined(loss.gradient)
+    gradient = register_jitable(inline="always")(loss.gradient)
 
     @compiled(loss.tag, **FAST)
     def three(
