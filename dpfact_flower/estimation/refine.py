@@ -21,8 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.machine.compiled import compiled
 from dpfact_flower.machine.threads import one_blas_thread
-from dpfact_flower.tensor import Factors, Floats
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor import Array, Factors, Floats
 from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole_size
 
 _LEAST_WEIGHT = 0.02

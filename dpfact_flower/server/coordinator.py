@@ -20,8 +20,7 @@ from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.history import CHECKPOINT, Checkpoint, Failure, RoundRecord, write_history
 from dpfact_flower.server.rules import MakeRule, rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Array, Selection
+from dpfact_flower.tensor import Array, Factors, Selection
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)

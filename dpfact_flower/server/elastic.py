@@ -13,8 +13,7 @@ from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.solvers import solvers
-from dpfact_flower.tensor import Factors, Floats
-from dpfact_flower.tensor.arrays import Array, Selection
+from dpfact_flower.tensor import Array, Factors, Floats, Selection
 from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
 

@@ -24,8 +24,7 @@ from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions, ut
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Arrival, Failure, RoundRecord
 from dpfact_flower.server.rule import numbered, unnumbered
-from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Array
+from dpfact_flower.tensor import Array, Factors
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)

@@ -26,8 +26,7 @@ from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fit_of, fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.losses import losses
-from dpfact_flower.tensor import Factors, Weights
-from dpfact_flower.tensor.arrays import Array, Selection
+from dpfact_flower.tensor import Array, Factors, Selection, Weights
 from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)

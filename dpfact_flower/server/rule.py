@@ -8,8 +8,7 @@ import numpy as np
 
 from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.settings import PrivacySettings
-from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.arrays import Array, Selection
+from dpfact_flower.tensor import Array, Factors, Selection
 from dpfact_flower.wire.protocol import SiteReply
 
 

@@ -21,8 +21,7 @@ from dpfact_flower.machine.files import check_own, for_owner, private_folder, re
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.privacy.ledger import LEDGER, verified_head
 from dpfact_flower.settings import Scalar
-from dpfact_flower.tensor import Factors
-from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor import Factors, SquaredError
 
 ENDING, REPEAT_END = "ending.npz", "delete it, and let the centre repeat the last round"
 _SELECTION = "selection.sha256"
