@@ -268,9 +268,7 @@ def column_cosines(estimate: Floats, truth: Floats) -> Floats:
 def alike(factors: Sequence[NDArray[Any]]) -> NDArray[np.bool_]:
     """Return an (R, R) mask of the pairs of components that are alike in all modes but one."""
     cosines = [column_cosines(f.astype(float), f.astype(float)) for f in factors]
-    but_one = [
-        reduce(np.multiply, cosines[:mode] + cosines[mode + 1 :]) for mode, _ in enumerate(cosines)
-    ]
+    but_one = [hadamard(cosines[:mode] + cosines[mode + 1 :]) for mode in range(len(cosines))]
     likeness = np.max(but_one, axis=0)
     np.fill_diagonal(likeness, 0)
     return np.asarray(likeness >= _ALIKE)

@@ -115,11 +115,8 @@ class SparseTensor:
         indices = self.indices[keep]
         indices[:, 0] = row[keep]
         order = np.argsort(indices[:, 0], kind="stable")
-        return SparseTensor(
-            np.ascontiguousarray(indices[order]),
-            self.values[keep][order],
-            (len(rows), *self.feature_shape),
-        )
+        shape = (len(rows), *self.feature_shape)
+        return SparseTensor(indices[order], self.values[keep][order], shape)
 
     def select_features(self, positions: Sequence[ArrayLike]) -> SparseTensor:
         """Select the given ascending indices of each feature mode, and renumber the indices."""
@@ -135,11 +132,9 @@ class SparseTensor:
                 raise DataError(f"features: mode {mode} needs ascending indices")
             indices[:, mode] = _renumbered(rows, self.shape[mode])[indices[:, mode]]
             inside &= indices[:, mode] >= 0
-        return SparseTensor(  # ascending indices keep the order of the non-zeros
-            np.ascontiguousarray(indices[inside]),
-            self.values[inside],
-            (self.n_patients, *(len(np.asarray(chosen)) for chosen in positions)),
-        )
+        # Ascending indices keep the order of the non-zeros.
+        shape = (self.n_patients, *(len(np.asarray(chosen)) for chosen in positions))
+        return SparseTensor(indices[inside], self.values[inside], shape)
 
     def weighted(self, weights: Weights) -> SparseTensor:
         """Multiply each cell by the positive weights of its codes, unless `weights` is empty.
