@@ -185,7 +185,7 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Factors, *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells from a sample of `visits`. Without `zeros`, omit zeros."""
+    """Estimate the loss over all cells, or over entries if not `zeros`, from a sample of visits."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

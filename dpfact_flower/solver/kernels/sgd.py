@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`. A non-zero `longest` bounds the norm of its product with two rows."""
+    """Return `step`, shortened so that `longest`, if not 0, bounds its product with two rows."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
