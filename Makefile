@@ -55,8 +55,7 @@ nightly: $(VENV)/.installed
 	$(MAKE) test-widths bench packages follow
 	$(MAKE) mutants SEED=$$(date +%j)
 
-# The kernels' tests with each width of registers that the processor has, without vector
-# instructions, and as if for older processors.
+# The kernels' tests with the processor's own width of registers, and as if for older processors.
 test-widths: $(VENV)/.installed
 	$(BIN)/python -m tests.solver.widths
 

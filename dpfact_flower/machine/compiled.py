@@ -1,16 +1,10 @@
-"""Compilation of kernels: numba's `njit` with a register width and a cache on disk."""
+"""Compilation of kernels: numba's `njit` with a cache on disk, and the width of registers."""
 
-import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from llvmlite.binding import get_host_cpu_features
 from numba import config, njit
-
-from dpfact_flower.errors import SettingsError
-
-VARIABLE = "DPFACT_REGISTER_BITS"
-"""Environment variable for the register width in bits. The variable is read on import."""
+from numba.core.codegen import get_host_cpu_features
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -26,9 +20,8 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     """
 
     def decorate(function: _Function) -> _Function:
-        # numba finds cached code by name, signature and processor. `WIDTH` is a constant in the
-        # machine code, so the name includes it.
-        function.__qualname__ += f".{BITS}bit{tag and '.'}{tag}"
+        if tag:
+            function.__qualname__ += f".{tag}"  # numba finds cached code by name
         try:
             return cast(_Function, njit(nogil=True, cache=True, **options)(function))
         except RuntimeError:  # no writable cache folder: compile in every process
@@ -37,33 +30,14 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
     return decorate
 
 
-def _has_avx512() -> bool:
-    """Return whether numba compiles for a processor with registers of 512 bits."""
-    asked_for = getattr(config, "CPU_FEATURES", None)  # NUMBA_CPU_FEATURES
-    if asked_for is not None:
-        return "+avx512f" in asked_for.split(",")
-    try:
-        return bool(get_host_cpu_features().get("avx512f", False))
-    except RuntimeError:  # a processor unknown to LLVM
-        return False
+# numba caches code by the processor's features, so kernels may contain the constants below.
+_FEATURES: str = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
 
+WIDTH = 16 if "+avx512f" in _FEATURES.split(",") else 8
+"""Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`.
 
-def _register_bits() -> int:
-    """Return the register width in bits: from the environment, or else the widest useful one."""
-    widest = "512" if _has_avx512() else "256"  # LLVM combines two registers of 128 bits
-    asked_for = os.environ.get(VARIABLE, widest)
-    if asked_for not in {"128", "256", widest}:
-        raise SettingsError(
-            f"{VARIABLE}: must be 128, 256 or, on processors with AVX-512, 512; got {asked_for!r}"
-        )
-    return int(asked_for)
+If the processor's registers are narrower than 256 bits, LLVM combines several.
+"""
 
-
-BITS = _register_bits()
-"""Register width in bits. If the processor's registers are narrower, LLVM combines several."""
-
-WIDTH = BITS // 32
-"""Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`."""
-
-REGISTERS = 32 if BITS == 512 else 16
+REGISTERS = 32 if WIDTH == 16 else 16
 """Number of vector registers."""
