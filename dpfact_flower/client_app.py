@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message
@@ -272,10 +273,14 @@ def _simulated_client(context: Context) -> DPFactClient:
             f"virtual client {partition} has no site: the data has {len(files)}; "
             f'use --federation-config "num-supernodes={len(files)}"'
         )
-    settings = SiteSettings(
-        data_path=str(files[partition]),
-        state_dir=str(app_settings.sites_folder),
+    settings = simulated_settings(app_settings.sites_folder)
+    return DPFactClient(open_site(files[partition]), settings, simulation=True)
+
+
+def simulated_settings(folder: Path) -> SiteSettings:
+    """Return the settings of simulated sites, which allow every run and keep state in `folder`."""
+    return SiteSettings(
+        state_dir=str(folder),
         allow_privacy="none,paper,patient",
         allow_rules=",".join(site_rules.names()),
     )
-    return DPFactClient(open_site(settings.data_path), settings, simulation=True)

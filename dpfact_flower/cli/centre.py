@@ -127,7 +127,7 @@ def submit(
     folder = str(out.expanduser().resolve())
     config = opt.run_config(flower_app, settings, data="", vocabulary=lists, out=folder)
     load_vocabularies(RunConfig.read(config).app)
-    link = Connection.of(connection, lambda text: typer.echo(f"warning: {text}", err=True))
+    link = Connection.of(connection)
     run = link.submit(flower_app, config)
     typer.echo(f"run {run} on {connection}; run folder: {folder}", err=as_json)
     try:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
-from dpfact_flower.machine.files import Version, replacing, version
+from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import check_name
@@ -416,7 +416,7 @@ class SiteFile:
 
     def read(self) -> SiteData:
         """Return the content of the file, which is cached until the file changes."""
-        return _load_version(_version_of(self.path))
+        return _load_version(self.path, *_version(self.path))
 
 
 SiteSource = SiteData | SiteFile
@@ -425,7 +425,7 @@ SiteSource = SiteData | SiteFile
 
 def open_site(path: str | Path) -> SiteFile:
     """Open a site's data file without reading the patients' data."""
-    return _open_version(_version_of(Path(path)))
+    return _open_version(Path(path), *_version(Path(path)))
 
 
 def load_site(path: str | Path) -> SiteData:
@@ -433,11 +433,13 @@ def load_site(path: str | Path) -> SiteData:
     return open_site(path).read()
 
 
-def _version_of(path: Path) -> Version:
+def _version(path: Path) -> tuple[int, int, int]:
+    """Return a file's inode, time and size, which identify its current content."""
     try:
-        return version(path)
+        status = path.stat()
     except OSError:
         raise DataError(f"{path}: no such file") from None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def forget_patients() -> None:
@@ -446,14 +448,14 @@ def forget_patients() -> None:
 
 
 @lru_cache(maxsize=16)  # one process may simulate many sites
-def _load_version(file: Version) -> SiteData:
-    return SiteData.load(file.path)
+def _load_version(path: Path, *_: int) -> SiteData:
+    return SiteData.load(path)
 
 
 @lru_cache(maxsize=16)
-def _open_version(file: Version) -> SiteFile:
-    arrays = load_npz(file.path, ("name", "vocabularies"), others=False)
+def _open_version(path: Path, *_: int) -> SiteFile:
+    arrays = load_npz(path, ("name", "vocabularies"), others=False)
     try:
-        return SiteFile(file.path, _stored_name(arrays, "name"), _vocabularies(arrays))
+        return SiteFile(path, _stored_name(arrays, "name"), _vocabularies(arrays))
     except (DataError, TypeError, ValueError) as error:
-        raise DataError(f"{file.path}: {error}") from None
+        raise DataError(f"{path}: {error}") from None

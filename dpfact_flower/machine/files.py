@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from dpfact_flower.errors import DPFactError, SettingsError, StateError, shown
 
@@ -65,21 +65,6 @@ def create_once(path: Path, content: bytes) -> None:
 def for_owner(path: str, flags: int) -> int:
     """Open a file that only its owner can access, and refuse links. Use this as an `opener`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-class Version(NamedTuple):
-    """A key that identifies a file and its current content."""
-
-    path: Path
-    inode: int
-    modified: int
-    size: int
-
-
-def version(path: Path) -> Version:
-    """Return the current version of a file."""
-    status = path.stat()
-    return Version(path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @contextmanager

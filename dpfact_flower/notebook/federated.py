@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.readers import frames
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.tables import columns_of
@@ -134,8 +135,8 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
         raise SettingsError(
             "max_epsilon: with a state_dir, give the epsilon that each site may spend over all runs"
         )
-    return SiteSettings(
-        state_dir=str(config.app.sites_folder),
+    return replace(
+        simulated_settings(config.app.sites_folder),
         allow_privacy=privacy.privacy,
         max_epsilon=max_epsilon,
         budget_delta=privacy.delta,

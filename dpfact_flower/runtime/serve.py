@@ -19,8 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from dpfact_flower.client_app import DPFactClient, answered
-from dpfact_flower.client_app import app as client_app
+from dpfact_flower.client_app import DPFactClient, answered, simulated_settings
 from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.vocabulary import Vocabulary, joint_digest
 from dpfact_flower.errors import DataError, MissingDependencyError, QuorumError, SettingsError
@@ -97,14 +96,10 @@ def serve(
 
 def federate(config: Mapping[str, Scalar], *, watch: ProgressCallback = no_progress) -> Path:
     """Run DPFact as `flwr run` does, but with every site in this process. Return the run folder."""
-    use_flower_handler()
     checked = RunConfig.read(config)
-    total = len(prepare_data(checked.app))
-    if total == 0:
+    if not prepare_data(checked.app):
         raise SettingsError("data: a run in one process needs data")
-    grid = InProcessGrid(client_app, _nodes(total), checked.write())
-    with _reasons_shown():
-        return serve(grid, checked, watch=watch)
+    return federate_cohort(Cohort.load(checked.app.cohort_folder), checked, watch=watch)
 
 
 def federate_cohort(
@@ -122,10 +117,9 @@ def federate_cohort(
     a power failure. Otherwise, the sites are simulated and allow every run.
     """
     use_flower_handler()
-    state_dir = str(config.app.sites_folder)
-    simulated = SiteSettings(state_dir=state_dir, allow_privacy="none,paper,patient")
-    app = _sites_app(cohort.sites, own or simulated, simulation=own is None)
-    grid = InProcessGrid(app, _nodes(len(cohort.sites)))
+    settings = own or simulated_settings(config.app.sites_folder)
+    nodes = [{"partition-id": site} for site in range(len(cohort.sites))]
+    grid = InProcessGrid(_sites_app(cohort.sites, settings, simulation=own is None), nodes)
     with _reasons_shown():
         return serve(
             grid, config, cohort=cohort, measured=measured, report=report and measured, watch=watch
@@ -238,10 +232,6 @@ def _reasons_shown() -> Iterator[None]:
         raise QuorumError(f"{str(error).partition('. ')[0]}: {first}{more}") from None
     finally:
         disclosure_logger.removeHandler(refusals)
-
-
-def _nodes(total: int) -> list[dict[str, Scalar]]:
-    return [{"partition-id": site, "num-partitions": total} for site in range(total)]
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:

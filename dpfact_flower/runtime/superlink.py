@@ -10,7 +10,6 @@ starts a SuperLink that ends with this process. It has its own Flower home and p
 """
 
 import json
-import logging
 import os
 import re
 import socket
@@ -49,7 +48,6 @@ _GONE_SECONDS = 300.0
 """Longest wait for a SuperLink to restart. After that, a run's outcome counts as unknown."""
 _LOOK_SECONDS = 120.0
 """Interval in seconds between requests for a run's state. Flower's log stream has no time limit."""
-_logger = logging.getLogger(__name__)
 
 
 class RunFailedError(DPFactError, RuntimeError):
@@ -96,17 +94,16 @@ class Connection:
 
     name: str
     environment: dict[str, str] = field(default_factory=quiet_environment)
-    warn: Callable[[str], object] = _logger.warning
 
     @classmethod
-    def of(cls, text: str, warn: Callable[[str], object] = _logger.warning) -> "Connection":
+    def of(cls, text: str) -> "Connection":
         """Make a connection from a name, or from the folder that `dpfact centre init` wrote."""
         home = Path(text).expanduser().absolute() / "flwr"
         if not (home / "config.toml").exists():
             if os.sep in text:
                 raise SettingsError(f"{text}: is not a folder that dpfact centre init wrote")
-            return cls(text, warn=warn)
-        return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)}, warn)
+            return cls(text)
+        return cls("centre", {**quiet_environment(), "FLWR_HOME": str(home)})
 
     def register(self, public_key: Path, name: str) -> str:
         """Register a SuperNode's key under a site's name. Return the node id."""
@@ -152,10 +149,10 @@ class Connection:
                 if status.startswith(_FINISHED):
                     return state
                 if status == "pending" and process.poll() is None:
-                    self.warn(
-                        f"run {run} has not begun yet: the SuperLink's log says why; a machine "
-                        "that takes 30 s to start a process never begins one. "
-                        f"To end the run: flwr stop {run} {self.name}"
+                    sys.stderr.write(
+                        f"warning: run {run} has not begun yet: the SuperLink's log says why; a "
+                        "machine that takes 30 s to start a process never begins one. "
+                        f"To end the run: flwr stop {run} {self.name}\n"
                     )
                 if state:
                     updated = time.monotonic()
@@ -214,18 +211,13 @@ class LogFollower:
             self._show(line.rstrip())
 
 
-@dataclass(frozen=True)
-class SuperLink:
+@dataclass(frozen=True, kw_only=True)
+class SuperLink(Connection):
     """A running SuperLink: its Flower home (with log and database), address and supervisor."""
 
     home: Path
     address: str
     process: subprocess.Popen[bytes]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment in which Flower's commands use this SuperLink."""
-        return {**quiet_environment(), "FLWR_HOME": str(self.home)}
 
     def run(
         self,
@@ -236,10 +228,9 @@ class SuperLink:
         follower: LogFollower | None = None,
     ) -> None:
         """Run a Flower App to its end. Send its log to the follower, if any, or to the output."""
-        link = Connection(_CONNECTION, self.environment)
-        run = link.submit(app, config, federation_config)
+        run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
-            status = link.follow(run, log).get("status")
+            status = self.follow(run, log).get("status")
         if status != COMPLETED:
             if follower:
                 follower.show_all()
@@ -297,7 +288,7 @@ def local_superlink(home: Path, *, simulation: bool) -> Iterator[SuperLink]:
                 time.sleep(0.1)
         else:
             raise RunFailedError(f"flower-superlink ended with {process.returncode}; see {log}")
-        yield SuperLink(home, address, process)
+        yield SuperLink(_CONNECTION, environment, home=home, address=address, process=process)
 
 
 @contextmanager

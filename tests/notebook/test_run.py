@@ -4,6 +4,7 @@ import os
 import pickle
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -15,8 +16,12 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from dpfact_flower import DPFact, DPFactClient, PrivacySettings, Run, SiteSettings, federate
+from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
+from dpfact_flower.notebook.federated import _own_settings
+from dpfact_flower.runtime.config import RunConfig
+from dpfact_flower.site.rules import site_rules
 
 pytestmark = pytest.mark.slow
 
@@ -95,6 +100,13 @@ def test_a_private_run_after_an_open_one_says_why_it_is_refused(cohort, tmp_path
         federate(**known, patients=100, max_epsilon=9.0)
     with pytest.raises(SettingsError, match="with a state_dir, give the epsilon that each"):
         federate(**known, patients=100)
+
+
+def test_sites_in_memory_allow_a_rule_of_ones_own(monkeypatch):
+    monkeypatch.setitem(site_rules._more, "own", None)
+    config = RunConfig.read({"privacy": "none"})
+    for settings in (simulated_settings(Path("sites")), _own_settings(config, 0.0)):
+        assert settings.allow_rules == "elastic,patient,own"
 
 
 def test_public_objects_show_what_they_are(cohort, run, tmp_path):

@@ -31,7 +31,6 @@ from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.runtime.serve import federate
 from dpfact_flower.runtime.superlink import (
     COMPLETED,
-    Connection,
     RunFailedError,
     SuperLink,
     local_supernode,
@@ -336,7 +335,7 @@ def test_a_run_whose_server_dies_is_gone_on_with_to_the_model_of_one_process(fed
     """The deployment follows the whole page. Without noise, the models are bit-identical."""
     folder, superlink = federation.folder, federation.superlink
     config = {**CONFIG, **server_config(cohort, folder), "out": str(folder / "plain")}
-    link, out = Connection("dpfact", superlink.environment), folder / "plain"
+    link, out = superlink, folder / "plain"
     await_online(federation)
     with settings_for(federation.hospitals, "plain", **WITHOUT_NOISE):
         run = link.submit(APP, config)  # as `dpfact submit` does it
@@ -374,7 +373,7 @@ def test_two_runs_at_once_are_charged_apart_and_learn_from_their_own_replies(fed
     the ledgers. A mix-up would go unnoticed otherwise, because releases have equal shapes.
     """
     folder, hospitals = federation.folder, federation.hospitals
-    link = Connection("dpfact", federation.superlink.environment)
+    link = federation.superlink
     configs = {
         job: {
             **NOISY, **server_config(cohort, folder), "epsilon": epsilon,
