@@ -17,7 +17,6 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
-    from dpfact_flower.machine.prometheus import Gauge
     from dpfact_flower.server.status import RunStatus
 
 FAILED = 1
@@ -161,11 +160,11 @@ def status(
     ledger shows the cost, and the table may show -.
     """
     from dpfact_flower.machine.prometheus import write_exposition
-    from dpfact_flower.server.status import run_status
+    from dpfact_flower.server.status import run_gauges, run_status
 
     found = run_status(folder.expanduser())
     if prometheus is not None:
-        write_exposition(prometheus, _gauges(found))
+        write_exposition(prometheus, run_gauges(found))
     if as_json:
         echo_json(asdict(found))
     else:
@@ -205,27 +204,3 @@ def _epsilon(value: float | None) -> str:
     from dpfact_flower.privacy import rounded_up
 
     return "no bound" if value is None else rounded_up(value) if value else "-"
-
-
-def _gauges(found: RunStatus) -> list[Gauge]:
-    from datetime import datetime
-
-    from dpfact_flower.machine.prometheus import Gauge, gauge
-
-    job = {"job": found.job}
-
-    def of_sites(name: str, text: str, key: str) -> Gauge:
-        values = [({**job, "site": site.name}, getattr(site, key)) for site in found.sites]
-        return Gauge(name, text, [each for each in values if each[1] is not None])
-
-    last = datetime.fromisoformat(found.last).timestamp() if found.last else 0.0
-    return [
-        gauge("round", "Finished rounds.", found.finished, **job),
-        gauge("rounds", "Rounds of the run.", found.rounds, **job),
-        gauge("round_ended_seconds", "End of the latest round, seconds since 1970.", last, **job),
-        gauge("rounds_missed", "Rounds that missed the quorum.", len(found.missed), **job),
-        of_sites("replies", "Usable replies of a site.", "used"),
-        of_sites("replies_unused", "Usable replies that were not used.", "unused"),
-        of_sites("failures", "Rounds without a usable reply.", "failed"),
-        of_sites("epsilon", "Epsilon of this job for a site; do not add up jobs.", "epsilon"),
-    ]

@@ -1,12 +1,11 @@
 """`dpfact data`: turn EHR tables, or made-up patients, into one file per site."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -16,15 +15,13 @@ from typer.core import TyperGroup
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, progress, say
+from dpfact_flower.data.clinical_events import Options
+from dpfact_flower.data.readers import event_tables, runner, script, tns
+from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
+from dpfact_flower.data.site_data import COHORT, Cohort, remove_cohort
+from dpfact_flower.data.tables import Dialect, watched
+from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
-
-if TYPE_CHECKING:
-    from dpfact_flower.data.clinical_events import Options
-    from dpfact_flower.data.readers import script as scripts
-    from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
-    from dpfact_flower.data.site_data import Cohort
-    from dpfact_flower.data.tables import Dialect
-    from dpfact_flower.data.vocabulary import Vocabulary
 
 Top = Annotated[str, Option(help="Most frequent codes to keep in each mode, e.g. 202x316; 0: all.")]
 Window = Annotated[int, Option(help="Days within which codes co-occur; 0: same encounter.", min=0)]
@@ -77,50 +74,46 @@ class Asked(NamedTuple):
         return found
 
 
-def _script_command(script: scripts.Script) -> Callable[..., None]:
+def _command_of(reader: script.Script) -> Callable[..., None]:
     """Return a script's command. It has the script's own options and those of `Asked`."""
 
     def command(**given: Any) -> None:
-        from dpfact_flower.data.readers import runner
-
         asked = Asked(**{field: given.pop(field) for field in Asked._fields})
         if "window" in given:
             days = given.pop("window")
-            given["window_days"] = days if script.window == "days alone" else days or None
+            given["window_days"] = days if reader.window == "days alone" else days or None
         given |= {name: _option_value(name, option, given[name])
-                  for name, option in script.options.items()}  # fmt: skip
-        modes = script.chosen(given)
+                  for name, option in reader.options.items()}  # fmt: skip
+        modes = reader.chosen(given)
         default = "diagnoses" if "diagnoses" in modes else modes[min(1, len(modes) - 1)]
         options = asked.options(modes, default)
-        _save(lambda: runner.read(script, **given, **options), asked.out, force=asked.force)
+        _save(lambda: runner.read(reader, **given, **options), asked.out, force=asked.force)
 
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
-        for name, kind, default in (*_script_parameters(script), *_shared_parameters(script))
+        for name, kind, default in _parameters(reader)
     ]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__name__, command.__doc__ = script.name, script.help
+    command.__name__, command.__doc__ = reader.name, reader.help
     return command
 
 
-def _option_value(name: str, option: scripts.Option, given: Any) -> Any:
+def _option_value(name: str, option: script.Option, given: Any) -> Any:
     if isinstance(option.default, dict):
         return _read_named(f"--{name}", given) or option.default
     if isinstance(option.default, list) and given:
-        from dpfact_flower.data.vocabulary import load_codes
-
         return [*load_codes(given, name).codes]
     return option.default if given is None else given
 
 
-def _script_parameters(script: scripts.Script) -> Iterator[tuple[str, Any, Any]]:
+def _parameters(reader: script.Script) -> Iterator[tuple[str, Any, Any]]:
     yield "source", Annotated[str, Argument()], Parameter.empty
-    if script.named:
+    if reader.named:
         yield "name", Name, Parameter.empty
-    if script.source == "tables":
+    if reader.source == "tables":
         yield "schema", Annotated[str, Option(help="Schema of the tables in a database.")], ""
-    for name, option in script.options.items():
+    for name, option in reader.options.items():
         kind: Any = type(option.default)
         flags = [f"--{name.replace('_', '-')}"] if kind is bool else []
         least, shape = (1 if kind is int else None), ("NAME=VALUE" if kind is dict else None)
@@ -129,36 +122,29 @@ def _script_parameters(script: scripts.Script) -> Iterator[tuple[str, Any, Any]]
         usual = option.default if kind in (bool, int, str) and option.default != "" else None
         shown = Option(*flags, help=option.help, min=least, metavar=shape)
         yield name, Annotated[asked | None, shown], usual
-    if script.window != "encounter":
+    if reader.window != "encounter":
         yield "window", Window, 30
-
-
-def _shared_parameters(script: scripts.Script) -> Iterator[tuple[str, Any, Any]]:
-    sizes = "x".join(map(str, script.modes.values()))
-    usual = Asked._field_defaults | {
-        "top": "" if script.options.keys() & script.modes else sizes,
-        "min_patients": script.min_patients,
+    sizes = "x".join(map(str, reader.modes.values()))
+    shared = Asked._field_defaults | {
+        "top": "" if reader.options.keys() & reader.modes else sizes,
+        "min_patients": reader.min_patients,
     }
-    for field, kind in get_type_hints(Asked, include_extras=True).items():
-        yield field, kind, usual.get(field, Parameter.empty)
+    for field, annotation in Asked.__annotations__.items():
+        yield field, annotation, shared.get(field, Parameter.empty)
 
 
 class _Readers(TyperGroup):
     """A group of commands: one for each reader script in a package or in a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        from dpfact_flower.data.readers.script import script_names
-
-        return [*script_names(), *super().list_commands(ctx)]
+        return [*script.script_names(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        from dpfact_flower.data.readers.script import find_script
-
-        script = None if cmd_name in self.commands else find_script(cmd_name)
-        if script is None:
+        reader = None if cmd_name in self.commands else script.find_script(cmd_name)
+        if reader is None:
             return super().get_command(ctx, cmd_name)
         alone = typer.Typer()
-        alone.command(cmd_name)(_script_command(script))
+        alone.command(cmd_name)(_command_of(reader))
         return typer.main.get_command(alone)
 
 
@@ -200,8 +186,6 @@ def data_tns(
 
     Codes are taken from --codes, by position, or are numbers from 1.
     """
-    from dpfact_flower.data.readers import tns
-
     names = [part.strip() for part in modes.split(",")] if modes else None
     lists = _read_lists(codes, names or [*_read_named("--codes", codes)])
 
@@ -285,14 +269,11 @@ def data_events(
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.
     """  # noqa: D301 - \b, a backspace, keeps lines as they are
-    from dpfact_flower.data.readers import event_tables
-    from dpfact_flower.data.tables import Dialect
-
-    columns = event_tables.Columns(patient, code, time, encounter, description)
+    columns = Columns(patient, code, time, encounter, description)
     dialect = Dialect(delimiter, encoding)
     tables = _read_event_tables(mode, columns, dialect, time_format)
     file, own = _with_keys(sites, ["patient", "site"])
-    table = event_tables.LabelTable(file, own.get("site", ""), own.get("patient", ""))
+    table = LabelTable(file, own.get("site", ""), own.get("patient", ""))
     asked = Asked(out, top, codes, rolled_up, min_patients, memory, force)
     _save(
         lambda: event_tables.read(
@@ -308,16 +289,11 @@ def data_events(
 @data_app.command("show")
 def data_show(folder: opt.Folder) -> None:
     """Show the sites that dpfact data wrote, and how much was read, kept and left out."""
-    from dpfact_flower.data.site_data import Cohort
-
     _show(Cohort.load(folder))
 
 
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     """Make and write a cohort, and show the sites. Refuse a folder that holds another cohort."""
-    from dpfact_flower.data.site_data import COHORT, remove_cohort
-    from dpfact_flower.data.tables import watched
-
     used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
     with progress() as watch, watched(watch):
         cohort = make()
@@ -365,8 +341,6 @@ def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
 
 def _read_lists(values: Sequence[str] | None, modes: Sequence[str]) -> list[Vocabulary] | None:
     """Return the code lists of all modes, in the order of `modes`, or None if none is given."""
-    from dpfact_flower.data.vocabulary import load_codes
-
     lists = _read_named("--codes", values)
     if not lists:
         return None
@@ -388,10 +362,6 @@ def _read_event_tables(
     values: Sequence[str], columns: Columns, dialect: Dialect, time_format: str
 ) -> dict[str, EventTable]:
     """Return the event tables by mode, each with its own column names."""
-    from dataclasses import replace
-
-    from dpfact_flower.data.readers.event_tables import EventTable
-
     tables = {}
     for mode, text in _read_named("--mode", values).items():
         pattern, own = _with_keys(text, [*columns.names, "time-format"])
@@ -408,8 +378,6 @@ def _read_event_tables(
 
 def _read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, LabelTable]:
     """Map each label's name to its table."""
-    from dpfact_flower.data.readers.event_tables import LabelTable
-
     found = {} if died is None else {"died": LabelTable(died)}
     for name, given in _read_named("--label", others).items():
         if name in found:

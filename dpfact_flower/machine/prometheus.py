@@ -9,7 +9,10 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """A metric's values, each with its labels. `kind` is ``gauge`` or ``counter``."""
+    """A metric's values, each with its labels. `kind` is ``gauge`` or ``counter``.
+
+    The labels are names of jobs and sites, and error codes, which need no escapes.
+    """
 
     name: str
     help: str
@@ -17,21 +20,15 @@ class Gauge(NamedTuple):
     kind: str = "gauge"
 
 
-def gauge(name: str, text: str, value: float, **labels: str) -> Gauge:
-    """Return a gauge with one value."""
-    return Gauge(name, text, [(labels, value)])
-
-
 def exposition(gauges: Iterable[Gauge]) -> str:
     """Return the metrics in Prometheus' text format."""
     lines = []
-    for gauge in gauges:
-        name = f"dpfact_{gauge.name}"
-        lines += [f"# HELP {name} {gauge.help}", f"# TYPE {name} {gauge.kind}"]
-        for labels, value in gauge.values:
-            inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-            lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
-    return "".join(f"{line}\n" for line in lines)
+    for name, text, values, kind in gauges:
+        lines += [f"# HELP dpfact_{name} {text}\n", f"# TYPE dpfact_{name} {kind}\n"]
+        for labels, value in values:
+            inside = ",".join(f'{label}="{own}"' for label, own in labels.items())
+            lines.append(f"dpfact_{name}{{{inside}}} {value:.10g}\n")
+    return "".join(lines)
 
 
 def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
@@ -39,7 +36,3 @@ def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
     with replacing(path, durable=False) as file:
         file.write(exposition(gauges).encode())
         os.fchmod(file.fileno(), 0o644)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -15,7 +15,7 @@ from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import StateError
 from dpfact_flower.machine.files import check_own, replacing
 from dpfact_flower.machine.parsed import from_json, parse_as
-from dpfact_flower.machine.prometheus import Gauge, gauge
+from dpfact_flower.machine.prometheus import Gauge
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings
@@ -61,11 +61,12 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
     }  # fmt: skip
     counts = dict.fromkeys(PUBLIC_CODES, 0) | refusals(folder)
     refused = [({"site": name, "code": code}, count) for code, count in sorted(counts.items())]
-    text = "Requests that were refused or failed, by the reply's code."
+    why = "Requests that were refused or failed, by the reply's code."
     return [
-        *(gauge(f"site_{key}", *figure, site=name) for key, figure in figures.items()),
-        Gauge("site_refusals_total", text, refused, "counter"),
-    ]
+        *(Gauge(f"site_{key}", text, [({"site": name}, value)])
+          for key, (text, value) in figures.items()),
+        Gauge("site_refusals_total", why, refused, "counter"),
+    ]  # fmt: skip
 
 
 def refusals(folder: Path) -> dict[str, int]:
