@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 """Exit code for a run that failed or is not finished yet."""
-UNKNOWN = 4
+NOT_REPORTED = 4
 """Exit code if the SuperLink does not say how a run ended."""
 
 centre_app = typer.Typer(
@@ -42,8 +42,7 @@ def centre_init(
 
     NAME is the DNS name or address at which hospitals reach the centre.
     """
-    from dpfact_flower.privacy.secure_sum.keys import fingerprint
-    from dpfact_flower.runtime.installation import read_certificate, renew_centre, write_centre
+    from dpfact_flower.runtime.installation import certificate_print, renew_centre, write_centre
 
     folder = folder.expanduser().absolute()
     if renew:
@@ -51,7 +50,7 @@ def centre_init(
         say(f"Restart dpfact-centre and the proxy to use the new {folder}/server.pem.")
         return
     write_centre(folder, name, port)
-    authority = fingerprint(read_certificate((folder / "ca.crt").read_bytes()))
+    authority = certificate_print((folder / "ca.crt").read_bytes())
     say(
         f"Written to {folder}.\n"
         f"1. Start it. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"
@@ -74,13 +73,12 @@ def centre_admit(
     NAME.pub is the file that dpfact site init wrote. The file must be named after the hospital,
     because that name is tied to the key. The centre must be running.
     """
-    from dpfact_flower.privacy.secure_sum import keys
-    from dpfact_flower.runtime.installation import read_node_key
+    from dpfact_flower.runtime.installation import node_key_print
     from dpfact_flower.runtime.superlink import Connection
 
     path = public_key.expanduser().absolute()
     check_name("NAME", path.stem)
-    found = keys.fingerprint(read_node_key(path.read_bytes()))
+    found = node_key_print(path.read_bytes())
     if not fingerprint:
         typer.confirm(f"{path.stem}: {found}\nDid the hospital read the same to you?", abort=True)
     elif fingerprint.split() != found.split():
@@ -118,9 +116,8 @@ def submit(
     start not confirmed, 4 result not reported by the SuperLink. After Ctrl-C the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
-    from dpfact_flower.runtime.superlink import COMPLETED, Connection, RunUnknownError
+    from dpfact_flower.runtime.superlink import COMPLETED, UNKNOWN, Connection
 
-    opt.check_app(flower_app)
     opt.refuse_finished(out, settings, force=force)  # a second run would be charged again
     lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
     folder = str(out.expanduser().resolve())
@@ -131,9 +128,6 @@ def submit(
     typer.echo(f"run {run} on {connection}; run folder: {folder}", err=as_json)
     try:
         ended = link.follow(run, 2 if as_json else None)  # 2: standard error
-    except RunUnknownError as error:
-        typer.echo(f"error ({error.code}): {error}", err=True)
-        ended = {"status": "unknown"}
     except KeyboardInterrupt:
         typer.echo(f"run {run} continues; to end it: flwr stop {run} {link.name}", err=True)
         raise typer.Exit(130) from None
@@ -143,7 +137,7 @@ def submit(
     else:
         typer.echo(f"run {run}: {status}")
     if status != COMPLETED:
-        raise typer.Exit(UNKNOWN if status == "unknown" else FAILED)
+        raise typer.Exit(NOT_REPORTED if status == UNKNOWN else FAILED)
 
 
 def status(

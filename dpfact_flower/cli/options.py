@@ -108,18 +108,11 @@ def run_config(
     return {**defaults, **given, **chosen}
 
 
-def check_app(flower_app: Path) -> None:
-    """Refuse a folder without a Flower App."""
-    if not (flower_app / "pyproject.toml").exists():
-        raise SettingsError(f"--app: {flower_app} is not a Flower App: it has no pyproject.toml")
-
-
 def app_config(flower_app: Path) -> dict[str, Scalar]:
-    """Return a Flower App's config, or an empty config if the default folder has no app."""
+    """Return a Flower App's config. Refuse a folder without a Flower App."""
     file = flower_app / "pyproject.toml"
-    if not file.exists() and flower_app == APP_FOLDER:
-        return {}
-    check_app(flower_app)
+    if not file.exists():
+        raise SettingsError(f"--app: {flower_app} is not a Flower App: it has no pyproject.toml")
     try:
         return dict(tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"].get("config", {}))
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -74,7 +74,6 @@ def simulate(
     This command calls flwr run with a temporary SuperLink. The result is the same as with dpfact
     run.
     """
-    opt.check_app(flower_app)
     opt.refuse_finished(out, settings, force=force)
     if find_spec("ray") is None:
         raise MissingDependencyError(
@@ -189,7 +188,6 @@ def init(
             )
     if folder.is_dir() and any(folder.iterdir()):
         raise SettingsError(f"FOLDER: {folder} is not empty; name another folder")
-    opt.check_app(opt.APP_FOLDER)
     given = opt.assigned(settings)
     checked = RunConfig.read({**opt.app_config(opt.APP_FOLDER), **given}).write()
     for file in FILES:

@@ -50,8 +50,7 @@ def site_init(
     Site of dpfact settings lists them.
     """
     from dpfact_flower.data.site_data import open_site
-    from dpfact_flower.privacy.secure_sum.keys import fingerprint
-    from dpfact_flower.runtime.installation import read_certificate, read_node_key, write_site
+    from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
     from dpfact_flower.runtime.superlink import tool
     from dpfact_flower.settings import SiteSettings, refuse_unknown
     from dpfact_flower.site.check import check_site
@@ -66,7 +65,7 @@ def site_init(
     check_choices(site)
     check_data_site(open_site(data).name, site)
     authority = ca.read_bytes()
-    issuer = fingerprint(read_certificate(authority))
+    issuer = certificate_print(authority)
     public = write_site(
         folder, chosen, centre=centre if ":" in centre else f"{centre}:443",
         authority=authority, data=data, port=port,
@@ -75,7 +74,7 @@ def site_init(
     say(
         f"Written to {folder}; your settings are in {config}.\n"
         f"1. Send {folder}/{name}.pub to the centre. Read this fingerprint to them by telephone:\n"
-        f"   {fingerprint(read_node_key(public))}\n"
+        f"   {node_key_print(public)}\n"
         f"   The centre reads the fingerprint of ca.crt to you, which must be:\n"
         f"   {issuer}\n"
         f"2. Start both parts. Read {folder}/install.sh, then: sudo sh {folder}/install.sh\n"

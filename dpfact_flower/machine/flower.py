@@ -4,7 +4,7 @@ A deployment uses names that are private to Flower and that any release may remo
 `tests/machine/test_flower` tests each name with the installed Flower.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 from dpfact_flower.errors import MissingDependencyError
 
@@ -22,10 +22,7 @@ QUIET = {
 
 def version_faults() -> list[str]:
     """Return a fault if the installed Flower version is untested, or else an empty list."""
-    try:
-        installed = version("flwr")
-    except PackageNotFoundError:
-        installed = "of no known version"
+    installed = version("flwr")
     if ".".join(installed.split(".")[:2]) in KNOWN:
         return []
     known = " and ".join(KNOWN)

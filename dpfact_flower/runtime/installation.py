@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.files import create_once, private_folder
+from dpfact_flower.privacy.secure_sum.keys import fingerprint
 from dpfact_flower.settings import Scalar
 
 _PEM, _PLAIN = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -178,23 +179,23 @@ def new_node_key(comment: str) -> tuple[bytes, bytes]:
     return private, public + f" {comment}\n".encode()
 
 
-def read_node_key(line: bytes) -> bytes:
-    """Return the bytes of a SuperNode's public key, for a fingerprint."""
+def node_key_print(line: bytes) -> str:
+    """Return the fingerprint of a SuperNode's public key."""
     try:
         key = serialization.load_ssh_public_key(line)
     except ValueError:
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise SettingsError("public key: need the .pub file that dpfact site init wrote")
-    return key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return fingerprint(key.public_bytes(serialization.Encoding.DER, form))
 
 
-def read_certificate(pem: bytes) -> bytes:
-    """Return the bytes of a certificate, for a fingerprint."""
+def certificate_print(pem: bytes) -> str:
+    """Return the fingerprint of a certificate."""
     try:
-        return x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+        certificate = x509.load_pem_x509_certificate(pem)
+        return fingerprint(certificate.public_bytes(serialization.Encoding.DER))
     except ValueError:
         raise SettingsError("--ca: need the ca.crt that dpfact centre init wrote") from None
 

@@ -41,6 +41,8 @@ _WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
 _NOISE = ("Since flwr 1.", "Manually terminating ClientAppActor")
 """Flower's warnings about its own defaults and actors, which need no action."""
 COMPLETED = "finished:completed"
+UNKNOWN = "unknown"
+"""Our status of a run on which the SuperLink no longer reports."""
 _FINISHED = "finished"
 """Prefix of the status that Flower gives to every ended run."""
 _POLL_SECONDS = 3.0
@@ -54,12 +56,6 @@ class RunFailedError(DPFactError, RuntimeError):
     """Error for a run that Flower did not complete."""
 
     code = "run-failed"
-
-
-class RunUnknownError(DPFactError, RuntimeError):
-    """Error for a run whose state the SuperLink no longer reports."""
-
-    code = "run-unknown"
 
 
 def quiet_environment() -> dict[str, str]:
@@ -135,9 +131,9 @@ class Connection:
     def follow(self, run: str, log: int | None = None) -> dict[str, Any]:
         """Stream a run's log until the run ends. Return the last state from `flwr ls`.
 
-        `log` is a file descriptor for the log, by default this process's output. Raise a
-        RunUnknownError if the SuperLink has not reported on the run for five minutes. Warn if the
-        run does not begin, because Flower gives no such warning.
+        `log` is a file descriptor for the log, by default this process's output. The state is
+        `UNKNOWN` if the SuperLink has not reported on the run for five minutes. Warn if the run
+        does not begin, because Flower gives no such warning.
         """
         command, updated = [tool("flwr"), "log", run, self.name, "--stream"], time.monotonic()
         with supervised(command, env=self.environment, stdout=log, stderr=log) as process:
@@ -157,11 +153,12 @@ class Connection:
                 if state:
                     updated = time.monotonic()
                 elif time.monotonic() - updated > _GONE_SECONDS:
-                    raise RunUnknownError(
+                    sys.stderr.write(
                         f"the SuperLink ({self.name}) has not reported on run {run} for "
                         f"{_GONE_SECONDS:g} s: check it with flwr ls {self.name}; a run that "
-                        "ended early continues with resume=true"
+                        "ended early continues with resume=true\n"
                     )
+                    return {"status": UNKNOWN}
                 time.sleep(_POLL_SECONDS)
 
     def state(self, run: str) -> dict[str, Any]:

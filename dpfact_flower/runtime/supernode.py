@@ -8,7 +8,6 @@ The executor refuses an unknown version of Flower before importing this module.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -42,6 +41,7 @@ from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.files import user_name
 from dpfact_flower.machine.processes import Listener, listeners
 
+Claimed = tuple[Message, Context, Callable[[Message], None]]
 _logger = logging.getLogger(__name__)
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _AWAY_SECONDS = 300.0
@@ -132,23 +132,11 @@ class Tasks:
         return reply.token if reply.HasField("task") else ""
 
 
-@dataclass(frozen=True)
-class ClaimedMessage:
-    """A claimed message, and the connection over which the reply is sent."""
-
-    message: Message
-    context: Context
-    _client: RuntimeHttpClient
-
-    def send(self, reply: Message) -> None:
-        """Send a reply to the SuperNode."""
-        push_message(self._client, reply, self.context)
-
-
 @contextmanager
-def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
+def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message when the context begins, and report it as done when the context ends.
 
+    Yield the message, its context, and a function that sends the reply to the SuperNode.
     After an error, the message is not reported as done, because the SuperNode would then wait
     endlessly for the reply. A SuperNode that gets no heartbeat for a minute answers the message
     itself.
@@ -169,7 +157,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[ClaimedMessage]:
         heartbeat.start()  # continues while another process computes
         try:
             context = context_from_proto(client.PullTaskInput(api.PullTaskInputRequest()).context)
-            yield ClaimedMessage(_fetched(client, context), context, client)
+            message = _fetched(client, context)
+            yield message, context, lambda reply: push_message(client, reply, context)
         finally:
             retries.max_tries = 1
             # Heartbeats would hold the message for ever. After the report, the token is no longer

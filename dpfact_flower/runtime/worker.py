@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,7 +23,6 @@ from dpfact_flower.errors import RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import (
-    ClaimedMessage,
     OwnSuperNode,
     claimed,
     message_from_bytes,
@@ -41,30 +39,17 @@ _GRACE_SECONDS = 60.0
 """Seconds after the end of a round in which a late process can report that it was late."""
 
 
-class Question(NamedTuple):
-    """The input of a new process. `held` is the size of the executor's copies of the message."""
+def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scalar]) -> bytes:
+    """Serialise a message, its context's ids, and the hospital's own settings."""
+    head = json.dumps([context.run_id, context.node_id, dict(own)])
+    return b"%b\n%b" % (head.encode(), message_to_bytes(message))
 
-    message: Message
-    run: int
-    node: int
-    settings: Mapping[str, Scalar]
-    held: int = 0
 
-    def to_bytes(self) -> bytes:
-        """Serialise the question, with `held` set to the size of two copies of the message."""
-        message = message_to_bytes(self.message)
-        head = json.dumps([self.run, self.node, dict(self.settings), 2 * len(message)])
-        return b"%b\n%b" % (head.encode(), message)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Parse a question that `to_bytes` serialised."""
-        head, _, message = data.partition(b"\n")
-        return cls(message_from_bytes(message), *json.loads(head))
-
-    def context(self) -> Context:
-        """Return a context for the app, with the hospital's settings instead of the SuperLink's."""
-        return Context(self.run, self.node, dict(self.settings), RecordDict(), {})
+def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
+    """Return a message, its context with only own settings, and the size of two message copies."""
+    head, _, message = data.partition(b"\n")
+    context = Context(*json.loads(head), RecordDict(), {})
+    return message_from_bytes(message), context, 2 * len(message)
 
 
 class Answering:
@@ -77,25 +62,25 @@ class Answering:
     def answer(self, token: str) -> None:
         """Answer a claimed message, and log failures."""
         try:
-            with claimed(self._node, token) as work:
-                work.send(self._reply(work))
+            with claimed(self._node, token) as (message, context, send):
+                send(self._reply(message, context))
         except Exception as error:  # the SuperNode is down, or the run has ended
             log_privately("", error)
 
-    def _reply(self, work: ClaimedMessage) -> Message:
+    def _reply(self, message: Message, context: Context) -> Message:
         """Return the reply. After an error, wait until a reply is due and return an error code."""
         site, delay = "", ReplyDelay(0)
         try:
             own = read_node_config(self._config)
             settings = SiteSettings.from_config(own)
             site, delay = settings.site, ReplyDelay(settings.reply_after)
-            if work.context.node_config:
+            if context.node_config:
                 raise SettingsError(
                     f"the SuperNode has a --node-config, and {self._config} says what this site "
                     "allows: start the SuperNode without one"
                 )
-            question = Question(work.message, work.context.run_id, work.context.node_id, own)
-            metadata = work.message.metadata
+            question = question_to_bytes(message, context, own)
+            metadata = message.metadata
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
             seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system's limit
             end = time.monotonic() + seconds
@@ -118,9 +103,9 @@ class Answering:
         except Exception as error:  # no text of an error may reach the server
             reason = log_privately(site, error)
             delay.wait()
-            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=work.message)
+            return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
 
-    def _ask(self, question: Question, seconds: float) -> list[bytes]:
+    def _ask(self, question: bytes, seconds: float) -> list[bytes]:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
         How long the process takes to free its memory depends on the patients. The reply is
@@ -136,7 +121,7 @@ class Answering:
         end.start()
         try:
             with suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(question.to_bytes())
+                stdin.write(question)
             with process.stdout as stdout:
                 return stdout.read().split(b"\n", 2)
         finally:
@@ -147,20 +132,20 @@ class Answering:
 # --- the process
 
 
-def answered(question: Question, came_in: float, app: ClientApp) -> Message:
+def answered(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
     """Answer one message, using only the hospital's own settings."""
-    settings = SiteSettings.from_config(question.settings)
+    settings = SiteSettings.from_config(context.node_config)
     try:
-        return app(question.message, question.context())
+        return app(message, context)
     except Exception as error:  # no text of an error may reach the server
         reason = log_privately(settings.site, error)
         # The app's own functions delay their replies, but this message reached no such function.
         ReplyDelay(settings.reply_after, came_in).wait()
-        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=question.message)
+        return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
 
 
 def main() -> None:
-    """Answer the `Question` on standard input with the installed app.
+    """Answer the question on standard input with the installed app.
 
     Write the question's arrival time (`time.monotonic`) on one line, the reply's size on the next
     line, and then the reply itself.
@@ -173,11 +158,12 @@ def main() -> None:
     offer_to_be_ended()
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # other output goes to the log
-        question, came_in = Question.from_bytes(sys.stdin.buffer.read()), time.monotonic()
-        hold_beside(question.held)
+        message, context, held = question_from_bytes(sys.stdin.buffer.read())
+        came_in = time.monotonic()
+        hold_beside(held)  # the executor has two copies of the message
         out.write(f"{came_in}\n".encode())
         out.flush()
-        reply = message_to_bytes(answered(question, came_in, app))
+        reply = message_to_bytes(answered(message, context, came_in, app))
         out.write(f"{len(reply)}\n".encode())
         out.write(reply)
 

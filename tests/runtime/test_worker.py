@@ -16,7 +16,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from dpfact_flower.client_app import app
 from dpfact_flower.runtime import supernode, worker
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed, message_to_bytes
-from dpfact_flower.runtime.worker import Answering, Question, answered
+from dpfact_flower.runtime.worker import (
+    Answering,
+    answered,
+    question_from_bytes,
+    question_to_bytes,
+)
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
 from dpfact_flower.site.hospital import read_node_config
@@ -119,11 +124,11 @@ def assert_failed(client, waited, came_in=5.5):
 
 def test_a_question_has_the_hospitals_settings_and_none_of_the_run(client, message, config):
     own = read_node_config(config)
-    asked = Question.from_bytes(Question(message, 7, 11, own).to_bytes())
-    assert asked.message.metadata.message_id == "m" * 64
+    given = Context(7, 11, {"a": "stranger's"}, RecordDict(), {"rank": 3})
+    asked, context, held = question_from_bytes(question_to_bytes(message, given, own))
+    assert asked.metadata.message_id == "m" * 64
     # This counts in the check of memory.
-    assert asked.held == 2 * len(message_to_bytes(message))
-    context = asked.context()
+    assert held == 2 * len(message_to_bytes(message))
     assert (context.run_id, context.node_id) == (7, 11)
     assert context.node_config == own
     assert (context.run_config, dict(context.state)) == ({}, {})
@@ -250,7 +255,8 @@ def settings(tmp_path, cohort_folder):
 def reason(settings, kind: str = "train", answering_app=app) -> str:
     """Return the reason for refusing a message with settings from a SuperLink."""
     message = Message(RecordDict({"x": ConfigRecord({"x": CANARY})}), 7, kind)
-    reply = answered(Question(message, 1, 7, settings), 0.0, answering_app)
+    context = Context(1, 7, settings, RecordDict(), {})
+    reply = answered(message, context, 0.0, answering_app)
     assert reply.has_error()
     return reply.error.reason
 
