@@ -94,7 +94,6 @@ def _command_of(reader: script.Script) -> Callable[..., None]:
         for name, kind, default in _parameters(reader)
     ]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__, command.__doc__ = reader.name, reader.help
     return command
 

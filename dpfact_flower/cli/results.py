@@ -75,11 +75,7 @@ def export(
     """
     from dpfact_flower.data.site_data import load_site, site_files
     from dpfact_flower.evaluation.clinical import about, clinical_measures
-    from dpfact_flower.evaluation.model import (
-        GlobalModel,
-        write_memberships,
-        write_phenotype_table,
-    )
+    from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
     from dpfact_flower.evaluation.prose import titles
     from dpfact_flower.evaluation.run_folder import read_replications
     from dpfact_flower.evaluation.tables import DOUBTFUL, NOT_FOUND, certainty, pairs_of

@@ -31,9 +31,10 @@ def compiled(tag: str = "", **options: Any) -> Callable[[_Function], _Function]:
 
 
 # numba caches code by the processor's features, so kernels may contain the constants below.
-_FEATURES: str = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+_given: str | None = getattr(config, "CPU_FEATURES", None)
+_own: str = get_host_cpu_features()  # type: ignore[no-untyped-call]
 
-WIDTH = 16 if "+avx512f" in _FEATURES.split(",") else 8
+WIDTH = 16 if "+avx512f" in (_own if _given is None else _given).split(",") else 8
 """Number of float32 values per register. Rows of a stack are padded to a multiple of `WIDTH`.
 
 If the processor's registers are narrower than 256 bits, LLVM combines several.

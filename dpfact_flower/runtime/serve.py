@@ -56,7 +56,7 @@ def serve(
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
         cohort = Cohort.load(app.cohort_folder)
-    counted, planned = False, privacy
+    planned = privacy
     if cohort is not None:
         sites, nodes = len(cohort.sites), len(list(grid.get_node_ids()))
         if nodes != sites:
@@ -65,8 +65,7 @@ def serve(
                 f'use --federation-config "num-supernodes={sites}"'
             )
         run = replace(run, sites=sites)
-        counted = privacy.privacy == "patient" and not privacy.patients
-        if counted:  # the data is available in a simulation
+        if privacy.privacy == "patient" and not privacy.patients:  # a simulation can count them
             planned = replace(privacy, patients=sum(s.tensor.n_patients for s in cohort.sites))
     vocabularies = cohort.vocabularies if cohort else load_vocabularies(app)
     strategy = DPFact(
@@ -85,10 +84,7 @@ def serve(
     # The requested config has no generated job name, because sites refuse to repeat a job. Nor has
     # it a counted number of patients, because a repeated run would take the number for public.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
-    _write(
-        strategy.coordinator, asked, vocabularies, cohort,
-        measured=measured, counted=counted, watch=watch,
-    )  # fmt: skip
+    _write(strategy.coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
     if report:
         _report(app.run_folder)
     return app.run_folder
@@ -178,7 +174,6 @@ def _write(
     cohort: Cohort | None = None,
     *,
     measured: bool = False,
-    counted: bool = False,
     watch: ProgressCallback = no_progress,
 ) -> None:
     """Write the results of a finished run into its folder."""
@@ -198,6 +193,7 @@ def _write(
     run_folder.write_config(folder, config.write(), versions)
     if cohort is not None and measured:
         log(INFO, MEASURING_LINE)
+    counted = coordinator.privacy.patients != config.privacy.patients
     summary, phenotypes = summarise(
         coordinator, cohort, config.app.sites_folder,
         measured=measured, counted=counted, watch=watch,

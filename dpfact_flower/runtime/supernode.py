@@ -13,9 +13,8 @@ from typing import Any
 import httpx
 from flwr.app import Context, Message
 from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto, message_from_proto, message_to_proto
+from flwr.common.serde import context_from_proto
 from flwr.proto import runtime_pb2 as api
-from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.constant import TaskType
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -23,10 +22,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    pull_and_inflate_object_from_tree,
-)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -174,8 +170,6 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     come, and a site that waited for them could not answer other messages.
     """
     pulled = client.PullMessages(api.PullAppMessagesRequest())
-    if not pulled.messages_list:
-        raise ObjectPullError("", "no message is waiting")
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(
         tree,
@@ -186,13 +180,3 @@ def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
     )
     message.metadata.__dict__["_message_id"] = tree.object_id  # not part of the message
     return message
-
-
-def message_to_bytes(message: Message) -> bytes:
-    """Serialise a message with its content, in Flower's format."""
-    return bytes(message_to_proto(message).SerializeToString())
-
-
-def message_from_bytes(data: bytes) -> Message:
-    """Read a message that `message_to_bytes` wrote."""
-    return message_from_proto(ProtoMessage.FromString(data))

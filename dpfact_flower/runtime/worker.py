@@ -18,16 +18,13 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from dpfact_flower.errors import RoundFailedError, SettingsError
 from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
-from dpfact_flower.runtime.supernode import (
-    OwnSuperNode,
-    claimed,
-    message_from_bytes,
-    message_to_bytes,
-)
+from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
 from dpfact_flower.site.hospital import read_node_config
@@ -37,6 +34,16 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
 """Seconds after the end of a round in which a late process can report that it was late."""
+
+
+def message_to_bytes(message: Message) -> bytes:
+    """Serialise a message with its content, in Flower's format."""
+    return bytes(message_to_proto(message).SerializeToString())
+
+
+def message_from_bytes(data: bytes) -> Message:
+    """Read a message that `message_to_bytes` wrote."""
+    return message_from_proto(ProtoMessage.FromString(data))
 
 
 def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scalar]) -> bytes:

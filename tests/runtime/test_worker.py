@@ -15,10 +15,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from dpfact_flower.client_app import app
 from dpfact_flower.runtime import supernode, worker
-from dpfact_flower.runtime.supernode import OwnSuperNode, claimed, message_to_bytes
+from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.runtime.worker import (
     Answering,
     answered,
+    message_to_bytes,
     question_from_bytes,
     question_to_bytes,
 )
