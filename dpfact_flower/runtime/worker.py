@@ -55,7 +55,8 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
     """Return a message, its context with only own settings, and the size of two message copies."""
     head, _, message = data.partition(b"\n")
-    context = Context(*json.loads(head), RecordDict(), {})
+    run, node, settings = json.loads(head)
+    context = Context(run, node, settings, RecordDict(), {})
     return message_from_bytes(message), context, 2 * len(message)
 
 
