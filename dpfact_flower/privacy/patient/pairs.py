@@ -5,8 +5,8 @@ is the off-diagonal part of X_(n) X_(n)^T. It shows which codes of mode n occur 
 of the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
 norm 1 and weighted. Then all blocks together are scaled to norm 1.
 
-Only the total and the work space persist between patients, and the work space is reset for each
-patient. Cells are sorted, so sums do not depend on the order of the data.
+Only the total persists between patients. Cells are sorted, so sums do not depend on the order of
+the data.
 """
 
 import math
@@ -32,74 +32,46 @@ def add_pairs(
     Both lists end with the index after the last cell or code. `total` is the strict upper triangle
     over all codes, row by row.
     """
-    modes, everything = len(offsets) - 1, offsets[-1]
-    most = 0
-    for patient in range(len(starts) - 1):
-        most = max(most, starts[patient + 1] - starts[patient])
-    counts = np.empty(most)
-    places = np.empty((most, modes), np.int64)
-    order, spare = np.empty(most, np.int64), np.empty(most, np.int64)
-    slot, heads = np.full(everything, -1, np.int64), np.empty(everything + 1, np.int64)
-    codes, bounds = np.empty(everything, np.int64), np.empty(modes + 1, np.int64)
-    blocks = np.empty((modes, modes))
-    pairs = np.empty(0)
+    modes = len(offsets) - 1
     for patient in range(len(starts) - 1):
         begin, end = starts[patient], starts[patient + 1]
         if begin == end:
             continue
-        _number_codes(begin, end, indices, offsets, slot, codes, bounds, places)
-        count, cells = bounds[modes], end - begin
-        size = _size(count)
-        if size > len(pairs):
-            pairs = np.empty(max(size, 2 * len(pairs)))
-        pairs[:size] = 0.0
-        largest = np.float64(values[begin])
-        for entry in range(begin, end):
-            largest = max(largest, np.float64(values[entry]))
-        for cell in range(cells):
-            counts[cell] = np.float64(values[begin + cell]) / largest
-        _cross(counts, places, cells, count, pairs)
+        codes, bounds, places = _numbered_codes(indices[begin:end], offsets)
+        counts = values[begin:end].astype(np.float64)
+        counts /= counts.max()
+        pairs = np.zeros(_size(len(codes)))
+        _cross(counts, places, len(codes), pairs)
         for mode in range(modes):
-            _sort_by_column(places, cells, bounds, mode, order, spare, heads)
-            _gram(counts, places, cells, order, mode, count, pairs)
-        _scale_blocks(pairs, bounds, scale, blocks)
-        _add(pairs, bounds, blocks, codes, everything, total)
+            _gram(counts, places, _sorted_by_column(places, mode), mode, len(codes), pairs)
+        blocks = _block_scales(pairs, bounds, scale)
+        _add(pairs, bounds, blocks, codes, offsets[-1], total)
 
 
 @compiled()
-def _number_codes(
-    begin: int, end: int, indices: Array, offsets: Array, slot: Array, codes: Array, bounds: Array,
-    places: Array,
-) -> None:  # fmt: skip
+def _numbered_codes(indices: Array, offsets: Array) -> tuple[Array, Array, Array]:
     """Give numbers to one patient's distinct codes, mode by mode, in ascending order.
 
-    Fill three arrays. `codes` lists the distinct codes, as positions among the codes of all modes.
-    `bounds` lists each mode's first number and ends with the number of codes. `places` lists the
-    numbers of each cell's codes. All entries of `slot` are -1 before and after the call.
+    Return three arrays. The first lists the distinct codes, as positions among the codes of all
+    modes. The second lists each mode's first number and ends with the number of codes. The third,
+    of shape (cells, modes), lists the numbers of each cell's codes.
     """
-    count = 0
-    for mode in range(len(offsets) - 1):
-        bounds[mode] = count
-        for entry in range(begin, end):
-            code = offsets[mode] + indices[entry, mode + 1]
-            if slot[code] < 0:
-                slot[code] = 0
-                codes[count] = code
-                count += 1
-        codes[bounds[mode] : count].sort()
-        for place in range(bounds[mode], count):
-            slot[codes[place]] = place
-        for entry in range(begin, end):
-            places[entry - begin, mode] = slot[offsets[mode] + indices[entry, mode + 1]]
-    bounds[len(offsets) - 1] = count
-    for place in range(count):
-        slot[codes[place]] = -1
+    modes = len(offsets) - 1
+    bounds, places = np.zeros(modes + 1, np.int64), np.empty((len(indices), modes), np.int64)
+    codes = np.empty(0, np.int64)
+    for mode in range(modes):
+        of_cells = offsets[mode] + indices[:, mode + 1]
+        distinct = np.unique(of_cells)
+        places[:, mode] = len(codes) + np.searchsorted(distinct, of_cells)
+        codes = np.append(codes, distinct)
+        bounds[mode + 1] = len(codes)
+    return codes, bounds, places
 
 
 @compiled()
-def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -> None:
+def _cross(counts: Array, places: Array, count: int, pairs: Array) -> None:
     """For each pair of modes, sum the counts over all other modes."""
-    modes = places.shape[1]
+    cells, modes = places.shape
     for cell in range(cells):
         for mode in range(modes):
             row = _row(places[cell, mode], count)
@@ -108,31 +80,18 @@ def _cross(counts: Array, places: Array, cells: int, count: int, pairs: Array) -
 
 
 @compiled()
-def _sort_by_column(
-    places: Array, cells: int, bounds: Array, mode: int, order: Array, spare: Array, heads: Array
-) -> None:
-    """Sort the cells so that each column of the unfolding along `mode` is contiguous.
+def _sorted_by_column(places: Array, mode: int) -> Array:
+    """Return the order of cells in which each column of the unfolding along `mode` is contiguous.
 
-    The cells go through a stable counting sort for each other mode, last mode first. Within a
-    column, cells keep their original order, which is ascending in `mode`.
+    The sorts are stable. Within a column, cells keep their original order, which is ascending in
+    `mode`.
     """
-    for cell in range(cells):
-        order[cell] = cell
-    for other in range(places.shape[1] - 1, -1, -1):
-        if other == mode:
-            continue
-        first, size = bounds[other], bounds[other + 1] - bounds[other]
-        heads[: size + 1] = 0
-        for cell in range(cells):
-            heads[places[cell, other] - first + 1] += 1
-        for place in range(size):
-            heads[place + 1] += heads[place]
-        for position in range(cells):
-            cell = order[position]
-            place = places[cell, other] - first
-            spare[heads[place]] = cell
-            heads[place] += 1
-        order[:cells] = spare[:cells]
+    cells, modes = places.shape
+    order = np.arange(cells)
+    for other in range(modes - 1, -1, -1):
+        if other != mode:
+            order = order[np.argsort(places[order, other], kind="mergesort")]
+    return order
 
 
 @compiled()
@@ -144,11 +103,9 @@ def _same_column(places: Array, one: int, another: int, mode: int) -> bool:
 
 
 @compiled()
-def _gram(
-    counts: Array, places: Array, cells: int, order: Array, mode: int, count: int, pairs: Array
-) -> None:
+def _gram(counts: Array, places: Array, order: Array, mode: int, count: int, pairs: Array) -> None:
     """For each pair of cells in the same column, add the product of their counts to `pairs`."""
-    begin = 0
+    cells, begin = len(order), 0
     while begin < cells:
         end = begin + 1
         while end < cells and _same_column(places, order[begin], order[end], mode):
@@ -162,18 +119,20 @@ def _gram(
 
 
 @compiled()
-def _scale_blocks(pairs: Array, bounds: Array, scale: float, blocks: Array) -> None:
-    """Compute each block's scale factor, which is 0 for an empty block."""
+def _block_scales(pairs: Array, bounds: Array, scale: float) -> Array:
+    """Return each block's scale factor, which is 0 for an empty block."""
     modes = len(bounds) - 1
-    squares = 0.0
+    blocks, squares = np.zeros((modes, modes)), 0.0
     for mode in range(modes):
         for other in range(mode, modes):
             norm = _block_norm(pairs, bounds, mode, other)
-            weight = (1.0 if mode == other else CROSS) if norm > 0.0 else 0.0
-            squares += weight * weight
-            blocks[mode, other] = weight / norm if norm > 0.0 else 0.0
+            if norm > 0.0:
+                weight = 1.0 if mode == other else CROSS
+                squares += weight * weight
+                blocks[mode, other] = weight / norm
     if squares > 0.0:
         blocks *= scale / math.sqrt(squares)
+    return blocks
 
 
 @compiled()
