@@ -18,6 +18,7 @@ from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, 
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server.rule import initial_factors
+from dpfact_flower.server.secure import SecureSums
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.patient import PatientRound
@@ -339,6 +340,28 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
     with pytest.raises(RoundRefusedError):
         ask("site-1", first, stage)
     assert "was answered with another key" in caplog.text
+    renamed = (*stage.members[:3], stage.members[3]._replace(site="site-9"))
+    with pytest.raises(RoundRefusedError):
+        ask("site-1", first, SecureStage("sum", 2, renamed, tuple(m.site for m in renamed)))
+    assert "the job began with different terms" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("site", "context", "size", "says"),
+    [("site-4", b"", 0, "'site-4': this site was not asked"), ("site-1", b"", -1, "bytes, got"),
+     ("site-1", b"of another request", 0, "'site-1': answers another request")],
+)  # fmt: skip
+def test_a_vector_that_does_not_fit_is_not_added_up(site, context, size, says):
+    made = strategy(number=3).coordinator
+    planned, sums = made.planned_release(1), SecureSums(made.secure)
+    sums.members = tuple(MemberKey(name, bytes(32), bytes(64)) for name in NAMES[:3])
+    adding = sums.begin(made.request(1), planned)
+    adding.attempt()
+    words = bytes(planned.count * made.secure.slots * adding._question.width + size)
+    with pytest.raises(MessageError, match=says):
+        adding.take_vector(site, [context, words, b"{}"])
+    assert not adding.complete
+    assert not adding.paid
 
 
 def test_a_shared_refinement_takes_the_usages_of_the_sites_slot():

@@ -8,7 +8,6 @@ reply that depends on the file leaves the site.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import PrivacyRefusedError, SettingsError, StateError
 from dpfact_flower.machine.files import check_own, check_private, private_folder, replacing
-from dpfact_flower.machine.parsed import from_json, load_npz
+from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.privacy import Noise, Release, release_masked
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
@@ -116,10 +115,11 @@ def secure_round(
     files = _Files(hospital.folder / request.job, durable=not hospital.simulation)
     terms = sharing.terms(request.job, request.terms, stage.names)
     state = files.round() if answered else None
-    job = rules.join(
-        terms, name, keyring.own, keyring.peers, kept=files.job(terms), state=state,
-        random_bytes=noise.random_bytes,
-    )  # fmt: skip
+    job = files.job(terms)
+    if job is None:
+        if state is not None:
+            raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
+        job = rules.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
     if stage.stage == "keys":
         return SecureRound(keyring, files, job, None, state, {}, noise)
     asked, opening = set(stage.asked), stage.stage == "open"
@@ -182,7 +182,7 @@ class _Files:
         if not path.exists():
             return None
         try:
-            return rules.from_json(rules.JobSecrets, from_json(path.read_bytes()))
+            return rules.from_json(rules.JobSecrets, path.read_bytes())
         except (OSError, ValueError):
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
@@ -193,7 +193,10 @@ class _Files:
         if not path.exists():
             return None
         arrays = load_npz(path, ["head", "noisy"])
-        state = rules.from_json(rules.RoundState, from_json(str(arrays["head"])))
+        try:
+            state = rules.from_json(rules.RoundState, str(arrays["head"]))
+        except ValueError:
+            raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
         return replace(state, noisy=arrays["noisy"])
 
     def keep_pending(self, job: rules.JobSecrets) -> None:
@@ -208,11 +211,11 @@ class _Files:
             self._write(self.folder / _JOB, job)
             self._pending.unlink(missing_ok=True)  # the key is now in the job's folder
         with replacing(self.folder / _ROUND, durable=self.durable) as file:
-            np.savez(file, noisy=state.noisy, head=np.array(json.dumps(rules.to_json(state))))
+            np.savez(file, noisy=state.noisy, head=np.array(rules.to_json(state).decode()))
 
     def _write(self, path: Path, job: rules.JobSecrets) -> None:
         with replacing(path, durable=self.durable) as file:
-            file.write(json.dumps(rules.to_json(job)).encode())
+            file.write(rules.to_json(job))
 
 
 @dataclass(frozen=True)

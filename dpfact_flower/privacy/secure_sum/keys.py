@@ -17,13 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, SettingsError, shown
 
-MOST_WIDTH = 6
-"""Largest number of bytes that are sent for a masked word."""
 _VERSION = "dpfact secure sum 1"
 _KIND = "ed25519:"
 _KEY, _SIGNATURE = 32, 64  # bytes
-_LEAST_HONEST = 2
-_MOST_ROUNDS = 2**32
 
 
 # --- Long-term keys -------------------------------------------------------------------------------
@@ -97,23 +93,6 @@ class Terms:
     sites: tuple[str, ...]
     colluding: int
     dropouts: int
-
-    def __post_init__(self) -> None:
-        if list(self.sites) != sorted({*self.sites}):
-            raise SettingsError("secure sums: need the names of all sites, sorted, once each")
-        if min(self.colluding, self.dropouts) < 0:
-            raise SettingsError("secure sums: colluding and dropouts must be 0 or more")
-        if self.honest < _LEAST_HONEST or self.threshold > len(self.sites) - self.dropouts:
-            raise SettingsError(
-                f"secure sums: {len(self.sites)} sites are too few for {self.colluding} colluding "
-                f"and {self.dropouts} lost; need sites - colluding - lost of {_LEAST_HONEST} or "
-                "more, and sites - colluding above 2 x lost"
-            )
-
-    @property
-    def honest(self) -> int:
-        """Smallest number of honest sites whose noise is in a sum, m = H - T - D."""
-        return len(self.sites) - self.colluding - self.dropouts
 
     @property
     def threshold(self) -> int:
@@ -206,11 +185,6 @@ class Question:
     attempt: int
     width: int
     members: tuple[Member, ...]
-
-    def __post_init__(self) -> None:
-        numbers_fit = all(1 <= number < _MOST_ROUNDS for number in (self.round, self.attempt))
-        if not numbers_fit or not 1 <= self.width <= MOST_WIDTH:
-            raise MessageError("secure sum: round, attempt or width out of range")
 
     @property
     def sites(self) -> list[str]:

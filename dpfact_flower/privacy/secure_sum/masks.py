@@ -20,10 +20,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import MessageError, PrivacyRefusedError
-from dpfact_flower.privacy.secure_sum.keys import MOST_WIDTH, hashed
+from dpfact_flower.errors import PrivacyRefusedError
+from dpfact_flower.privacy.secure_sum.keys import hashed
 
 Words = NDArray[np.uint64]
+MOST_WIDTH = 6
+"""Largest number of bytes that are sent for a masked word."""
 LOW = 16
 """Number of low bits that are never sent. Together, these bits are below 2**16, which is 1/256 of
 the standard deviation of a site's noise."""
@@ -92,10 +94,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
     The `LOW` missing bits of each word were uniformly distributed, because the word was masked.
     """
-    size = len(vectors[0])
-    if size % width or any(len(vector) != size for vector in vectors):
-        raise MessageError(f"secure sum: need vectors of one length, {width} bytes a value")
-    total = np.zeros(size // width, np.uint64)
+    total = np.zeros(len(vectors[0]) // width, np.uint64)
     for vector in vectors:
         # The words overlap: above each word's sent bits lie bits of the next word.
         total += np.ndarray(len(total), "<u8", vector + bytes(8 - width), strides=(width,))
@@ -128,8 +127,11 @@ def shares_of(seed: bytes, threshold: int, places: int) -> list[bytes]:
     """
     rest = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
     polynomial = [int.from_bytes(seed, "little"), *rest]
-    values = [_value(polynomial, place) for place in range(1, places + 1)]
-    return [value.to_bytes(SEED_BYTES, "little") for value in values]
+    shares = []
+    for place in range(1, places + 1):
+        terms = (factor * pow(place, power, PRIME) for power, factor in enumerate(polynomial))
+        shares.append((sum(terms) % PRIME).to_bytes(SEED_BYTES, "little"))
+    return shares
 
 
 def seed_from(shares: Mapping[int, bytes]) -> bytes:
@@ -147,11 +149,3 @@ def seed_from(shares: Mapping[int, bytes]) -> bytes:
         weight = above * pow(below, -1, PRIME)
         seed += int.from_bytes(share, "little") * weight
     return (seed % PRIME).to_bytes(SEED_BYTES, "little")
-
-
-def _value(polynomial: Sequence[int], place: int) -> int:
-    """Return a polynomial's value at `place`. The constant coefficient is listed first."""
-    value = 0
-    for coefficient in reversed(polynomial):
-        value = (value * place + coefficient) % PRIME
-    return value

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import MessageError, QuorumError, shown
 from dpfact_flower.privacy.secure_sum import masks
 from dpfact_flower.privacy.secure_sum.keys import Question, Terms, context_of
 from dpfact_flower.privacy.secure_sum.site import Masked, Opening, own_key
@@ -36,39 +35,22 @@ def summed(
     """Return the sum of all members' vectors. Low bits that were not sent are set to their mean.
 
     Each member's error is uniform with a range of 2**16. Its variance is about a millionth of the
-    noise variance. If a QuorumError reports missing vectors, start another attempt. If it reports
-    missing openings, request them again. With `dropouts` = 0, nothing is opened.
+    noise variance. `answers` must hold every member's answer to `question`, and no member may be
+    `unopened`. With `dropouts` = 0, nothing is opened.
     """
-    missing = [site for site in question.sites if site not in answers]
-    if missing:
-        raise QuorumError(f"secure sum: no vector of {', '.join(map(shown, missing))}")
-    context = context_of(terms, question)
-    for site in question.sites:
-        if answers[site].context != context:
-            raise MessageError(f"secure sum: {shown(site)} answered another request")
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
-        seeds = _seeds(terms, question, openings)
+        context = context_of(terms, question)
+        seeds = {site: _seed(site, question, openings) for site in question.sites}
         masks.mask(total, (), [own_key(seed, context, site) for site, seed in seeds.items()])
     return masks.signed(total, question.width)
 
 
-def _seeds(terms: Terms, question: Question, openings: Mapping[str, Opening]) -> dict[str, bytes]:
-    """Return each member's seed, as sent by the member or recovered from shares."""
-    closed = unopened(terms, question, openings)
-    if closed:
-        raise QuorumError(
-            f"secure sum: {len(openings)} openings, too few for {', '.join(map(shown, closed))}; "
-            f"need {terms.threshold}"
-        )
-    seeds = {}
-    for site in question.sites:
-        if site in openings:
-            seeds[site] = openings[site].seed
-        else:
-            shares = list(_shares(site, question, openings).items())
-            seeds[site] = masks.seed_from(dict(shares[: terms.threshold]))
-    return seeds
+def _seed(site: str, question: Question, openings: Mapping[str, Opening]) -> bytes:
+    """Return a member's seed, as sent by the member or recovered from shares."""
+    if site in openings:
+        return openings[site].seed
+    return masks.seed_from(_shares(site, question, openings))
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -27,12 +27,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, MessageError, PrivacyRefusedError, StateError
-from dpfact_flower.machine.parsed import parse_as
+from dpfact_flower.errors import MessageError, PrivacyRefusedError
 from dpfact_flower.privacy.secure_sum import keys, masks
 from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, context_of
 
-Step = Literal["round", "attempt", "repeat"]
 RandomBytes = Callable[[int], bytes]
 KEY_BYTES = 32
 _NONCE = bytes(12)  # each key seals one share
@@ -83,19 +81,18 @@ class RoundState:
     noisy: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
 
-def to_json(kept: JobSecrets | RoundState) -> Any:
-    """Return a stored object as plain JSON values, without a round's vector."""
+def to_json(kept: JobSecrets | RoundState) -> bytes:
+    """Return a stored object as JSON, without a round's vector."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
-    return TypeAdapter(type(kept)).dump_python(kept, mode="json", exclude={"noisy"})
+    return TypeAdapter(type(kept)).dump_json(kept, exclude={"noisy"})
 
 
-def from_json(kind: type[_Kept], content: object) -> _Kept:
-    """Rebuild a stored object from the result of `to_json`."""
-    try:
-        return parse_as(kind, content)
-    except DataError:
-        raise StateError(f"secure sums: the kept {kind.__name__} is damaged") from None
+def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
+    """Rebuild a stored object from the result of `to_json`. Raise a ValueError if damaged."""
+    from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
+
+    return TypeAdapter(kind).validate_json(text, strict=True)
 
 
 # --- 1. Keys --------------------------------------------------------------------------------------
@@ -106,19 +103,9 @@ def join(
     site: str,
     signing_key: Ed25519PrivateKey,
     peers: Mapping[str, bytes],
-    *,
-    kept: JobSecrets | None = None,
-    state: RoundState | None = None,
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Return a fresh key for a job, or the stored key if the terms are unchanged.
-
-    Only the result's `member` is sent. Changed terms are refused once a round has been answered.
-    """
-    if kept is not None and kept.terms == terms:
-        return kept
-    if state is not None:
-        raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
+    """Return a fresh key for a job. Only its `member` is sent."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
@@ -143,21 +130,20 @@ class Masked:
 
 def check_question(
     job: JobSecrets, state: RoundState | None, question: Question, peers: Mapping[str, bytes]
-) -> Step:
-    """Return the step that a question requires, without reading patients' data.
+) -> RoundState | None:
+    """Check a question without reading patients' data.
 
-    A new "round" needs a new vector, a further "attempt" reuses the vector from the previous
-    attempt, and a "repeat" reuses the stored answer.
+    Return `state` if the question belongs to the same round, or None if it begins a new round.
     """
     keys.check_members(job.terms, question.members, peers, job.member)
     _agreed(job, question)  # refuses keys of low order
     if not job.terms.dropouts and question.attempt != 1:
         raise PrivacyRefusedError("secure sum: secure-dropouts = 0 allows only one attempt")
     if state is None or question.round > state.question.round:
-        return "round"
-    if question == state.question:
-        return "repeat"
+        return None
     last = state.question
+    if question == last:
+        return state
     if question.round < last.round:
         raise PrivacyRefusedError(f"secure sum: round {question.round} is over")
     if (question.request, question.width) != (last.request, last.width):
@@ -170,7 +156,7 @@ def check_question(
         raise PrivacyRefusedError(
             f"secure sum: attempt {last.attempt} was answered; a changed question needs a later one"
         )
-    return "attempt"
+    return state
 
 
 def answer(
@@ -186,10 +172,10 @@ def answer(
     `draw` makes the noisy vector and is called once per round. Only simulations seed
     `random_bytes`.
     """
-    step = check_question(job, state, question, peers)
-    if step == "repeat" and state is not None:
+    state = check_question(job, state, question, peers)
+    if state and state.question == question:
         return state
-    noisy = draw() if step == "round" or state is None else state.noisy
+    noisy = state.noisy if state else draw()
     if not job.terms.dropouts:
         return RoundState(question, b"", {}, None, noisy)
     seed = masks.new_seed(random_bytes)
