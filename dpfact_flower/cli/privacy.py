@@ -52,7 +52,7 @@ def show(
             {
                 **asdict(row),
                 "unprotected": row.unprotected,
-                "events": [{**event.to_dict(), "rho": event.rho} for event in row.events],
+                "events": [{**asdict(event), "rho": event.rho} for event in row.events],
                 "running_epsilon": total.headline.epsilon if total else None,
                 "running_replacing": total.headline.replacing if total else None,
             }

@@ -22,7 +22,6 @@ from dpfact_flower.privacy.release import (
     release_masked,
     release_nothing,
     release_unprotected,
-    release_unprotected_sum,
     replay,
 )
 
@@ -42,7 +41,6 @@ __all__ = [
     "release_masked",
     "release_nothing",
     "release_unprotected",
-    "release_unprotected_sum",
     "replay",
     "rounded_up",
     "sigma_of",

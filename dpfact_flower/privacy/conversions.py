@@ -6,7 +6,7 @@ Steinke 2020 (Proposition 12), Balle & Wang 2018 and Dong, Roth & Su 2022 (exact
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
@@ -52,14 +52,6 @@ def sigma_of(rho: float, sensitivity: float) -> float:
     return positive("sensitivity", sensitivity) / math.sqrt(2 * positive("rho", rho))
 
 
-def compose_serial(rhos: Iterable[float]) -> float:
-    """Return the total cost of releases from the same data. Releases may be chosen adaptively."""
-    costs = [positive("rho", rho) for rho in rhos]
-    if not costs:
-        raise SettingsError("events: nothing was released, so there is nothing to account for")
-    return math.fsum(costs)
-
-
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
     """Return the paper's epsilon, rho + 2 sqrt(rho log(1/delta)), which is valid but not tight."""
     cost = positive("rho", rho)
@@ -88,7 +80,7 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # guarantees a slope >= 0
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
-    x = sign_change(slope, 0.0, x)
+    x = root_of(slope, 0.0, x)
     alpha = 1 + x
     epsilon = alpha * cost + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
     return max(0.0, epsilon)
@@ -113,7 +105,7 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
         return 0.0
     # At `high`, the first of two terms equals `delta`, so their difference is smaller than `delta`.
     high = size * (size / 2 - float(ndtri(delta))) * (1 + SLACK)
-    return sign_change(lambda e: log_delta_gaussian(size, e) - log_delta, 0.0, high)
+    return root_of(lambda e: log_delta - log_delta_gaussian(size, e), 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
@@ -139,7 +131,7 @@ def mu_for_epsilon(epsilon: float, delta: float) -> float:
     high = 2 * low
     while log_delta_gaussian(high, target) < log_delta:
         high *= 2
-    return sign_change(lambda m: log_delta_gaussian(m, target) - log_delta, low, high)
+    return root_of(lambda m: log_delta_gaussian(m, target) - log_delta, low, high)
 
 
 def log_delta_gaussian(mu: float, epsilon: float) -> float:
@@ -158,19 +150,13 @@ def log_delta_gaussian(mu: float, epsilon: float) -> float:
     return math.log(max(float(erfcx(near) - erfcx(far)) / 2, _TINY)) - near * near
 
 
-def sign_change(function: Callable[[float], float], low: float, high: float) -> float:
-    """Find by bisection where `function` changes sign in [low, high], accurate to the last bit.
+def root_of(rising: Callable[[float], float], low: float, high: float) -> float:
+    """Find the root of a rising function in [low, high] by bisection, accurate to the last bit.
 
     Importing scipy.optimize instead would take 0.13 s for each message in a deployment.
     """
-    end = function(high)
-    if end == 0:
-        return high
-    if function(low) * end > 0:
-        raise ValueError(f"no change of sign between {low!r} and {high!r}")
     while low < (middle := low + (high - low) / 2) < high:
-        value = function(middle)
-        if (value > 0) == (end > 0) and value != 0:
+        if rising(middle) > 0:
             high = middle
         else:
             low = middle

@@ -124,11 +124,13 @@ def account(
     All releases must have the same unit and neighbouring relation. With `second_opinions`, the
     result also includes figures from those `accountants` whose packages are installed.
     """
-    rho = conversions.compose_serial(event.rho for event in events)
+    if not events:
+        raise SettingsError("events: nothing was released, so there is nothing to account for")
     relations = {(event.unit, event.neighbours) for event in events}
     if len(relations) > 1:
         raise SettingsError("events: can't add up different units or neighbouring relations")
     unit, neighbours = relations.pop()
+    rho = math.fsum(event.rho for event in events)
     count = sum(event.count for event in events)
     epsilons = _epsilons(rho, delta, count, unit)
     replacing: dict[str, float] = {}
@@ -141,7 +143,12 @@ def account(
         replacing = _epsilons(4 * rho, delta, count, unit)
     if second_opinions:
         epsilons |= _opinions(events, delta)
-        replacing |= _opinions(_doubled(events), delta)
+        if replacing:
+            doubled = [
+                replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
+                for event in events
+            ]
+            replacing |= _opinions(doubled, delta)
     claim = claim_of(events)
     figures = tuple(
         Figure(name, epsilon, delta, claim, replacing.get(name, replacing.get(ZCDP_TIGHT)))
@@ -154,18 +161,9 @@ def account(
     )
 
 
-def _doubled(events: Sequence[ReleaseEvent]) -> list[ReleaseEvent]:
-    """Convert the events for adding or removing a record to events for replacing a record."""
-    return [
-        replace(event, sensitivity=2 * event.sensitivity, neighbours="replace")
-        for event in events
-        if event.neighbours == "add-remove"
-    ]
-
-
 def _opinions(events: Sequence[ReleaseEvent], delta: float) -> dict[str, float]:
     epsilons: dict[str, float] = {}
-    for name in accountants.names() if events else ():
+    for name in accountants.names():
         with suppress(MissingDependencyError):
             epsilons[name] = accountants.find(name)(events, delta)
     return epsilons

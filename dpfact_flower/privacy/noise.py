@@ -18,43 +18,31 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import SettingsError
 from dpfact_flower.machine.compiled import compiled
-from dpfact_flower.privacy.release import at_least_one
 
 SIGMA_BITS = 24
 SIGMA = 1 << SIGMA_BITS
 """Standard deviation of the noise, in units of the grid to which statistics are truncated."""
 
 Bits = NDArray[np.uint64]
-_WORDS = 4096  # number of 64-bit words requested at a time
 
 
-def discrete_gaussian(count: int, random_bytes: Callable[[int], bytes]) -> NDArray[np.int64]:
-    """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation `SIGMA`.
+def discrete_gaussian(
+    count: int, random_bytes: Callable[[int], bytes], bits: int = SIGMA_BITS, at_once: int = 4096
+) -> NDArray[np.int64]:
+    """Draw independent, exact samples from the discrete Gaussian with mean 0 and deviation 2**bits.
 
     `random_bytes` is `os.urandom`, or a seeded source in simulation. A sample uses about 24 bytes.
+    The values depend only on the stream of bytes, not on `at_once`, the number of 64-bit words read
+    at a time. Only the tests use less than 24 bits.
     """
-    return _sample(count, SIGMA_BITS, random_bytes, _WORDS)
-
-
-def _sample(
-    count: int, bits: int, random_bytes: Callable[[int], bytes], at_once: int
-) -> NDArray[np.int64]:
-    """Draw discrete Gaussian samples with deviation 2**bits, reading `at_once` words at a time.
-
-    `bits` is between 1 and 24. The values depend only on the stream of bytes, not on `at_once`.
-    """
-    samples = np.empty(at_least_one("count", count), np.int64)
+    samples = np.empty(count, np.int64)
     words = np.empty(0, np.uint64)
     done, position = 0, 0
     while done < len(samples):
-        fresh = random_bytes(8 * at_once)
-        if len(fresh) != 8 * at_once:
-            raise SettingsError(f"random_bytes: need {8 * at_once} bytes, got {len(fresh)}")
+        fresh = np.frombuffer(random_bytes(8 * at_once), "<u8").astype(np.uint64)
         # Keep the tail, whose bits belong to the incomplete draw.
-        tail = words[position // 64 :]
-        words = np.concatenate([tail, np.frombuffer(fresh, "<u8").astype(np.uint64)])
+        words = np.concatenate([words[position // 64 :], fresh])
         done, position = _fill(samples, done, bits, words, position % 64)
     return samples
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from dpfact_flower.errors import PrivacyRefusedError, SettingsError
+from dpfact_flower.errors import PrivacyRefusedError
 from dpfact_flower.privacy.release import positive
 from dpfact_flower.settings import PrivacySettings
 
@@ -40,8 +40,6 @@ class Noise:
 
         `key` lists the seed, site and round. Without the site, two sites would add the same noise.
         """
-        if not key or any(type(part) is not int or part < 0 for part in key):
-            raise SettingsError(f"noise-seed: need integers of 0 or more, got {key!r}")
         # The key is hashed, because NumPy treats [7] and [7, 0] as the same seed and splits large
         # integers.
         seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest(), "big")

@@ -15,7 +15,6 @@ import math
 from dpfact_flower.errors import MissingDependencyError, SettingsError
 from dpfact_flower.privacy.conversions import (
     RDP_ORDERS,
-    compose_serial,
     epsilon_zcdp_tight,
     log_of_inverse,
 )
@@ -64,7 +63,7 @@ class ZCDPAccountant(IAccountant):  # type: ignore[misc]  # Opacus is not typed
         if any(multiplier == 0 for multiplier, _, _ in history):
             return math.inf
         if all(rate == 1 for _, rate, _ in history):
-            rho = compose_serial(steps / (2 * multiplier**2) for multiplier, _, steps in history)
+            rho = math.fsum(steps / (2 * multiplier**2) for multiplier, _, steps in history)
             return epsilon_zcdp_tight(rho, delta)
         costs = sum(
             analysis.compute_rdp(q=rate, noise_multiplier=noise, steps=steps, orders=RDP_ORDERS)

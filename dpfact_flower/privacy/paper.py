@@ -13,7 +13,6 @@ from dpfact_flower.privacy.release import (
     Release,
     ReleaseEvent,
     at_least_one,
-    checked_factors,
     fixed,
     positive,
 )
@@ -57,10 +56,9 @@ def perturb(
     sensitivity is computed by `psgd_sensitivity` from `solver` and is not proven. `solver` must
     contain the settings that produced the factors. `rho` is the zCDP cost of each factor.
     """
-    matrices = checked_factors(factors)
-    sizes = {mode: factor.size for mode, factor in zip(modes, matrices, strict=True)}
+    sizes = {mode: factor.size for mode, factor in zip(modes, factors, strict=True)}
     events = planned_events(solver, rho, sizes, round_number=round_number, seeded=noise.seeded)
-    noisy = tuple(fixed(f + noise.gaussian(f.shape, events[0].sigma)) for f in matrices)
+    noisy = tuple(fixed(f + noise.gaussian(f.shape, events[0].sigma)) for f in factors)
     return Release(noisy, events)
 
 

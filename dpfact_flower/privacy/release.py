@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, SettingsError, shown
+from dpfact_flower.errors import SettingsError, shown
 from dpfact_flower.tensor.arrays import Array
 
 Unit = Literal["entry", "patient"]
@@ -98,26 +98,6 @@ class ReleaseEvent:
         """The zCDP parameter, sensitivity**2 / (2 * sigma**2) (the paper's Proposition 2.7)."""
         return 0.5 * self.mu * self.mu
 
-    def to_dict(self) -> dict[str, str | float | int | bool]:
-        """Return the fields as plain values for JSON. An equal event can be rebuilt from them."""
-        return dataclasses.asdict(self)
-
-
-def patient_event(
-    name: str,
-    sensitivity: float,
-    sigma: float,
-    count: int,
-    *,
-    seeded: bool,
-    own_sigma: float = 0.0,
-    claim: str = PATIENT_CLAIM,
-) -> ReleaseEvent:
-    """Make the event for a release in patient mode."""
-    return ReleaseEvent(
-        name, sensitivity, sigma, count, "patient", "add-remove", claim, seeded, own_sigma
-    )
-
 
 def claim_of(events: Sequence[ReleaseEvent]) -> str:
     """Return the events' claims as text to print, preceded by a note if any noise is seeded."""
@@ -163,10 +143,6 @@ class Release:
         """The claim for this release, as text to print."""
         return claim_of(self.events) if self.arrays else "nothing was released"
 
-    def __repr__(self) -> str:
-        # Print shapes only, because released values do not belong in a log.
-        return f"Release({[array.shape for array in self.arrays]}, {self.label!r})"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
@@ -189,9 +165,6 @@ class Share:
         """The claim for this share, as text to print."""
         return claim_of(self.events)
 
-    def __repr__(self) -> str:
-        return f"Share({len(self.values)} values, {self.label!r})"
-
 
 def release_masked(parts: Sequence[Array]) -> Release:
     """Make a release from masked bytes. It has no events, because the `Share` was charged."""
@@ -200,11 +173,7 @@ def release_masked(parts: Sequence[Array]) -> Release:
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:
     """Make a release from arrays that already contain noise, and from their events."""
-    copies = [np.array(array) for array in arrays]
-    for number, array in enumerate(copies, start=1):
-        if array.dtype.kind != "f" or not np.isfinite(array).all():
-            raise DataError(f"release: array {number} does not hold finite floats")
-    return Release(tuple(map(fixed, copies)), tuple(events))
+    return Release(tuple(map(fixed, arrays)), tuple(events))
 
 
 def release_nothing() -> Release:
@@ -212,39 +181,16 @@ def release_nothing() -> Release:
     return Release((), ())
 
 
-def release_unprotected(factors: Sequence[Array]) -> Release:
-    """Release factors without noise, events or a guarantee, for ``privacy = "none"``."""
-    return Release(tuple(fixed(factor) for factor in checked_factors(factors)), ())
-
-
-def release_unprotected_sum(values: Array) -> Release:
-    """Release a sum over patients without noise or a guarantee, for ``privacy = "none"``."""
-    if values.ndim != 1 or not np.isfinite(values).all():
-        raise DataError("release: need a vector of finite numbers")
-    return Release((fixed(values),), ())
-
-
-def checked_factors(factors: Sequence[Array]) -> tuple[Array, ...]:
-    """Return read-only copies of feature factors. They must be finite and have the same rank."""
-    matrices = tuple(np.array(factor) for factor in factors)
-    if not matrices:
-        raise DataError("factors: need at least one feature factor")
-    for mode, matrix in enumerate(matrices, start=1):
-        if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
-            raise DataError(f"factors: mode {mode} must be a non-empty matrix of floats")
-        if matrix.shape[1] != matrices[0].shape[1]:
-            raise DataError(f"factors: mode {mode} has a different rank from mode 1")
-        if not np.isfinite(matrix).all():
-            raise DataError(f"factors: mode {mode} is not finite")
-        matrix.flags.writeable = False
-    return matrices
+def release_unprotected(arrays: Sequence[Array]) -> Release:
+    """Release factors or a sum without noise or a guarantee, for ``privacy = "none"``."""
+    return Release(tuple(map(fixed, arrays)), ())
 
 
 def fixed(values: Array) -> NDArray[np.float32]:
-    """Return values as read-only float32. The caller must hold the only reference to `values`."""
+    """Return a read-only copy of finite values as float32."""
     with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32, copy=False)
+        rounded = values.astype(np.float32)
     if not np.isfinite(rounded).all():
-        raise SettingsError("release: values or noise are too large for float32")
+        raise SettingsError("release: values or noise are not finite, or too large for float32")
     rounded.flags.writeable = False
     return rounded

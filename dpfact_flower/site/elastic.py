@@ -10,13 +10,7 @@ import numpy as np
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import DataError, MessageError, shown
 from dpfact_flower.estimation.codes import paired_codes
-from dpfact_flower.privacy import (
-    Noise,
-    Release,
-    ReleaseEvent,
-    release_unprotected,
-    release_unprotected_sum,
-)
+from dpfact_flower.privacy import Noise, Release, ReleaseEvent, release_unprotected
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.paper import paper_rho, perturb, planned_events
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence
@@ -169,7 +163,7 @@ def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
     counts_first = not request.selection and paired_codes(tensor.feature_shape)
     statistic_of = code_counts if counts_first else cooccurrence
     statistic = statistic_of(tensor, sigma=_FINEST)
-    return release_unprotected_sum(statistic.total * statistic.grid)
+    return release_unprotected([statistic.total * statistic.grid])
 
 
 def _release(

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -28,12 +29,12 @@ def test_costs_follow_from_sensitivity_and_sigma():
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.integers(1, 10**9), st.booleans())
 def test_json_round_trip(sensitivity, sigma, count, seeded):
     before = event(sensitivity=sensitivity, sigma=sigma, count=count, seeded=seeded)
-    assert ReleaseEvent(**json.loads(json.dumps(before.to_dict()))) == before
+    assert ReleaseEvent(**json.loads(json.dumps(asdict(before)))) == before
 
 
 def test_numpy_scalars_become_plain_ones():
     made = event(sensitivity=np.float32(0.5), sigma=np.float64(2), count=np.int64(7))
-    assert json.loads(json.dumps(made.to_dict()))["count"] == 7
+    assert json.loads(json.dumps(asdict(made)))["count"] == 7
     assert made == event(sensitivity=0.5, sigma=2.0, count=7)
 
 

@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -141,7 +141,7 @@ def document_of(
         "recorded": recorded.isoformat(timespec="seconds"), **key._asdict(), "terms": terms,
         "shapes": [array.shape for array in release.arrays],
         "payload_sha256": digest_of(payload),
-        "events": [event.to_dict() for event in release.events],
+        "events": list(map(asdict, release.events)),
         "random": secrets.token_hex(32),
     })  # fmt: skip
 

@@ -23,8 +23,8 @@ from dpfact_flower.privacy.conversions import (
     epsilon_zcdp_tight,
     mu_for_epsilon,
     rho_for_epsilon,
+    root_of,
     sigma_of,
-    sign_change,
 )
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.patient.outlook import (
@@ -215,7 +215,7 @@ def total_rho(epsilon: float, delta: float) -> float:
 
     # Proposition 2.8 is never tighter than tight zCDP, and exact Gaussian DP is never looser.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
-    return _ROUNDING * sign_change(excess, low, high)
+    return _ROUNDING * root_of(excess, low, high)
 
 
 class _Split(NamedTuple):

@@ -23,7 +23,7 @@ from dpfact_flower.privacy.patient.statistics import (
     cooccurrence,
     refinement,
 )
-from dpfact_flower.privacy.release import Release, ReleaseEvent, Share, patient_event, replay
+from dpfact_flower.privacy.release import PATIENT_CLAIM, Release, ReleaseEvent, Share, replay
 from dpfact_flower.privacy.secure_sum.keys import Member, Question
 from dpfact_flower.privacy.secure_sum.masks import width_of
 from dpfact_flower.tensor import Factors, SparseTensor
@@ -73,13 +73,12 @@ class PlannedRelease:
 
     def event(self, modes: Sequence[str], *, seeded: bool) -> ReleaseEvent:
         """Return the release's event for the accountant."""
-        name, sharing = self.name(modes), self.sharing
-        if sharing is None:
-            return patient_event(name, self.sensitivity, self.sigma, self.count, seeded=seeded)
-        return patient_event(
-            name, self.sensitivity, self.sigma, self.count * sharing.slots, seeded=seeded,
-            own_sigma=self.own_sigma, claim=sharing.claim,
-        )  # fmt: skip
+        count, claim, own_sigma = self.count, PATIENT_CLAIM, 0.0
+        if self.sharing:
+            count, claim = count * self.sharing.slots, self.sharing.claim
+            own_sigma = self.own_sigma
+        name, size = self.name(modes), (self.sensitivity, self.sigma, count)
+        return ReleaseEvent(name, *size, "patient", "add-remove", claim, seeded, own_sigma)
 
 
 Ridge = Callable[[], NDArray[np.float64]]
@@ -163,8 +162,9 @@ def release(bounded: BoundedSum, noise: Noise, *, name: str) -> Release:
     noisy = bounded.total + noise.integers(len(bounded.total))
     fine = SIGMA_BITS - _FINE_BITS
     steps = (noisy + (1 << (fine - 1))) >> fine  # nearest step, halves up
-    event = patient_event(name, bounded.sensitivity, bounded.sigma, len(noisy), seeded=noise.seeded)
-    return replay([(steps * _step(event)).astype(np.float32)], [event])
+    size = bounded.sensitivity, bounded.sigma, len(noisy)
+    event = ReleaseEvent(name, *size, "patient", "add-remove", PATIENT_CLAIM, noise.seeded)
+    return replay([steps * _step(event)], [event])
 
 
 def step_of(release: Release) -> float:
@@ -187,8 +187,8 @@ def share(bounded: BoundedSum, noise: Noise, sharing: Sharing, slot: int, *, nam
     slots = np.zeros((sharing.slots, len(bounded.total)), np.int64)
     slots[slot] = bounded.total
     noisy = slots.ravel() + noise.integers(slots.size)
-    event = patient_event(
-        name, bounded.sensitivity, bounded.sigma * math.sqrt(sharing.honest), len(noisy),
-        seeded=noise.seeded, own_sigma=bounded.sigma, claim=sharing.claim,
-    )  # fmt: skip
+    size = bounded.sensitivity, bounded.sigma * math.sqrt(sharing.honest), len(noisy)
+    event = ReleaseEvent(
+        name, *size, "patient", "add-remove", sharing.claim, noise.seeded, bounded.sigma
+    )
     return Share(noisy, (event,))

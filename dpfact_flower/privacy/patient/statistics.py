@@ -73,10 +73,6 @@ class BoundedSum:
         """The value of one unit in `total`."""
         return self.sigma / SIGMA
 
-    def __repr__(self) -> str:
-        # Do not print values, which have no noise.
-        return f"BoundedSum({len(self.total)} values, sensitivity {self.sensitivity:g})"
-
 
 def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
     """Count the patients with each code. Each patient's part is scaled to norm 1.

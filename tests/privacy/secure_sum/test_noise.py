@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpfact_flower.privacy.noise import SIGMA, _sample, discrete_gaussian
+from dpfact_flower.privacy.noise import SIGMA, discrete_gaussian
 from tests.privacy.secure_sum.group import Group
 
 ALPHA = 1e-6
@@ -78,7 +78,7 @@ def test_at_the_products_grid_tau_is_nothing():
 def test_sums_of_shares_have_the_discrete_gaussians_law(honest, bits):
     """A chi-squared test with the exact distribution, for shares of standard deviation 2 and 4."""
     count, scale = 400_000 // honest, 2**bits * honest**0.5
-    shares = _sample(honest * count, bits, os.urandom, 4096).reshape(honest, count)
+    shares = discrete_gaussian(honest * count, os.urandom, bits).reshape(honest, count)
     reach = int(3 * scale)  # all larger values count as one value
     values = np.arange(-12 * int(scale), 12 * int(scale) + 1)
     exact = np.exp(-(values**2) / (2 * scale**2))
