@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.errors import DataError, DPFactError, SettingsError, StateError
+from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.machine.files import (
     check_own,
     create_once,
@@ -153,21 +153,15 @@ def digest_of(content: bytes) -> str:
 
 def pack(arrays: Sequence[NDArray[np.float32 | np.int64]]) -> bytes:
     """Return all arrays' values in C order, as little-endian float32, or int64 for a share."""
-    if any(array.dtype not in (np.float32, np.int64) for array in arrays):
-        raise DataError("release: every array must be float32, or the int64 of a share")
     little = (array.astype(array.dtype.newbyteorder("<"), copy=False) for array in arrays)
     return b"".join(np.ascontiguousarray(array).data for array in little)
 
 
-def unpack(shapes: Iterable[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
+def unpack(shapes: Sequence[tuple[int, ...]], payload: bytes) -> list[NDArray[np.float32]]:
     """Read arrays of the given shapes from bytes that `pack` wrote."""
-    arrays, start = [], 0
-    for shape in shapes:
-        size = math.prod(shape)
-        values = np.frombuffer(payload, "<f4", size, start) if size else np.empty(0, "<f4")
-        arrays.append(values.astype(np.float32).reshape(shape))
-        start += 4 * size
-    return arrays
+    values = np.frombuffer(payload, "<f4").astype(np.float32)
+    parts = np.split(values, np.cumsum([math.prod(shape) for shape in shapes], dtype=int))
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
 
 
 # --- The file -------------------------------------------------------------------------------------
@@ -239,16 +233,14 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 def translated(path: Path) -> Iterator[None]:
     """Turn SQLite and disk errors into this package's errors, with no values in the messages."""
     try:
-        yield
-    except DPFactError:  # one of our own errors, even if it is also an OSError
-        raise
+        with disk_errors(path):
+            yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
         raise StateError(f"{path}: {error} ({name})") from None
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OverflowError, UnicodeError) as error:
         # SQLite may quote a damaged schema in a message that cannot be decoded.
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise StateError(f"{path}: {reason}") from None
+        raise StateError(f"{path}: {type(error).__name__}") from None
 
 
 # --- The note of the newest head, next to the ledger ----------------------------------------------

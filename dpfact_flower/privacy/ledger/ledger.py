@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
@@ -170,8 +170,8 @@ class Ledger:
             with self._transaction("DEFERRED") as connection:
                 lines = [line for (line,) in connection.execute("PRAGMA integrity_check")]
                 problems += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
-                rows: list[LedgerRow] = []
-                problems.extend(self._problems(connection, rows))
+                rows, damage = self._read(connection)
+                problems += damage
                 for row in rows:
                     problems.extend(_payload_problems(row, _payload_of(connection, row)))
                 if noted is not None:
@@ -180,44 +180,49 @@ class Ledger:
             problems.append(str(error))
         return problems
 
-    def _problems(self, connection: sqlite3.Connection, rows: list[LedgerRow]) -> Iterator[str]:
-        """Append valid rows to `rows`. Yield each problem that leaves the spent budget unknown."""
-        previous = START
+    def _read(self, connection: sqlite3.Connection) -> tuple[list[LedgerRow], list[str]]:
+        """Return the valid rows, and each problem that leaves the spent budget unknown."""
+        rows: list[LedgerRow] = []
+        problems, previous = [], START
         found = connection.execute(
             "SELECT number, document, hash, payload IS NOT NULL FROM releases ORDER BY number"
         ).fetchall()
         for expected, (number, document, hash_, has_payload) in enumerate(found, start=1):
             if number != expected:
-                yield f"row {number}: found in the place of row {expected}, so rows are missing"
+                problems.append(
+                    f"row {number}: found in the place of row {expected}, so rows are missing"
+                )
             elif hash_ != chained(previous, document):
-                yield f"row {number}: its content or place does not match its hash"
+                problems.append(f"row {number}: its content or place does not match its hash")
             else:
                 try:
                     rows.append(LedgerRow.read(number, document, hash_, bool(has_payload)))
                 except (DPFactError, KeyError, TypeError, ValueError):
-                    yield f"row {number}: cannot be read"
+                    problems.append(f"row {number}: cannot be read")
             previous = hash_
         noted = verified_head(self.path)
         if noted is not None and any(_rolled_back(connection, noted)):
             note = head_file(self.path).name
-            yield (
+            problems.append(
                 f"it lacks rows that {note} beside it records: it was rolled back or replaced, and "
                 "later charges are missing; restore the newest copy (dpfact ledger restore), or "
                 f"count the charges in the log as spent and then delete {note}"
             )
+        return rows, problems
 
     def _rows(self, connection: sqlite3.Connection) -> tuple[LedgerRow, ...]:
         """Return all rows, or raise a StateError if the ledger has a problem."""
-        rows: list[LedgerRow] = []
-        for problem in self._problems(connection, rows):
-            raise self._damaged(problem)
+        rows, problems = self._read(connection)
+        if problems:
+            raise self._damaged(problems[0])
         return tuple(rows)
 
     def _has(
         self, rows: Sequence[LedgerRow], key: ReleaseKey, terms: str, release: Release | Share
     ) -> bool:
         """Return whether this release is recorded. Refuse a new release for an answered round."""
-        last = _last(rows, key.job)
+        # Within a job, round numbers always increase.
+        last = next((row for row in reversed(rows) if row.job == key.job), None)
         if last is None:
             return False
         if last.fingerprint != key.fingerprint:
@@ -269,19 +274,15 @@ def _head(rows: Sequence[LedgerRow]) -> Head:
     return Head(len(rows), rows[-1].hash if rows else START)
 
 
-def _last(rows: Sequence[LedgerRow], job: str) -> LedgerRow | None:
-    """Return the row of a job's latest round. Within a job, round numbers always increase."""
-    return next((row for row in reversed(rows) if row.job == job), None)
-
-
 def _row_of(rows: Sequence[LedgerRow], job: str, round_number: int) -> LedgerRow | None:
     return next((row for row in rows if (row.job, row.round) == (job, round_number)), None)
 
 
 def _payload_of(connection: sqlite3.Connection, row: LedgerRow) -> bytes | None:
-    query = "SELECT payload FROM releases WHERE number = ?"
-    (payload,) = connection.execute(query, (row.number,)).fetchone() or (None,)
-    return payload if payload is None or isinstance(payload, bytes) else b""
+    payload: bytes | None
+    query = "SELECT CAST(payload AS BLOB) FROM releases WHERE number = ?"
+    (payload,) = connection.execute(query, (row.number,)).fetchone()
+    return payload
 
 
 def _payload_problems(row: LedgerRow, payload: bytes | None) -> Iterator[str]:
@@ -312,16 +313,12 @@ def back_up(folder: Path, target: Path) -> Head:
     Return the copy's head, which should be stored separately from the copy.
     """
     path = target / LEDGER
-    with Ledger(folder, create=False):  # checks that the ledger exists and has the right owner
-        pass
-    with translated(path):
+    with Ledger(folder, create=False) as ledger, translated(path):
         private_folder(target)
         if path.exists():
             raise StateError(f"{path}: there is a ledger already; give each backup its own folder")
-        with closing(open_ledger(folder / LEDGER, durable=True)) as connection:
-            content = connection.serialize()
         with replacing(path) as file:
-            file.write(content)
+            file.write(ledger._connection.serialize())
     return _verified(target, None)
 
 
@@ -339,9 +336,8 @@ def restore(backup: Path, folder: Path, noted: Head) -> Head:
                     f"{old}: exists; a ledger is never replaced. If it is damaged beyond repair, "
                     "move the ledger and its journal elsewhere, and keep them"
                 )
-        content = (backup / LEDGER).read_bytes()
         with replacing(path) as file:
-            file.write(content)
+            file.write((backup / LEDGER).read_bytes())
     return head
 
 
