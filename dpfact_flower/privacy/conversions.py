@@ -11,7 +11,7 @@ from collections.abc import Callable
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.privacy.release import at_least_one, positive
+from dpfact_flower.privacy.release import positive
 
 PROPOSITION_2_8 = "zCDP, Proposition 2.8"
 ZCDP_TIGHT = "zCDP, tight"
@@ -54,8 +54,7 @@ def sigma_of(rho: float, sensitivity: float) -> float:
 
 def epsilon_proposition_2_8(rho: float, delta: float) -> float:
     """Return the paper's epsilon, rho + 2 sqrt(rho log(1/delta)), which is valid but not tight."""
-    cost = positive("rho", rho)
-    return cost + 2 * math.sqrt(cost * log_of_inverse(delta))
+    return rho + 2 * math.sqrt(rho * log_of_inverse(delta))
 
 
 def rho_for_epsilon(epsilon: float, delta: float) -> float:
@@ -72,25 +71,21 @@ def epsilon_zcdp_tight(rho: float, delta: float) -> float:
     of epsilon vanishes where ``rho (alpha - 1)^2 + log(alpha) = log(1/delta)``. The left side
     increases with alpha, so epsilon has one minimum. An inexact root still gives a valid epsilon.
     """
-    cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
-
-    def slope(x: float) -> float:
-        return cost * x * x + math.log1p(x) - log_inverse
-
-    x = math.sqrt(log_inverse / cost) * (1 + SLACK)  # guarantees a slope >= 0
+    log_inverse = log_of_inverse(delta)
+    x = math.sqrt(log_inverse / rho) * (1 + SLACK)  # guarantees a slope >= 0
     if log_inverse < 600:  # above 600, 1/delta is near the largest float
         x = min(x, math.expm1(log_inverse) * (1 + SLACK))
-    x = root_of(slope, 0.0, x)
+    x = root_of(lambda x: rho * x * x + math.log1p(x) - log_inverse, 0.0, x)
     alpha = 1 + x
-    epsilon = alpha * cost + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
+    epsilon = alpha * rho + math.log(x / alpha) + (log_inverse - math.log1p(x)) / x
     return max(0.0, epsilon)
 
 
 def epsilon_rdp(rho: float, delta: float) -> float:
     """Return Opacus' epsilon from Renyi DP (Mironov 2017), where order alpha costs alpha rho."""
-    cost, log_inverse = positive("rho", rho), log_of_inverse(delta)
+    log_inverse = log_of_inverse(delta)
     return max(0.0, min(
-        order * cost + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
+        order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
         for order in RDP_ORDERS
     ))  # fmt: skip
 
@@ -100,12 +95,12 @@ def epsilon_rdp(rho: float, delta: float) -> float:
 
 def epsilon_gaussian(mu: float, delta: float) -> float:
     """Return the exact smallest epsilon of a mu-Gaussian-DP release at `delta`."""
-    size, log_delta = positive("mu", mu), -log_of_inverse(delta)
-    if log_delta_gaussian(size, 0.0) <= log_delta:
+    log_delta = -log_of_inverse(delta)
+    if log_delta_gaussian(mu, 0.0) <= log_delta:
         return 0.0
     # At `high`, the first of two terms equals `delta`, so their difference is smaller than `delta`.
-    high = size * (size / 2 - float(ndtri(delta))) * (1 + SLACK)
-    return root_of(lambda e: log_delta - log_delta_gaussian(size, e), 0.0, high)
+    high = mu * (mu / 2 - float(ndtri(delta))) * (1 + SLACK)
+    return root_of(lambda e: log_delta - log_delta_gaussian(mu, e), 0.0, high)
 
 
 def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
@@ -115,7 +110,7 @@ def epsilon_gaussian_discrete(mu: float, delta: float, count: int) -> float:
     `epsilon_gaussian` holds to within `DISCRETE_SLACK`. The result is infinite where the proof does
     not apply (``docs/explanation/noise.md``).
     """
-    if at_least_one("count", count) > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
+    if count > _MOST_DISCRETE_VALUES or delta < _LEAST_DISCRETE_DELTA:
         return math.inf
     epsilon = epsilon_gaussian(mu, delta * (1 - DISCRETE_SLACK)) + DISCRETE_SLACK
     return epsilon if epsilon <= _LARGEST_DISCRETE_EPSILON else math.inf

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from dpfact_flower.errors import PrivacyRefusedError
-from dpfact_flower.privacy.release import positive
 from dpfact_flower.settings import PrivacySettings
 
 
@@ -63,7 +62,7 @@ class Noise:
         """Draw independent Gaussian values with mean 0 and standard deviation `sigma`."""
         count = int(np.prod(shape))
         words = np.frombuffer(self.random_bytes(8 * count), np.uint64)
-        return positive("sigma", sigma) * _standard_normal(words).reshape(shape)
+        return sigma * _standard_normal(words).reshape(shape)
 
     def integers(self, count: int) -> NDArray[np.int64]:
         """Draw exact discrete Gaussian values with standard deviation `noise.SIGMA`."""

@@ -8,22 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from dpfact_flower.privacy.conversions import rho_for_epsilon, sigma_of
 from dpfact_flower.privacy.noise_source import Noise
-from dpfact_flower.privacy.release import (
-    PAPER_CLAIM,
-    Release,
-    ReleaseEvent,
-    at_least_one,
-    fixed,
-    positive,
-)
+from dpfact_flower.privacy.release import PAPER_CLAIM, Release, ReleaseEvent, fixed
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.tensor.arrays import Array
 
 
-def paper_rho(settings: PrivacySettings, rounds: int, factors: int = 2) -> float:
+def paper_rho(settings: PrivacySettings, rounds: int, factors: int) -> float:
     """Return one factor's zCDP cost in one round: `rho`, or else an equal share of the budget."""
-    releases = at_least_one("rounds", rounds) * at_least_one("factors", factors)
-    return settings.rho or rho_for_epsilon(settings.epsilon, settings.delta) / releases
+    whole = rho_for_epsilon(settings.epsilon, settings.delta)
+    return settings.rho or whole / (rounds * factors)
 
 
 def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
@@ -38,7 +31,7 @@ def psgd_sensitivity(tau: int, clip: float, eta: float) -> float:
     pass changes. Sampled zeros may repeat, and the step size adapts to the data. The returned value
     therefore only sets the scale of the noise and bounds nothing.
     """
-    return 2 * at_least_one("tau", tau) * positive("clip", clip) * positive("eta", eta)
+    return 2 * tau * clip * eta
 
 
 def perturb(
@@ -66,7 +59,6 @@ def planned_events(
     solver: SolverSettings, rho: float, sizes: Mapping[str, int], *, round_number: int, seeded: bool
 ) -> tuple[ReleaseEvent, ...]:
     """Return the events of a future call to `perturb`, given the size of each mode's factor."""
-    at_least_one("round", round_number)
     sensitivity = psgd_sensitivity(solver.tau, solver.clip, solver.eta)
     sigma = sigma_of(rho, sensitivity)
     return tuple(

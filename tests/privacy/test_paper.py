@@ -129,21 +129,12 @@ def test_sensitivity_is_two_tau_l_eta():
 
 @pytest.mark.parametrize("changes", [{"clip": 0.0}, {"clip": 0.0, "solver": "exact"}])
 def test_without_a_clip_there_is_no_sensitivity(changes):
-    with pytest.raises(SettingsError, match="clip"):
+    with pytest.raises(SettingsError, match="sensitivity"):
         release_of(bounded(**changes), 1.0)
     with pytest.raises(SettingsError, match="clip above 0"):
         PrivacySettings(privacy="paper").check_solver(solver(**changes))
     PrivacySettings(privacy="none").check_solver(solver(**changes))
     PrivacySettings(privacy="paper").check_solver(solver())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [((0, 1.0, 1.0), "tau"), ((1, math.nan, 1.0), "clip"), ((1, 1.0, -0.1), "eta")],
-)
-def test_bad_sensitivity_arguments_are_named(arguments, name):
-    with pytest.raises(SettingsError, match=f"^{name}:"):
-        psgd_sensitivity(*arguments)
 
 
 def test_release_records_one_event_a_factor():
@@ -193,9 +184,8 @@ def test_reprs_show_no_values():
 
 
 @pytest.mark.parametrize(
-    ("rho", "number", "match"),
-    [(0.0, 1, "^rho:"), (math.nan, 1, "^rho:"), (1e-90, 1, "too large for"), (1.0, 0, "^round:")],
+    ("rho", "match"), [(0.0, "^rho:"), (math.nan, "^rho:"), (1e-90, "too large for")]
 )
-def test_bad_release_arguments_are_refused(rho, number, match):
+def test_bad_release_arguments_are_refused(rho, match):
     with pytest.raises(SettingsError, match=match):
-        release_of(bounded(rows=(3, 4)), rho, number=number)
+        release_of(bounded(rows=(3, 4)), rho)

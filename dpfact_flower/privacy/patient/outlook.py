@@ -8,8 +8,6 @@ root of the rank. This relation was calibrated on real cohorts.
 import math
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.tensor.triangle import strict_size
@@ -22,9 +20,6 @@ of strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 _CLEAR = 1.5
 """Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""
-_SIGNALS = (0.0, 0.2, 0.4, 0.65, 0.9, 1.15, 1.65, 2.5, 3.5, 6.0)
-_SCORES = (0.0, 0.03, 0.14, 0.32, 0.60, 0.71, 0.85, 0.93, 0.96, 0.98)
-"""Mean factor match score of planted phenotypes after one refinement, by signal."""
 _MANY_CODES = 2_000
 """Total number of codes above which the start is so large that fewer codes are proposed."""
 BYTES_A_VALUE = 48
@@ -66,10 +61,10 @@ class Facts(NamedTuple):
         """Number of vectors that the server learns from each release."""
         return self.sharing.slots if self.sharing else self.sites
 
-    @property
-    def start_scale(self) -> float:
-        """Signal in a start with noise multiplier 1 (see `Outlook.signal`)."""
-        return self.patients / self.rank / math.sqrt(2 * sum(self.sizes) * self.noises)
+    def start_signal(self, rho: float) -> float:
+        """Return the signal of a start that costs `rho` (see `Outlook.signal`)."""
+        noise = math.sqrt(2 * sum(self.sizes) * self.noises)
+        return self.patients / self.rank / noise * math.sqrt(2 * rho)
 
     def signal(self, rho: float) -> float:
         """Return the signal of a refinement that spends the whole budget, or 0 if unknown.
@@ -110,15 +105,13 @@ class Outlook(NamedTuple):
     `sentence` gives the verdict in plain words, with the changes that would help. `signal` compares
     the number of patients per phenotype with the noise in the start. For I patients, R phenotypes,
     n codes and T sites, it is ``(I / R) / (sigma sqrt(2 n T))``. The size of the noise is the
-    largest eigenvalue of a random matrix. `score` is the mean factor match score that distinct
-    planted phenotypes reached at this signal. `chance` is the chance that every model of a real
-    cohort beats every null model. The most helpful `levers` come first.
+    largest eigenvalue of a random matrix. `chance` is the chance that every model of a real cohort
+    beats every null model. The most helpful `levers` come first.
     """
 
     verdict: Verdict
     sentence: str
     signal: float
-    score: float
     chance: float
     levers: tuple[Lever, ...]
 
@@ -138,7 +131,7 @@ class Needs(NamedTuple):
 
 def chance_of(strength: float) -> float:
     """Return the chance that every model of a real cohort beats every null model."""
-    return 1 / (1 + (_MIDDLE / strength) ** _STEEP) if strength > 1e-9 else 0.0
+    return 1 / (1 + (_MIDDLE / strength) ** _STEEP)
 
 
 def good_strength() -> float:
@@ -146,16 +139,12 @@ def good_strength() -> float:
     return float(_MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP))
 
 
-def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta: float) -> Outlook:
-    """Forecast a run at Gaussian-DP cost `mu`. `multiplier` is the start's sensitivity / sigma."""
+def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: float) -> Outlook:
+    """Forecast a run at Gaussian-DP cost `mu`. `start` is the zCDP cost of its start."""
     if not facts.known:
-        return Outlook(
-            "unknown",
-            "The outlook is unknown: set patients and sites to public estimates.",
-            math.nan, math.nan, math.nan, (),
-        )  # fmt: skip
-    signal = facts.start_scale * multiplier
-    score = float(np.interp(signal, _SIGNALS, _SCORES))
+        sentence = "The outlook is unknown: set patients and sites to public estimates."
+        return Outlook("unknown", sentence, math.nan, math.nan, ())
+    signal = facts.start_signal(start)
     strength = signal * math.sqrt(facts.rank)
     chance = chance_of(strength)
     verdict: Verdict = "weak"
@@ -165,7 +154,7 @@ def outlook_of(facts: Facts, multiplier: float, mu: float, epsilon: float, delta
         verdict = "hopeless"
     levers = _levers(facts, strength, mu, epsilon, delta)
     sentence = _sentence(verdict, facts, signal, epsilon, levers)
-    return Outlook(verdict, sentence, signal, score, chance, levers)
+    return Outlook(verdict, sentence, signal, chance, levers)
 
 
 def delta_warning(delta: float, patients: int) -> str:
@@ -208,8 +197,8 @@ def _levers(
     lacking = good_strength() / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
     # mu is nearly a power of epsilon. The epsilon at twice the mu gives the exponent.
-    power = math.log(2) / math.log(twice / epsilon) if twice > epsilon else 0.0
-    needed = epsilon_gaussian_discrete(mu * lacking, delta, 1) if power else 0.0
+    power = math.log(2) / math.log(twice / epsilon)
+    needed = epsilon_gaussian_discrete(mu * lacking, delta, 1)
     needed = needed if math.isfinite(needed) else 0.0  # outside the proof for discrete noise
     codes, fewest = sum(facts.sizes), 2 * len(facts.sizes)
     fewer, root = math.floor(codes / lacking**2), math.sqrt(2)

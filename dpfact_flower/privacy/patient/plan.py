@@ -133,14 +133,13 @@ def plan_patient(
     if sum(kept) < 2:
         raise SettingsError("sizes: need at least 2 codes in all for a co-occurrence")
     _check_size(every, kept, at_least_one("rank", rank))
-    if sites < 0:
-        raise SettingsError(f"sites: must be an integer of 0 or more, got {sites!r}")
     sharing = sharing_of(settings, sites)
     facts = Facts(kept, rank, sites, settings.patients, sharing)
 
     total = total_rho(settings.epsilon, settings.delta)
     split = _split(settings, facts, total)
-    if sharing and not settings.secure_slots and _is_weak(facts, split):
+    is_weak = facts.known and facts.start_signal(split.start) * math.sqrt(rank) < good_strength()
+    if sharing and not settings.secure_slots and is_weak:  # too weak for more than one slot
         facts = facts._replace(sharing=sharing._replace(slots=1))
         split = _split(settings, facts, total)
     bound = settings.bound or _planned_bound(facts, total - split.codes)
@@ -154,21 +153,14 @@ def plan_patient(
             f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
             f"than {_MOST_NOISE:g} patients, and nothing could be learned from it"
         )
-    outlook = outlook_of(
-        facts, math.sqrt(2 * split.start), math.sqrt(2 * total), settings.epsilon, settings.delta
-    )
+    mu = math.sqrt(2 * total)
+    outlook = outlook_of(facts, split.start, mu, settings.epsilon, settings.delta)
     counts = tuple(release.count for release in releases)
     needs = needs_of(counts, facts, settings.codes)
     return PatientPlan(
         releases, len(releases) + 1, split.share, split.rounds, bound, memory, settings.delta,
         outlook, needs, facts.sharing,
     )  # fmt: skip
-
-
-def _is_weak(facts: Facts, split: "_Split") -> bool:
-    """Return whether the start's signal is too weak for more than one slot."""
-    signal = facts.start_scale * math.sqrt(2 * split.start)
-    return facts.known and signal * math.sqrt(facts.rank) < good_strength()
 
 
 def _planned(
@@ -185,7 +177,6 @@ def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
     """Before any large array is made, refuse releases that are too large for a site."""
     codes = sum(kept)
     for what, count, most, advice in (
-        ("sizes", sum(every), MOST_VALUES, "fewer codes"),
         ("sizes", strict_size(codes), MOST_VALUES, "fewer codes, or set codes"),
         ("rank", rank * max(kept) + rank * rank, MOST_REFINED, "fewer phenotypes"),
     ):
@@ -209,13 +200,9 @@ def total_rho(epsilon: float, delta: float) -> float:
     mu *= _ROUNDING
     if epsilon_gaussian_discrete(mu, delta, 1) <= epsilon:
         return mu * mu / 2
-
-    def excess(rho: float) -> float:
-        return epsilon_zcdp_tight(rho, delta) - epsilon
-
     # Proposition 2.8 is never tighter than tight zCDP, and exact Gaussian DP is never looser.
     low, high = rho_for_epsilon(epsilon, delta) * _ROUNDING, mu_for_epsilon(epsilon, delta) ** 2
-    return _ROUNDING * root_of(excess, low, high)
+    return _ROUNDING * root_of(lambda rho: epsilon_zcdp_tight(rho, delta) - epsilon, low, high)
 
 
 class _Split(NamedTuple):

@@ -184,7 +184,7 @@ epsilons = st.floats(math.log(0.1), math.log(100)).map(math.exp)
 def test_more_epsilon_is_never_a_worse_outlook(one, other, patients):
     low, high = (plan(epsilon=e, patients=patients).outlook for e in sorted((one, other)))
     assert VERDICTS.index(low.verdict) <= VERDICTS.index(high.verdict)
-    assert low.score <= high.score
+    assert low.signal <= high.signal
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_an_epsilon_must_exceed_twice_the_slack_of_discrete_noise():
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"rank": 0}, "rank"), ({"sites": -1}, "sites"),
+        ({"rank": 0}, "rank"),
         ({"sizes": (0, 5)}, "sizes"), ({"sizes": (1,)}, "sizes"), ({"sizes": ()}, "codes"),
         ({"start_share": 1.0, "refine_rounds": 1}, "start-share"),
         ({"start_share": 0.5, "refine_rounds": 0}, "refine-rounds"),
