@@ -90,7 +90,7 @@ class PatientRound:
     def _slot(self, sharing: Sharing) -> int:
         assert self._request.secure is not None
         names = [member.site for member in self._request.secure.members]
-        return sharing.slot(names.index(self._site))
+        return names.index(self._site) % sharing.slots
 
     def bounded(self, planned: PlannedRelease, kept: JobState) -> BoundedSum:
         """Return the sum to which a planned release adds noise. The sum must not leave the site."""

@@ -131,7 +131,7 @@ class Needs(NamedTuple):
 
 def chance_of(strength: float) -> float:
     """Return the chance that every model of a real cohort beats every null model."""
-    return 1 / (1 + (_MIDDLE / strength) ** _STEEP)
+    return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))
 
 
 def good_strength() -> float:

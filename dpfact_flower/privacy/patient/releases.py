@@ -57,7 +57,7 @@ class PlannedRelease:
     @property
     def seen_sigma(self) -> float:
         """Standard deviation of the noise in each value that the server sees."""
-        return self.sharing.sum_sigma(self.sigma) if self.sharing else self.sigma
+        return self.own_sigma * math.sqrt(self.sharing.sites) if self.sharing else self.sigma
 
     def question(
         self, digest: str, patients: int, attempt: int, members: Sequence[Member]

@@ -14,7 +14,6 @@ from dpfact_flower.privacy.secure_sum.keys import Terms
 from dpfact_flower.settings import PrivacySettings
 
 LEAST_SITES = 3
-_TENTH = 10
 _SLOTS = 2
 """Default number of slots. With a single slot, phenotypes that occur at only one site are lost."""
 
@@ -35,14 +34,6 @@ class Sharing(NamedTuple):
     def own_sigma(self, sigma: float) -> float:
         """Return the sigma of one site's noise, such that `honest` sites together reach `sigma`."""
         return sigma / math.sqrt(self.honest)
-
-    def sum_sigma(self, sigma: float) -> float:
-        """Return the standard deviation of a slot's total noise, which comes from all sites."""
-        return self.own_sigma(sigma) * math.sqrt(self.sites)
-
-    def slot(self, place: int) -> int:
-        """Return the slot for the site at a given place in the sorted list of names."""
-        return place % self.slots
 
     def terms(self, job: str, settings: str, names: Sequence[str]) -> Terms:
         """Return a job's terms, which every site signs."""
@@ -69,7 +60,7 @@ def sharing_of(settings: PrivacySettings, sites: int) -> Sharing | None:
             f"sites: secure sums need the number of sites, at least {LEAST_SITES}; got {number}"
         )
     colluding, dropouts = settings.secure_colluding, settings.secure_dropouts
-    tenth = math.ceil(number / _TENTH)
+    tenth = math.ceil(number / 10)
     colluding = tenth if colluding < 0 else colluding
     if dropouts < 0:
         dropouts = tenth if 2 * tenth < number - colluding else 0
