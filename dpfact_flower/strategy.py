@@ -137,7 +137,7 @@ class DPFact(TrainOnlyStrategy):
     @property
     def arrays(self) -> ArrayRecord:
         """The current global feature factors."""
-        return records.array_record(self.coordinator.factors)
+        return ArrayRecord(list(self.coordinator.factors))
 
     def summary(self) -> None:
         """Log the run's settings."""

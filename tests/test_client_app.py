@@ -148,7 +148,7 @@ def test_a_foreign_message_gets_a_code(grid, content):
 def test_a_stock_fedavg_is_told_that_it_is_not_dpfact(grid, request_wire, caplog, capfd):
     arrays, _ = request_wire
     strategy = FedAvg(min_available_nodes=3, fraction_evaluate=0.0)
-    result = strategy.start(grid, records.array_record(arrays), num_rounds=1)
+    result = strategy.start(grid, records.ask(arrays, {})["fitins.parameters"], num_rounds=1)
     assert not result.train_metrics_clientapp.get(1)
     assert "the server must run the strategy dpfact_flower.DPFact" in caplog.text
     assert "Traceback" not in caplog.text + capfd.readouterr().err

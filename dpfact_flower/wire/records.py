@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import MessageError
@@ -62,16 +64,13 @@ def read_reply(message: Message) -> Payload:
     return _read(message, *_ANSWER)
 
 
-def array_record(arrays: Sequence[NDArray[Any]]) -> ArrayRecord:
-    """Pack arrays in C order for Flower."""
-    return ArrayRecord([np.asarray(array, order="C") for array in arrays])
-
-
 def _content(
     names: tuple[str, str], arrays: Sequence[NDArray[Any]], config: Mapping[str, Scalar]
 ) -> RecordDict:
     arrays_name, config_name = names
-    return RecordDict({arrays_name: array_record(arrays), config_name: ConfigRecord(dict(config))})
+    return RecordDict(
+        {arrays_name: ArrayRecord(list(arrays)), config_name: ConfigRecord(dict(config))}
+    )
 
 
 def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
@@ -93,17 +92,6 @@ def _received(array: Array) -> NDArray[Any]:
 
 def serialised_bytes(*messages: Message) -> int:
     """Return how many bytes Flower sends for messages and all their objects."""
-    # Content that several messages share is measured once, and each hash is computed once.
-    sizes: dict[int, int] = {0: 0}
-
-    def below(node: Any) -> int:
-        return sum(len(child.deflate()) + below(child) for child in (node.children or {}).values())
-
-    total = 0
     with no_object_id_recompute():
-        for message in messages:
-            key = id(message.content) if message.has_content() else 0
-            if key not in sizes:
-                sizes[key] = below(message)
-            total += len(message.deflate()) + sizes[key]
-    return total
+        stored = [part for each in messages for part in get_all_nested_objects(each).values()]
+        return sum(len(part.deflate()) for part in stored)

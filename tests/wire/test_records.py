@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import Array, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -35,11 +35,6 @@ def test_bytes_are_those_that_flower_stores_object_by_object(process):
     assert records.serialised_bytes(one, other) == stored(one) + stored(other)
     content["fitins.config"]["b"] = "a longer text"
     assert records.serialised_bytes(one) == stored(one)
-
-
-def test_arrays_lie_in_a_record_as_flower_lays_them_there():
-    arrays = [np.arange(6, dtype=kind).reshape(2, 3) for kind in (np.float32, np.int32, np.float64)]
-    assert dict(records.array_record(arrays)) == dict(ArrayRecord(arrays))
 
 
 def test_an_array_that_is_not_as_its_record_says_is_read_by_its_own_header(process):
