@@ -125,9 +125,15 @@ def _peak_of_round(tensor: Any, data: str, rank: int, solver: str) -> dict[str, 
 
 
 def _round(tensor: Any, request: Any) -> None:
-    from dpfact_flower.site.elastic import run_round
+    from dpfact_flower.data.site_data import SiteData
+    from dpfact_flower.data.vocabulary import Vocabulary
+    from dpfact_flower.site.elastic import ElasticRound
+    from dpfact_flower.site.round import JobState
 
-    run_round(tensor, None, request, site="bench", modes=("a", "b"), simulation=False)
+    codes = [tuple(map(str, range(size))) for size in tensor.feature_shape]
+    lists = tuple(Vocabulary(f"mode {number}", each) for number, each in enumerate(codes))
+    source = SiteData("bench", tensor, lists)
+    ElasticRound(source, request, site="bench", simulation=False).run(JobState())
 
 
 def _reset_peak() -> int:

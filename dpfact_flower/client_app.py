@@ -38,11 +38,11 @@ from dpfact_flower.site.answer import Site
 from dpfact_flower.site.disclosure import (
     ReplyDelay,
     log_privately,
-    overrun,
     public_reason,
     seconds_left,
     sending_from,
 )
+from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.rules import site_rules
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_timeout
@@ -78,7 +78,7 @@ class DPFactClient(NumPyClient):
         came_in: float | None = None,
         time_left: float = math.inf,
     ) -> None:
-        self.site = Site(source, settings, simulation=simulation, beside=beside)
+        self.site = Site(Hospital(source, settings, simulation, beside))
         self._reply_after = 0.0 if simulation else settings.reply_after
         self._came_in = came_in
         self._time_left = math.inf if simulation else time_left
@@ -100,7 +100,10 @@ class DPFactClient(NumPyClient):
         if self._reply_after:  # only for the site, because the time depends on patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
         if delay.late:  # the site keeps a charged answer, and can send it again
-            reason = self._refused(overrun())
+            reason = self._refused(RoundFailedError(
+                "the reply was not ready when it was due: reply-after is too short. A charged "
+                "release is kept, and sent if the server requests it again"
+            ))  # fmt: skip
         if reason or answer is None:
             raise RoundRefusedError(reason) from None
         return answer
@@ -122,15 +125,19 @@ class DPFactClient(NumPyClient):
 
     def get_parameters(self, config: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Refuse to send parameters, because a run starts from the server's public seed."""
-        self._delay().wait()
-        raise RoundRefusedError(public_reason(MessageError()))
+        raise RoundRefusedError(self.refusal(MessageError("the server holds the parameters")))
 
     def evaluate(
         self, parameters: list[NDArray[Any]], config: Mapping[str, Any]
     ) -> tuple[float, int, dict[str, Any]]:
         """Refuse to return the loss, because it depends on patients' data and stays at the site."""
+        raise RoundRefusedError(self.refusal(PrivacyRefusedError("the loss stays at the site")))
+
+    def refusal(self, error: Exception) -> str:
+        """Log and count an error, wait until a reply is due, and return the text to send."""
+        reason = self._refused(error)
         self._delay().wait()
-        raise RoundRefusedError(public_reason(PrivacyRefusedError()))
+        return reason
 
     def _packed(self, release: Release) -> Answer:
         try:
@@ -178,24 +185,17 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
         client = client_for(context, came_in=came_in, time_left=seconds)
     except RoundRefusedError as error:  # the reply is already due
         return _error(message, str(error))
-    return answered(message, client, lambda error: _refusal(context, error, came_in), ask)
+    return answered(message, client, ask)
 
 
 def answered(
-    message: Message,
-    client: DPFactClient,
-    refusal: Callable[[Exception], str],
-    ask: Callable[..., Any] = DPFactClient.fit,
+    message: Message, client: DPFactClient, ask: Callable[..., Any] = DPFactClient.fit
 ) -> Message:
-    """Return a client's reply to a round's request, and never raise an error.
-
-    `refusal` handles a message that is not a request. It waits until the reply is due, and returns
-    the text to send.
-    """
+    """Return a client's reply to a round's request, and never raise an error."""
     try:
         request = records.read_request(message)
     except Exception as error:  # the text of an error must not reach the server
-        return _error(message, refusal(error))
+        return _error(message, client.refusal(error))
     try:
         content = records.answer(*ask(client, request.arrays, request.config))
     except RoundRefusedError as error:  # here too, the reply is already due
@@ -209,9 +209,8 @@ def answered(
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Refuse to return the loss, because it depends on patients' data."""
-    came_in = time.monotonic()
-    _wait(context, came_in)
-    return _error(message, public_reason(PrivacyRefusedError()))
+    error = PrivacyRefusedError("the loss stays at the site")
+    return _error(message, _refusal(context, error, time.monotonic()))
 
 
 def _error(message: Message, reason: str) -> Message:
@@ -221,15 +220,10 @@ def _error(message: Message, reason: str) -> Message:
 def _refusal(context: Context, error: Exception, came_in: float) -> str:
     """Log an error, wait until the reply is due, and return the text that may leave the site."""
     reason = log_privately(str(context.node_config.get("site", context.node_id)), error)
-    _wait(context, came_in)
-    return reason
-
-
-def _wait(context: Context, came_in: float) -> None:
-    """Wait until the hospital's `reply-after` has passed, if the setting is valid."""
-    with suppress(SettingsError):
+    with suppress(SettingsError):  # an invalid `reply-after` means no delay
         if not context.node_config.keys() >= _SIMULATION_KEYS:
             ReplyDelay(SiteSettings.from_config(context.node_config).reply_after, came_in).wait()
+    return reason
 
 
 def client_for(

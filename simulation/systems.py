@@ -22,10 +22,9 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import slot_totals
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.elastic import ElasticRound
 from dpfact_flower.site.patient import PatientRound, personal
-from dpfact_flower.site.round import RoundOutcome
-from dpfact_flower.site.store import SiteState
+from dpfact_flower.site.round import JobState, RoundOutcome
 from dpfact_flower.solver import solve
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
@@ -35,20 +34,6 @@ from simulation.baselines import Snapshot
 
 NO_NOISE = 1e6
 """Epsilon that stands for infinity: its noise is negligible compared with the data."""
-
-
-class _InMemory:
-    """An in-memory replacement for a site's ledger and state folder."""
-
-    def __init__(self) -> None:
-        self.releases: dict[int, Release] = {}
-        self.last: SiteState | None = None
-
-    def state(self) -> SiteState | None:
-        return self.last
-
-    def release(self, round_number: int) -> Release | None:
-        return self.releases.get(round_number)
 
 
 def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) -> Iterator[Snapshot]:
@@ -68,8 +53,8 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
         After each round in which every site has its own model. In patient mode, this is only the
         last round.
     """
-    kept = [_InMemory() for _ in cohort.sites]
-    modes = [vocabulary.name for vocabulary in cohort.vocabularies]
+    released: list[dict[int, Release]] = [{} for _ in cohort.sites]
+    kept = [JobState(release=own.get) for own in released]
     patient, seconds = coordinator.privacy.privacy == "patient", 0.0
     for number in range(1, coordinator.rounds + (1 if own_refit or not patient else 0)):
         request = coordinator.request(number)
@@ -77,18 +62,18 @@ def play(coordinator: Coordinator, cohort: Cohort, *, own_refit: bool = True) ->
             members = tuple(MemberKey(site.name, b"", b"") for site in cohort.sites)
             request = replace(request, secure=SecureStage("sum", members=members))
         replies, outcomes = [], []
-        for site, own in zip(cohort.sites, kept, strict=True):
+        for place, site in enumerate(cohort.sites):
             began = time.perf_counter()
             if patient:
                 work = PatientRound(site, request, site=site.name, simulation=True)
-                outcome = _refitted(site, request) if work.is_final else work.run(own)
+                outcome = _refitted(site, request) if work.is_final else work.run(kept[place])
             else:
-                outcome = run_round(
-                    site.tensor, own.last, request, site=site.name, modes=modes, simulation=True
-                )
+                elastic = ElasticRound(site, request, site=site.name, simulation=True)
+                outcome = elastic.run(kept[place])
             measured = outcome.measures
             seconds += measured.seconds if measured else time.perf_counter() - began
-            own.last, own.releases[number] = outcome.state, outcome.release
+            kept[place] = replace(kept[place], state=outcome.state)
+            released[place][number] = outcome.release
             replies.append(SiteReply(site.name, outcome.release.arrays))
             outcomes.append(outcome)
         began = time.perf_counter()

@@ -14,7 +14,8 @@ from dpfact_flower.evaluation.run_folder import PHENOTYPES, SUMMARY, read_json, 
 from dpfact_flower.runtime.serve import federate
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.elastic import ElasticRound
+from dpfact_flower.site.round import JobState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor.cp import factor_match_score, match_columns
@@ -29,7 +30,6 @@ DEMO = SolverSettings(rank=12, relative_l21=0.3, mu_from_round=21)
 
 def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
     """Federate with pure functions, without Flower. Return global factors and the sites' states."""
-    modes = [vocabulary.name for vocabulary in cohort.vocabularies]
     coordinator = Coordinator(
         [len(v) for v in cohort.vocabularies], solver=solver, privacy=NONE,
         run=RunSettings(rounds=rounds, seed=seed, job="test"),
@@ -38,10 +38,8 @@ def learn(cohort: Cohort, solver: SolverSettings, *, rounds: int, seed: int):
     for number in range(1, rounds + 1):
         request, replies = coordinator.request(number), []
         for site in cohort.sites:
-            outcome = run_round(
-                site.tensor, states[site.name], request,
-                site=site.name, modes=modes, simulation=True,
-            )  # fmt: skip
+            work = ElasticRound(site, request, site=site.name, simulation=True)
+            outcome = work.run(JobState(states[site.name]))
             states[site.name] = outcome.state
             replies.append(SiteReply(site.name, outcome.release.arrays))
         coordinator.close_round(number, replies, [], bytes_down=0, bytes_up=0, seconds=0.0)

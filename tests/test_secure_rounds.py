@@ -20,7 +20,6 @@ from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.server.secure import SecureSums
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
-from dpfact_flower.site.disclosure import log_privately
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.strategy import DPFact
 from dpfact_flower.wire import records
@@ -254,7 +253,7 @@ def grid_of(clients) -> Lossy:
 
     def reply(message, context, ask):
         client = clients[int(context.node_config["partition-id"])]
-        return answered(message, client, lambda e: log_privately(client.site.name, e), ask)
+        return answered(message, client, ask)
 
     app.train()(lambda message, context: reply(message, context, DPFactClient.fit))
     app.query()(lambda message, context: reply(message, context, DPFactClient.preflight))

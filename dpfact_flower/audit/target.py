@@ -19,7 +19,7 @@ from dpfact_flower.privacy.patient.plan import PatientPlan, plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
-from dpfact_flower.site.store import SiteState
+from dpfact_flower.site.round import JobState
 from dpfact_flower.tensor import Factors, Floats, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 from dpfact_flower.wire.protocol import RoundRequest
@@ -133,24 +133,16 @@ class SimulatedSite:
         self._transcript, self._job = transcript, job
         self._site = site or target.site
         self._name = name or self._site.name
-        self._state: SiteState | None = None
         self._released = dict(transcript.releases)
-
-    def state(self) -> SiteState | None:
-        """Return the state after the latest round, which patient mode does not use."""
-        return self._state
-
-    def release(self, round_number: int) -> Release | None:
-        """Return a round's release from the transcript or, if it has none, from the site."""
-        return self._released.get(round_number)
+        self.kept = JobState(release=self._released.get)
 
     def play(self, planned: PlannedRelease) -> tuple[Integers, Release]:
         """Run a round as the site does, and return the sum in grid units and the release."""
         request = replace(self._transcript.requests[planned.round], job=self._job)
         work = PatientRound(self._site, request, site=self._name, simulation=False)
-        total = work.bounded(planned, self).total.copy()
-        outcome = work.run(self)
-        self._state = outcome.state
+        total = work.bounded(planned, self.kept).total.copy()
+        outcome = work.run(self.kept)
+        self.kept = replace(self.kept, state=outcome.state)
         released = outcome.release
         if not isinstance(released, Release):
             raise SettingsError("secure-sums: an audit needs runs in which sites add all noise")

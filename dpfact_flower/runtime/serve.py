@@ -238,7 +238,7 @@ def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation:
 
     def reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
         client = clients[int(context.node_config["partition-id"])]
-        return answered(message, client, lambda error: log_privately(client.site.name, error), ask)
+        return answered(message, client, ask)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:

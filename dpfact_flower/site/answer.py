@@ -8,16 +8,16 @@ patients' data has been read raise the same error.
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from traceback import clear_frames
 
-from dpfact_flower.data.site_data import SiteSource, forget_patients
+from dpfact_flower.data.site_data import forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
-from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.admission import Admitted, admitted, check_budget, check_follows
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
@@ -25,7 +25,7 @@ from dpfact_flower.site.lockout import counting_attempt
 from dpfact_flower.site.metrics import count_refusal
 from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
 from dpfact_flower.site.secure import SecureRound, forget
-from dpfact_flower.site.store import SiteState, SiteStore
+from dpfact_flower.site.store import SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
@@ -42,25 +42,13 @@ class _Progress:
 
 
 class Site:
-    """A hospital in a run. `dpfact_flower.server.coordinator.Coordinator` is the run's server.
+    """A hospital in a run. `dpfact_flower.server.coordinator.Coordinator` is the run's server."""
 
-    `dpfact_flower.site.hospital.Hospital` explains the parameters. If `source` is a data file, the
-    file is read only when a round needs patients' data.
-    """
-
-    def __init__(
-        self,
-        source: SiteSource,
-        settings: SiteSettings,
-        *,
-        simulation: bool = False,
-        beside: Collection[str] = (),
-    ) -> None:
-        if not simulation:
-            check_choices(settings)
-            check_data_site(source.name, settings)
-        self._hospital = Hospital(source, settings, simulation, beside)
-        self.name = self._hospital.name
+    def __init__(self, hospital: Hospital) -> None:
+        if not hospital.simulation:
+            check_choices(hospital.settings)
+            check_data_site(hospital.source.name, hospital.settings)
+        self._hospital, self.name = hospital, hospital.name
 
     def preflight(self, request: RoundRequest, delay: ReplyDelay | None = None) -> None:
         """Raise an error if `answer` would not admit the request. Read no patient's data."""
@@ -140,7 +128,7 @@ class Site:
             release = release_unprotected(state.factors[1:])
         elif not request.anchors:  # the start of a run leaves no state
             with self._reading_patients(request, progress):
-                remade = compute(admission.work, _KeptJob(store, ledger, row)).release
+                remade = compute(admission.work, JobState()).release
                 release = remade if isinstance(remade, Release) else None
         if release is None or not ledger.has(row.key, request.terms, release):
             check_follows(request, row)  # refuses: the round is over
@@ -190,8 +178,10 @@ class Site:
         hospital, request = self._hospital, admission.request
         fingerprint = data_tag(hospital.folder, hospital.source.read().fingerprint)
         admission.check_same_data(fingerprint)
-        store = hospital.store(request.job, fingerprint)
-        outcome = compute(admission.work, _KeptJob(store, ledger, admission.last))
+        store, last, kept = hospital.store(request.job, fingerprint), admission.last, JobState()
+        if last is not None:
+            kept = JobState(store.load(last.round), partial(ledger.release_of, last.job))
+        outcome = compute(admission.work, kept)
         admission.free_disk()
         if outcome.state is not None:
             store.save(outcome.state)
@@ -225,21 +215,6 @@ class Site:
             return error
         log_privately(self.name, error)
         return RoundFailedError(f"round {request.round} failed; the line above has the cause")
-
-
-@dataclass(frozen=True)
-class _KeptJob:
-    """A `JobState` that reads this site's store and ledger."""
-
-    store: SiteStore
-    ledger: Ledger
-    last: LedgerRow | None
-
-    def state(self) -> SiteState | None:
-        return self.store.load(self.last.round) if self.last else None
-
-    def release(self, round_number: int) -> Release | None:
-        return self.ledger.release_of(self.last.job, round_number) if self.last else None
 
 
 def _sent(release: Release | Share, secure: SecureRound | None) -> Release:

@@ -18,7 +18,7 @@ import time
 import traceback
 from pathlib import Path
 
-from dpfact_flower.errors import CODE_PREFIX, DPFactError, LateError, RoundFailedError
+from dpfact_flower.errors import CODE_PREFIX, DPFactError, LateError
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
@@ -117,11 +117,3 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
 def sending_from(time_to_live: float) -> float:
     """Return the time to live minus the seconds that are reserved for sending the reply."""
     return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)
-
-
-def overrun() -> RoundFailedError:
-    """Return the error that replaces every late reply."""
-    return RoundFailedError(
-        "the reply was not ready when it was due: reply-after is too short. A charged release is "
-        "kept, and sent if the server requests it again"
-    )

@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +18,6 @@ from dpfact_flower.site.round import (
     RoundOutcome,
     check_modes,
     local_settings,
-    measure,
     scaled,
     solved,
     stream,
@@ -36,7 +34,7 @@ _FINEST = SIGMA * 2.0**-30
 
 
 class ElasticRound:
-    """The `RoundWork` of privacy modes "none" and "paper", which calls `run_round`."""
+    """The `RoundWork` of privacy modes "none" and "paper"."""
 
     cost_scope = "this round"
     is_final = False
@@ -55,8 +53,10 @@ class ElasticRound:
                 f"got a selection of {shown(selected)}"
             )
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
-        self._source, self._request = source, request
-        self._site, self._simulation = site, simulation
+        self._source, self._request, self._site = source, request, site
+        self._noise = Noise.from_settings(
+            request.privacy, stream=stream(request, site), simulation=simulation
+        )
         noisy = request.privacy.privacy != "none"
         self.charged_rounds = request.rounds - request.round + 1 if noisy else 0
 
@@ -66,54 +66,38 @@ class ElasticRound:
         if request.privacy.privacy == "none":
             return ()
         request.privacy.check_solver(request.solver)
-        noise = Noise.from_settings(request.privacy, stream=[0], simulation=self._simulation)
         sizes = {mode: anchor.size for mode, anchor in zip(modes, request.anchors, strict=True)}
         rho = paper_rho(request.privacy, request.rounds, len(modes))
         return planned_events(
-            request.solver, rho, sizes, round_number=request.round, seeded=noise.seeded
+            request.solver, rho, sizes, round_number=request.round, seeded=self._noise.seeded
         )
 
     def run(self, kept: JobState) -> RoundOutcome:
-        """Run the round, starting from the site's state after the previous round."""
-        return run_round(
-            self._source.read().tensor, kept.state(), self._request,
-            site=self._site, modes=self._modes, simulation=self._simulation,
+        """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
+
+        The site's name and the public seed determine the start and the visiting order.
+        """
+        request, tensor = self._request, self._source.read().tensor
+        if tensor.nnz == 0:
+            raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
+        if request.privacy.privacy == "none" and not request.anchors:
+            return RoundOutcome(_unprotected_start(tensor, request))
+        tensor = scaled(tensor, request.solver)
+        rng = np.random.default_rng(stream(request, self._site))
+        began = time.perf_counter()
+        start = starting_state(tensor, kept.state, request, rng)
+        solver = local_settings(request, start.factors)
+        state, measures = solved(tensor, start, request, solver, rng, began)
+        return RoundOutcome(self._release(state.factors[1:]), state, measures)
+
+    def _release(self, features: Factors) -> Release:
+        request = self._request
+        if request.privacy.privacy == "none":
+            return release_unprotected(features)
+        return perturb(
+            features, request.solver, paper_rho(request.privacy, request.rounds, len(features)),
+            self._noise, round_number=request.round, modes=self._modes,
         )  # fmt: skip
-
-
-def run_round(
-    tensor: SparseTensor,
-    state: SiteState | None,
-    request: RoundRequest,
-    *,
-    site: str,
-    modes: Sequence[str],
-    simulation: bool,
-) -> RoundOutcome:
-    """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
-
-    `state` is the site's state after the previous round, or None to start from the global factors.
-    The site's name and the public seed determine the start and the visiting order. `modes`
-    names the released factors.
-    """
-    if tensor.nnz == 0:
-        raise DataError("the site's tensor has no non-zeros: nothing can be learned from it")
-    if request.privacy.privacy == "none" and not request.anchors:
-        return RoundOutcome(_unprotected_start(tensor, request))
-    tensor = scaled(tensor, request.solver)
-    numbers = stream(request, site)
-    rng = np.random.default_rng(numbers)
-    began = time.perf_counter()
-    start = starting_state(tensor, state, request, rng)
-    solver = local_settings(request, start.factors)
-    local = solved(tensor, start, request, solver, rng, site=site)
-    seconds = time.perf_counter() - began
-    noise = Noise.from_settings(request.privacy, stream=numbers, simulation=simulation)
-    return RoundOutcome(
-        _release(local.factors[1:], request, noise, modes),
-        SiteState(request.round, local.factors, local.eta),
-        measure(tensor, local, request.round, seconds, last=request.round == request.rounds),
-    )
 
 
 def starting_state(
@@ -164,12 +148,3 @@ def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
     statistic_of = code_counts if counts_first else cooccurrence
     statistic = statistic_of(tensor, sigma=_FINEST)
     return release_unprotected([statistic.total * statistic.grid])
-
-
-def _release(
-    features: Factors, request: RoundRequest, noise: Noise, modes: Sequence[str]
-) -> Release:
-    if request.privacy.privacy == "none":
-        return release_unprotected(features)
-    rho = paper_rho(request.privacy, request.rounds, len(features))
-    return perturb(features, request.solver, rho, noise, round_number=request.round, modes=modes)

@@ -31,7 +31,6 @@ from dpfact_flower.site.round import (
     RoundOutcome,
     check_modes,
     local_settings,
-    measure,
     scaled,
     solved,
     stream,
@@ -228,9 +227,4 @@ def personal(
     solver = local_settings(with_l21, (patients, *request.anchors))
     solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
     start = SiteState(0, (patients, *request.anchors), solver.eta)
-    local = solved(tensor, start, request, solver, rng, site=site)
-    seconds = time.perf_counter() - began
-    return (
-        SiteState(request.round, local.factors, local.eta),
-        measure(tensor, local, request.round, seconds, last=True),
-    )
+    return solved(tensor, start, request, solver, rng, began)

@@ -2,18 +2,19 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from dpfact_flower.errors import DataError, DivergenceError, shown
+from dpfact_flower.errors import DataError, shown
 from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.privacy import Release, ReleaseEvent, Share
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.store import RoundMeasures, SiteState
-from dpfact_flower.solver import LocalResult, solve
+from dpfact_flower.solver import solve
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.solver.objective import curvature
@@ -33,14 +34,16 @@ class RoundOutcome:
     measures: RoundMeasures | None = None
 
 
-class JobState(Protocol):
-    """The data that a site has kept from a job's earlier rounds."""
+@dataclass(frozen=True, eq=False)
+class JobState:
+    """The data that a site has kept from a job's earlier rounds.
 
-    def state(self) -> SiteState | None:
-        """Return the site's factors after the latest round, or None before the first round."""
+    `state` holds the site's factors after the latest round. `release` returns the site's release in
+    a round, or None if the site did not answer the round.
+    """
 
-    def release(self, round_number: int) -> Release | None:
-        """Return the site's release in a round, or None if the site did not answer the round."""
+    state: SiteState | None = None
+    release: Callable[[int], Release | None] = lambda _: None
 
 
 class RoundWork(Protocol):
@@ -66,16 +69,31 @@ def solved(
     request: RoundRequest,
     solver: SolverSettings,
     rng: np.random.Generator,
-    *,
-    site: str,
-) -> LocalResult:
-    """Run the solver with the request's global factors as anchors."""
-    try:
-        # Use one BLAS thread, because the result's last bits depend on the number of threads.
-        with one_blas_thread:
-            return solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
-    except DivergenceError as error:
-        raise DivergenceError(f"site {site}, round {request.round}: {error}") from None
+    began: float,
+) -> tuple[SiteState, RoundMeasures]:
+    """Run the solver with the global factors as anchors, and measure the result.
+
+    `began` is the time (`time.perf_counter`) at which the site began its fit.
+    """
+    # Use one BLAS thread, because the result's last bits depend on the number of threads.
+    with one_blas_thread:
+        local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
+    seconds = time.perf_counter() - began
+    number, error = request.round, local.error
+    # The error over the non-zero cells needs another pass, so most rounds do without.
+    is_measured = number <= _ALL_FIRST or number % _ONE_OF == 0 or number == request.rounds
+    if error is None or (error.nonzeros is None and is_measured):
+        error = squared_error(tensor, local.factors, local.grams)
+    measures = RoundMeasures(
+        round=number,
+        objective=local.objective,
+        error=error,
+        column_norms=tuple(np.sqrt(np.diag(local.grams[0])).tolist()),
+        eta=local.eta,
+        rollbacks=local.rollbacks,
+        seconds=seconds,
+    )
+    return SiteState(number, local.factors, local.eta), measures
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
@@ -94,29 +112,6 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     if solver.mu and request.round < (solver.mu_from_round or request.rounds // 2 + 1):
         solver = replace(solver, mu=0.0)
     return solver
-
-
-def measure(
-    tensor: SparseTensor, local: LocalResult, round_number: int, seconds: float, *, last: bool
-) -> RoundMeasures:
-    """Evaluate the site's own factors. The result is never sent.
-
-    If the solver has not computed the error, compute it. If only the error over the non-zero cells
-    is missing, compute it in some rounds, including the `last` round.
-    """
-    is_measured = last or round_number <= _ALL_FIRST or round_number % _ONE_OF == 0
-    error = local.error
-    if error is None or (error.nonzeros is None and is_measured):
-        error = squared_error(tensor, local.factors, local.grams)
-    return RoundMeasures(
-        round=round_number,
-        objective=local.objective,
-        error=error,
-        column_norms=tuple(np.sqrt(np.diag(local.grams[0])).tolist()),
-        eta=local.eta,
-        rollbacks=local.rollbacks,
-        seconds=seconds,
-    )
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:

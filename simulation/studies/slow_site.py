@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 from typing import Any, cast
 
-from dpfact_flower.data.site_data import Cohort, SiteData
+from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.evaluation.summarise import shared_error
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.elastic import ElasticRound
+from dpfact_flower.site.round import JobState
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.tensor import Factors
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
@@ -51,15 +52,12 @@ class _Players:
 
     def __init__(self, cohort: Cohort) -> None:
         self.sites = {site.name: site for site in cohort.sites}
-        self._modes = [vocabulary.name for vocabulary in cohort.vocabularies]
         self._states: dict[str, SiteState | None] = dict.fromkeys(self.sites)
 
     def reply(self, name: str, request: RoundRequest) -> SiteReply:
         """Return a site's reply."""
-        site: SiteData = self.sites[name]
-        outcome = run_round(
-            site.tensor, self._states[name], request, site=name, modes=self._modes, simulation=True
-        )
+        work = ElasticRound(self.sites[name], request, site=name, simulation=True)
+        outcome = work.run(JobState(self._states[name]))
         self._states[name] = outcome.state
         return SiteReply(name, outcome.release.arrays)
 

@@ -133,9 +133,9 @@ def test_two_sites_hear_the_same_and_keep_their_own(target, rng):
         assert not np.array_equal(sent.arrays[0], other.arrays[0])
         noise = noise_of(planned, first, sent.arrays[0])
         assert stats.kstest(noise, "norm").pvalue > 1e-6
-    assert one.state() is None
+    assert one.kept.state is None
     start = target.plan.start.round
-    assert one.release(start) is two.release(start) is transcript.releases[start]
+    assert one.kept.release(start) is two.kept.release(start) is transcript.releases[start]
 
 
 def test_a_target_is_planned_as_a_server_would_and_its_noise_has_no_seed(cohort):

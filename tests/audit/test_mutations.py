@@ -118,7 +118,7 @@ def state_carried_over(monkeypatch):
 
     def bounded(self, planned, kept):
         made = real_bounded(self, planned, kept)
-        state = kept.state()
+        state = kept.state
         if state is None:
             return made
         carried = np.resize(state.factors[0].ravel(), made.total.shape)

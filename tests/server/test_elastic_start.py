@@ -11,7 +11,8 @@ from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule, starts_from_cooccurrences
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.site.elastic import run_round
+from dpfact_flower.site.elastic import ElasticRound
+from dpfact_flower.site.round import JobState
 from dpfact_flower.tensor.cp import factor_match_score
 from dpfact_flower.tensor.triangle import strict_size
 from dpfact_flower.wire.protocol import SiteReply
@@ -41,10 +42,9 @@ def begun(cohort, server: Coordinator, number=1):
     """Play a round without factors, which requests only counts or co-occurrences."""
     request = server.request(number)
     found = {
-        site.name: run_round(
-            site.tensor, None, request, site=site.name, modes="pd", simulation=True
-        ) for site in cohort.sites
-    }  # fmt: skip
+        site.name: ElasticRound(site, request, site=site.name, simulation=True).run(JobState())
+        for site in cohort.sites
+    }
     replies = [SiteReply(name, outcome.release.arrays) for name, outcome in found.items()]
     server.close_round(number, replies, [])
     return request, list(found.values())
