@@ -19,7 +19,7 @@ from dpfact_flower.machine.files import not_private
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.privacy.ledger import Ledger
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site.answer import NEW_LEDGERS
+from dpfact_flower.site import answer
 
 _PATIENTS = 200
 """Largest number of patients in an audit. The code is the same for every patient."""
@@ -66,7 +66,7 @@ def audit(
         work["state"] = lambda: audit_state(folder)
     findings: list[Finding] = []
     # Each audited run creates a ledger. Without this change, the log would warn of every ledger.
-    logger = logging.getLogger(NEW_LEDGERS)
+    logger = logging.getLogger(answer.__name__)
     before, logger.disabled = logger.disabled, True
     try:
         for name, check in work.items():

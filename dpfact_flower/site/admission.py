@@ -6,7 +6,7 @@ a refusal reveals nothing about a patient. `admitted` runs the checks for rounds
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
@@ -36,14 +36,15 @@ _PATIENTS_SHARE = 0.25
 """Share of the process's memory that stays free for patients' data."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Admitted:
     """A request that has passed every check.
 
     `ledger` is None if the site has no ledger yet. `rows` contains all rows of the ledger, and
     `last` is the job's latest row. If this request was already answered, `repeated` is the answer's
-    row. `store` gives access only to files without patient data. Call `free_disk` right before the
-    reserved disk space is needed.
+    row. `store` gives access only to files without patient data. If `shared`, the round's release
+    may leave the site only as part of a secure sum, whose stage is in `secure`. Call `free_disk`
+    right before the reserved disk space is needed.
     """
 
     request: RoundRequest
@@ -53,13 +54,9 @@ class Admitted:
     rows: Sequence[LedgerRow]
     last: LedgerRow | None
     repeated: LedgerRow | None
-    secure: SecureRound | None = None
+    shared: bool
+    secure: SecureRound | None
     free_disk: Callable[[], None] = lambda: None
-
-    @property
-    def shares(self) -> bool:
-        """Whether the round's release may leave the site only as part of a secure sum."""
-        return _planned(self.work) is not None
 
     def check_same_data(self, fingerprint: str) -> None:
         """Refuse data that has changed since the job began, and close the job."""
@@ -93,7 +90,8 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")
         store = hospital.store(request.job)
-        admission = Admitted(request, work, store, ledger, rows, last, repeated, secure)
+        shared = planned is not None
+        admission = Admitted(request, work, store, ledger, rows, last, repeated, shared, secure)
         if not hospital.simulation:
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
         if work.is_final:
@@ -104,8 +102,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             if not hospital.simulation:
                 codes = hospital.source.vocabularies
                 size = bytes_to_reserve(work.cost(), codes, hospital.settings)
-                free = held.enter_context(reserve(hospital.folder, size))
-                admission = replace(admission, free_disk=free)
+                admission.free_disk = reserve(held, hospital.folder, size)
         yield admission
 
 
@@ -192,7 +189,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that this site has finished. Also refuse a change of settings."""
+    """Refuse a round that this site has finished, or settings other than the job's earlier ones."""
     if last is None:
         return
     if request.round <= last.round:
@@ -200,11 +197,6 @@ def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
             f"round {request.round} of job {request.job!r} is stale: this site has finished "
             f"round {last.round}"
         )
-    check_terms(request, last)
-
-
-def check_terms(request: RoundRequest, last: LedgerRow) -> None:
-    """Refuse a request whose settings differ from those of the job's earlier rounds."""
     if request.terms != last.terms:
         raise MessageError(
             f"the settings of job {request.job!r} have changed since round "
@@ -227,7 +219,7 @@ def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
-    check_terms(request, of_job[-1])
+    check_follows(request, of_job[-1])
 
 
 def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSettings) -> None:

@@ -29,8 +29,6 @@ from dpfact_flower.site.store import SiteStore
 from dpfact_flower.wire.protocol import RoundRequest
 
 _logger = logging.getLogger(__name__)
-NEW_LEDGERS = f"{__name__}.new_ledgers"
-"""Name of the logger for warnings about new ledgers. They are normal only in a first run."""
 
 
 @dataclass
@@ -68,7 +66,7 @@ class Site:
                     return self._end(admission)
                 if admission.secure is not None and admission.secure.question is None:
                     return admission.secure.keys()
-                if admission.shares and admission.secure is None:
+                if admission.shared and admission.secure is None:
                     raise MessageError("request: this round needs a secure sum")
                 if admission.repeated is not None:
                     return self._replay(admission, admission.repeated, progress)
@@ -147,7 +145,7 @@ class Site:
             if ledger is None:
                 if not hospital.simulation:
                     text = "site %s: new ledger in %s: no budget is spent yet"
-                    logging.getLogger(NEW_LEDGERS).warning(text, self.name, hospital.root)
+                    _logger.warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
                 # Check again, because without working locks another process may have charged since.
                 check_budget(admission.work, ledger.count(), hospital.settings)

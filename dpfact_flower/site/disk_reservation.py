@@ -6,8 +6,8 @@ of the patients' file. Therefore, every run reserves enough space for the larges
 the hospital's code lists and its `max-rank`.
 """
 
-from collections.abc import Callable, Iterator, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence, Sized
+from contextlib import ExitStack
 from pathlib import Path
 
 from dpfact_flower.errors import StateError
@@ -56,15 +56,12 @@ def bytes_needed(values: int) -> int:
     return 4 * values + values // 50 + _BESIDE
 
 
-@contextmanager
-def reserve(folder: Path, size: int) -> Iterator[Callable[[], None]]:
-    """Reserve disk space in a site's folder. Call the yielded function before you use the space."""
-    with ExitStack() as stack:
-        try:
-            free = stack.enter_context(reserved(folder / _FILE, size))
-        except OSError as error:
-            raise StateError(
-                f"{folder}: a round needs {size / 2**20:.0f} MiB of free disk space, as much as "
-                f"the largest run that the code lists and max-rank allow ({error.strerror})"
-            ) from None
-        yield free
+def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
+    """Reserve disk space in a site's folder while `held` is open. Call the result to use it."""
+    try:
+        return held.enter_context(reserved(folder / _FILE, size))
+    except OSError as error:
+        raise StateError(
+            f"{folder}: a round needs {size / 2**20:.0f} MiB of free disk space, as much as "
+            f"the largest run that the code lists and max-rank allow ({error.strerror})"
+        ) from None

@@ -8,7 +8,7 @@ request states the last round that the site answered. The server may be wrong, s
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpfact_flower.errors import StateError
@@ -51,8 +51,7 @@ def counting_attempt(folder: Path) -> Iterator[None]:
     with replacing(path, durable=False) as file:  # the file's size is the count
         file.write(b"+" * (failed_attempts(folder) + 1))
     yield
-    with suppress(OSError):
-        path.unlink()
+    path.unlink()
 
 
 def rolled_back_faults(folder: Path) -> list[str]:

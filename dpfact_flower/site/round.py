@@ -84,16 +84,7 @@ def solved(
     is_measured = number <= _ALL_FIRST or number % _ONE_OF == 0 or number == request.rounds
     if error is None or (error.nonzeros is None and is_measured):
         error = squared_error(tensor, local.factors, local.grams)
-    measures = RoundMeasures(
-        round=number,
-        objective=local.objective,
-        error=error,
-        column_norms=tuple(np.sqrt(np.diag(local.grams[0])).tolist()),
-        eta=local.eta,
-        rollbacks=local.rollbacks,
-        seconds=seconds,
-    )
-    return SiteState(number, local.factors, local.eta), measures
+    return SiteState(number, local.factors, local.eta), RoundMeasures(number, error, seconds)
 
 
 def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:

@@ -54,11 +54,7 @@ class RoundMeasures:
     """A site's measurements of a round. They are kept in `history.jsonl` and never sent."""
 
     round: int
-    objective: tuple[float, ...]
     error: SquaredError
-    column_norms: tuple[float, ...]
-    eta: float
-    rollbacks: int
     seconds: float
 
 

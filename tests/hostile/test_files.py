@@ -73,7 +73,7 @@ def write_state(root: Path, site: SiteData) -> SiteStore:
     store.save(SiteState(2, factors, 0.1))
     error = SquaredError(1.0, 0.5, 3.0, 240, 40)
     for number in (1, 2, 3):
-        store.note(RoundMeasures(number, (2.0, 1.0), error, (1.0, 2.0, 0.5), 0.1, 0, 0.01))
+        store.note(RoundMeasures(number, error, 0.01))
     request = RoundRequest(
         job="job", round=2, rounds=2, seed=0, solver=SOLVER, privacy=PrivacySettings(),
         vocabulary="", anchors=factors[1:],

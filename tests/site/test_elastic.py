@@ -200,7 +200,7 @@ def test_the_papers_step_on_overdispersed_counts_stays_finite(solver):
     settings = SolverSettings(rank=5, solver=solver, scale="counts", gamma=5.0, eta=1e-2)
     outcome = answer(tensor, make_request((12, 12), settings))
     assert all(np.isfinite(factor).all() for factor in outcome.state.factors)
-    assert outcome.measures.eta <= 1e-2
+    assert outcome.state.eta <= 1e-2
 
 
 def test_a_tensor_without_nonzeros_is_refused():
@@ -211,9 +211,6 @@ def test_a_tensor_without_nonzeros_is_refused():
 def test_measures_are_those_of_the_sites_own_factors(tensor):
     outcome = answer(tensor, make_request())
     factors, measures = outcome.state.factors, outcome.measures
-    norms = np.linalg.norm(factors[0].astype(np.float64), axis=0)
-    np.testing.assert_allclose(measures.column_norms, norms, rtol=1e-5)
-    assert not np.allclose(norms, np.linalg.norm(factors[1], axis=0), rtol=1e-3)
     expected = CPModel.of(*factors).squared_error(tensor.scaled_to_unit_patients())
     assert measures.error.all_cells == pytest.approx(expected.all_cells, rel=1e-5)
     assert measures.error.nonzeros == pytest.approx(expected.nonzeros, rel=1e-5)

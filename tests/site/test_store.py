@@ -1,7 +1,6 @@
 """A site's stored files: exact, complete after any crash, and accessible only to the owner."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,12 +31,8 @@ def make_store(root, fingerprint=FINGERPRINT, site="north", job="job-1", **how) 
     return SiteStore(root, site, job, fingerprint, **how)
 
 
-def make_measures(round_number: int = 1, **changes) -> RoundMeasures:
-    measures = RoundMeasures(
-        round_number, (3.5, 1 / 3), SquaredError(1.5, 0.5, 9.25, 180, 12), (0.0, 0.1, 2.0),
-        0.01, 2, 0.125,
-    )  # fmt: skip
-    return replace(measures, **changes)
+def make_measures(round_number: int = 1, seconds: float = 1 / 3) -> RoundMeasures:
+    return RoundMeasures(round_number, SquaredError(1.5, 0.5, 9.25, 180, 12), seconds)
 
 
 def assert_equal(found: SiteState | None, expected: SiteState) -> None:
@@ -170,7 +165,7 @@ def test_a_file_without_its_head_is_damaged(store):
 
 def test_measures_survive_the_last_line_of_a_round_wins_and_rounds_are_in_order(store):
     store.begin()
-    noted = [make_measures(number, rollbacks=more, eta=0.1 * number)
+    noted = [make_measures(number, more / 3)
              for number, more in ((2, 0), (1, 0), (2, 5), (3, 0), (1, 7))]  # fmt: skip
     for measures in noted:
         store.note(measures)
