@@ -156,11 +156,10 @@ def site_metrics(
     The figures must stay in the hospital. Run this command as the executor's user.
     """
     from dpfact_flower.machine.prometheus import exposition, write_exposition
-    from dpfact_flower.settings import SiteSettings
-    from dpfact_flower.site.hospital import read_node_config
+    from dpfact_flower.site.hospital import read_site_settings
     from dpfact_flower.site.metrics import site_gauges
 
-    gauges = site_gauges(SiteSettings.from_config(read_node_config(config)))
+    gauges = site_gauges(read_site_settings(config))
     if out is None:
         typer.echo(exposition(gauges), nl=False)
     else:
@@ -178,11 +177,10 @@ def site_refit(
     job's folder and is never sent. To fit a model again, name its run with --job.
     """
     from dpfact_flower.data.site_data import load_site
-    from dpfact_flower.settings import SiteSettings
-    from dpfact_flower.site.hospital import read_node_config
+    from dpfact_flower.site.hospital import read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
 
-    settings = SiteSettings.from_config(read_node_config(config))
+    settings = read_site_settings(config)
     site = load_site(settings.data_path)
     folder = Path(settings.state_dir, settings.site or site.name)
     jobs = [job] if job else unfitted(folder)

@@ -22,9 +22,8 @@ from dpfact_flower.machine.files import private_folder, user_id, user_name
 from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.processes import listeners
-from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.check import MACHINE_CODE
-from dpfact_flower.site.hospital import read_node_config
+from dpfact_flower.site.hospital import read_site_settings
 from dpfact_flower.site.metrics import ANSWERING
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def execute(
     """
     refuse_unknown_version()
     uid = user_id(node_user) if node_user else os.geteuid()
-    state = Path(SiteSettings.from_config(read_node_config(config)).state_dir)
+    state = Path(read_site_settings(config).state_dir)
     os.umask(0o077)
     leave_no_dump()
     private_folder(state / MACHINE_CODE)

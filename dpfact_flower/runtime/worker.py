@@ -27,7 +27,7 @@ from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
-from dpfact_flower.site.hospital import read_node_config
+from dpfact_flower.site.hospital import read_site_settings
 from dpfact_flower.site.metrics import ANSWERING
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
@@ -79,15 +79,14 @@ class Answering:
         """Return the reply. After an error, wait until a reply is due and return an error code."""
         site, delay = "", ReplyDelay(0)
         try:
-            own = read_node_config(self._config)
-            settings = SiteSettings.from_config(own)
+            settings = read_site_settings(self._config)
             site, delay = settings.site, ReplyDelay(settings.reply_after)
             if context.node_config:
                 raise SettingsError(
                     f"the SuperNode has a --node-config, and {self._config} says what this site "
                     "allows: start the SuperNode without one"
                 )
-            question = question_to_bytes(message, context, own)
+            question = question_to_bytes(message, context, settings.to_config())
             metadata = message.metadata
             seconds = max(settings.reply_after, seconds_left(metadata.created_at, metadata.ttl))
             seconds = min(seconds + _GRACE_SECONDS, 20 * 86_400.0)  # the system's limit

@@ -1,6 +1,5 @@
 """Check that nothing but the installed code can answer requests on a hospital's machine.
 
-Each function with the decorator `@check` yields faults with their remedies, and changes nothing.
 Only root can see the files and processes of both the SuperNode and the executor.
 """
 
@@ -26,9 +25,8 @@ from dpfact_flower.machine.files import (
 from dpfact_flower.machine.flower import KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
-from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disk_reservation import largest_run
-from dpfact_flower.site.hospital import check_choices, check_data_site, read_node_config
+from dpfact_flower.site.hospital import check_choices, check_data_site, read_site_settings
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.metrics import answering_seconds
 from dpfact_flower.site.secure import keyring_of
@@ -56,7 +54,7 @@ class Place:
 
     def __init__(self, config: Path, key: Path) -> None:
         self.config, self.key = config, key
-        self.settings = SiteSettings.from_config(read_node_config(config))
+        self.settings = read_site_settings(config)
         self.data, self.state = Path(self.settings.data_path), Path(self.settings.state_dir)
         self.executor_user = self.data.lstat().st_uid  # the data's owner runs the executor
         self.node_user = key.lstat().st_uid  # the key's owner runs the SuperNode
@@ -93,21 +91,6 @@ class Finding:
     faults: tuple[str, ...]
 
 
-Check = Callable[[Place], Iterable[str]]
-CHECKS: list[tuple[str, Check, bool]] = []
-"""Title and function of each check, and whether the check works before the processes start."""
-
-
-def check(title: str, *, before_start: bool = False) -> Callable[[Check], Check]:
-    """Add a function to `CHECKS`. The title states the condition that should hold."""
-
-    def add(function: Check) -> Check:
-        CHECKS.append((title, function, before_start))
-        return function
-
-    return add
-
-
 def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding]:
     """Run all checks. If `started` is false, skip the checks that need running processes.
 
@@ -119,8 +102,8 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding
     except (DPFactError, OSError) as error:
         return [Finding(opened, (_fault(error),))]
     findings = [Finding(opened, ())]
-    for title, run_check, before_start in CHECKS:
-        if started or before_start:
+    for title, run_check in CHECKS.items():
+        if started or run_check in _BEFORE_START:
             try:
                 faults = tuple(dict.fromkeys(run_check(place)))
             except (DPFactError, OSError) as error:
@@ -135,24 +118,20 @@ def _fault(error: Exception) -> str:
     return str(error)
 
 
-@check(f"Flower {' or '.join(KNOWN)} is installed", before_start=True)
 def _flower(_: Place) -> list[str]:
     return version_faults()
 
 
-@check("the settings are complete", before_start=True)
 def _complete(place: Place) -> Iterable[str]:
     check_choices(place.settings)
     return ()
 
 
-@check("the data file can be read and belongs to this site", before_start=True)
 def _opens(place: Place) -> Iterable[str]:
     check_data_site(open_site(place.data).name, place.settings)
     return ()
 
 
-@check("the key and the data belong to different users")
 def _two_users(place: Place) -> Iterator[str]:
     if place.executor_user == place.node_user:
         both = f"{user_name(place.node_user)} owns both {place.key} and {place.data}"
@@ -161,15 +140,11 @@ def _two_users(place: Place) -> Iterator[str]:
         yield "root owns the key or the data: give them to users of their own"
 
 
-@check("only their owners have access to the data, the state folder and the key")
 def _owners(place: Place) -> list[str]:
     data, state = (not_private(path, place.executor_user) for path in (place.data, place.state))
     return data + state + not_private(place.key, place.node_user)
 
 
-@check(
-    "the keys for secure sums are valid, and only the owner has the private key", before_start=True
-)
 def _secure_keys(place: Place) -> list[str]:
     settings = place.settings
     if not (settings.secure_key or settings.secure_peers):
@@ -179,13 +154,11 @@ def _secure_keys(place: Place) -> list[str]:
     return not_private(Path(settings.secure_key), place.executor_user) + peers
 
 
-@check("each reply leaves at a fixed time", before_start=True)
 def _time(place: Place) -> Iterator[str]:
     if not place.settings.reply_after and place.settings.allow_privacy != "none":
         yield f"the server can see how long a round takes: set reply-after in {place.config}"
 
 
-@check("the ledger is intact")
 def _ledger(place: Place) -> list[str]:
     folder = place.site_folder
     if faults := rolled_back_faults(folder):
@@ -199,7 +172,6 @@ def _ledger(place: Place) -> list[str]:
         return ledger.verify()
 
 
-@check("the disk has space, and not too many rounds in a row have failed", before_start=True)
 def _room(place: Place) -> Iterator[str]:
     free, least = shutil.disk_usage(place.state).free, _LEAST_ROOM
     with suppress(DPFactError):  # another check reports faults of the data file
@@ -210,7 +182,6 @@ def _room(place: Place) -> Iterator[str]:
     check_attempts(place.site_folder)
 
 
-@check("no other user can change the settings, the installation or the machine code")
 def _code(place: Place) -> Iterator[str]:
     trusted = {place.executor_user}
     yield from changeable(place.config, trusted)
@@ -224,7 +195,6 @@ def _code(place: Place) -> Iterator[str]:
             yield from islice(changeable_within(Path(folder), trusted), _SHOWN)
 
 
-@check("the SuperNode leaves the work to the executor")
 def _supernode(place: Place) -> Iterator[str]:
     node = place.supernode
     yield from _runs_as(node, place.node_user, "the SuperNode")
@@ -237,7 +207,6 @@ def _supernode(place: Place) -> Iterator[str]:
     yield from _secret(node, "--superexec-auth-secret-file", place.node_user)
 
 
-@check("the executor is the one from this package")
 def _executor(place: Place) -> Iterator[str]:
     yield from _runs_as(place.executor, place.executor_user, "the executor")
     if (age := answering_seconds(place.state)) > _LONG_SECONDS:
@@ -245,7 +214,6 @@ def _executor(place: Place) -> Iterator[str]:
     yield from _secret(place.executor, "--secret", place.executor_user)
 
 
-@check("the executor answers the SuperNode's user, and no other user listens on its port")
 def _port(place: Place) -> Iterator[str]:
     """Check which users listen on the port to which the executor sends its answers."""
     executor = place.executor
@@ -261,7 +229,6 @@ def _port(place: Place) -> Iterator[str]:
         yield f"{user_name(uid)} listens {place_of}: ask them, or use another port for {node}"
 
 
-@check("none of Flower's own executors is running")
 def _nothing_of_flowers(place: Place) -> Iterator[str]:
     for process in place.processes:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
@@ -272,7 +239,6 @@ def _nothing_of_flowers(place: Place) -> Iterator[str]:
             )
 
 
-@check("the centre answers with its certificate, and the clocks agree")
 def _server(place: Place) -> list[str]:
     node = place.supernode
     address, certificates = node.option("--superlink"), node.path("--root-certificates")
@@ -281,7 +247,6 @@ def _server(place: Place) -> list[str]:
     return server_faults(address, certificates)
 
 
-@check("the executor has no network")
 def _no_network(place: Place) -> Iterator[str]:
     pid = place.executor.pid
     if not (_interfaces(pid) <= {"lo"} or _denied(pid)):
@@ -319,3 +284,26 @@ def _denied(pid: int) -> bool:
     except (OSError, subprocess.CalledProcessError):
         return False
     return {"0.0.0.0/0", "::/0"} <= set(shown.split())
+
+
+CHECKS: dict[str, Callable[[Place], Iterable[str]]] = {
+    f"Flower {' or '.join(KNOWN)} is installed": _flower,
+    "the settings are complete": _complete,
+    "the data file can be read and belongs to this site": _opens,
+    "the key and the data belong to different users": _two_users,
+    "only their owners have access to the data, the state folder and the key": _owners,
+    "the keys for secure sums are valid, and only the owner has the private key": _secure_keys,
+    "each reply leaves at a fixed time": _time,
+    "the ledger is intact": _ledger,
+    "the disk has space, and not too many rounds in a row have failed": _room,
+    "no other user can change the settings, the installation or the machine code": _code,
+    "the SuperNode leaves the work to the executor": _supernode,
+    "the executor is the one from this package": _executor,
+    "the executor answers the SuperNode's user, and no other user listens on its port": _port,
+    "none of Flower's own executors is running": _nothing_of_flowers,
+    "the centre answers with its certificate, and the clocks agree": _server,
+    "the executor has no network": _no_network,
+}
+"""The condition that should hold, and the check of it, which yields faults with their remedies."""
+_BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
+"""Checks that work before the processes start."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy.ledger import Ledger
-from dpfact_flower.settings import Scalar, SiteSettings, refuse_unknown
+from dpfact_flower.settings import SiteSettings, refuse_unknown
 from dpfact_flower.site.store import SiteStore
 
 
@@ -50,7 +50,7 @@ class Hospital:
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 
-def read_node_config(path: Path) -> dict[str, Scalar]:
+def read_site_settings(path: Path) -> SiteSettings:
     """Read a site's settings from a TOML file with the keys of a node config."""
     try:
         config = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -60,10 +60,10 @@ def read_node_config(path: Path) -> dict[str, Scalar]:
         raise SettingsError(f"{path} is not readable as TOML") from None
     refuse_unknown(config, SiteSettings)
     settings = SiteSettings.from_config(config)
-    for key in ("data-path", "state-dir"):
-        if not Path(str(settings.to_config()[key])).is_absolute():
+    for key, value in (("data-path", settings.data_path), ("state-dir", settings.state_dir)):
+        if not Path(value).is_absolute():
             raise SettingsError(f"{path}: {key} must be set, to an absolute path")
-    return config
+    return settings
 
 
 def check_choices(settings: SiteSettings) -> None:

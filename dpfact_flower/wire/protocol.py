@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -38,6 +38,9 @@ ROUND_TIMEOUT = "round-timeout"
 _ANSWERED = "answered"
 _USAGES = "usages"
 _SECURE = "secure"
+_DEFAULTS = SolverSettings().to_config() | PrivacySettings().to_config()
+_ALWAYS_SAID = [key for key, default in _DEFAULTS.items() if default != ""]
+"""Settings that no request may omit, because a server may have other defaults."""
 VERSION = "version"
 """Key in a preflight's reply for the site's version of this package."""
 _T = TypeVar("_T", str, int, float)
@@ -99,7 +102,7 @@ class RoundRequest:
                 f"not a DPFact round of protocol {PROTOCOL_VERSION} "
                 f"(protocol: {shown(version)}); {SPEAKERS}"
             )
-        if missing := [key for key in _always_said() if key not in config]:
+        if missing := [key for key in _ALWAYS_SAID if key not in config]:
             raise MessageError(f"request: lacks {', '.join(missing)}")
         try:
             solver = SolverSettings.from_config(config)
@@ -213,13 +216,6 @@ class SiteReply:
             limit = MAX_FACTOR if array.ndim == 2 else MAX_STATISTIC
             _check_values(array, f"{sender}, array {number}", limit)
         return cls(site, tuple(np.ascontiguousarray(array) for array in received))
-
-
-@cache
-def _always_said() -> tuple[str, ...]:
-    """Return the settings that no request may omit, because a server may have other defaults."""
-    settings = {**SolverSettings().to_config(), **PrivacySettings().to_config()}
-    return tuple(key for key, default in settings.items() if default != "")
 
 
 def round_timeout(config: Mapping[str, object]) -> float:

@@ -11,8 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.runtime import superlink
-from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site.hospital import read_node_config
+from dpfact_flower.site.hospital import read_site_settings
 from tests.commands import dpfact
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ def centre(cohort, tmp_path):
 def test_a_hospital_gets_safe_settings_and_files_for_their_users_alone(centre, tmp_path):
     said = init(tmp_path, "-s", "max-rank=30")
     folder = tmp_path / "site"
-    settings = SiteSettings.from_config(read_node_config(folder / "site" / "north.toml"))
+    settings = read_site_settings(folder / "site" / "north.toml")
     assert (settings.site, settings.allow_privacy, settings.max_epsilon) == ("north", "patient", 4)
     assert (settings.budget_delta, settings.reply_after, settings.max_rank) == (1e-5, 60.0, 30)
     assert settings.state_dir == str(folder / "site" / "state")

@@ -23,9 +23,8 @@ from dpfact_flower.runtime.worker import (
     question_from_bytes,
     question_to_bytes,
 )
-from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
-from dpfact_flower.site.hospital import read_node_config
+from dpfact_flower.site.hospital import read_site_settings
 from dpfact_flower.site.metrics import ANSWERING, answering_seconds, site_gauges
 from tests.patience import PATIENCE
 from tests.runtime.deployment import site_config
@@ -124,7 +123,7 @@ def assert_failed(client, waited, came_in=5.5):
 
 
 def test_a_question_has_the_hospitals_settings_and_none_of_the_run(client, message, config):
-    own = read_node_config(config)
+    own = read_site_settings(config).to_config()
     given = Context(7, 11, {"a": "stranger's"}, RecordDict(), {"rank": 3})
     asked, context, held = question_from_bytes(question_to_bytes(message, given, own))
     assert asked.metadata.message_id == "m" * 64
@@ -211,8 +210,7 @@ def test_since_when_a_message_is_answered_can_be_seen(client, config, waited, tm
     assert answering_seconds(state) == 0
     (state / ANSWERING).touch()
     os.utime(state / ANSWERING, (0, time.time() - 70))
-    own = SiteSettings.from_config(read_node_config(config))
-    gauges = {each.name: each.values[0][1] for each in site_gauges(own)}
+    gauges = {each.name: each.values[0][1] for each in site_gauges(read_site_settings(config))}
     assert 70 <= gauges["site_answering_seconds"] < 70 + PATIENCE
 
 

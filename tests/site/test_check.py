@@ -220,8 +220,7 @@ def test_the_command_prints_what_to_do_and_exits_with_1(place):
 
 @pytest.mark.parametrize(("executor", "node"), [(1001, 1002), (1002, 1001)])
 def test_two_users_may_have_any_numbers_but_roots(executor, node):
-    find = next(function for title, function, _ in check.CHECKS if title == TWO_USERS)
-    users = SimpleNamespace(executor_user=executor, node_user=node)
+    find, users = check.CHECKS[TWO_USERS], SimpleNamespace(executor_user=executor, node_user=node)
     assert list(find(users)) == []
     users.node_user = 0
     assert "root owns the key or the data" in next(find(users))

@@ -3,7 +3,7 @@
 import pytest
 
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.site.hospital import read_node_config
+from dpfact_flower.site.hospital import read_site_settings
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "/d/state"\nmax-epsilon = 4.0\n'
 
@@ -24,9 +24,9 @@ def test_what_is_not_whole_or_not_a_setting_is_refused(tmp_path, text, says):
     path = tmp_path / "north.toml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=says):
-        read_node_config(path)
+        read_site_settings(path)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(SettingsError, match=r"north\.toml: No such file"):
-        read_node_config(tmp_path / "north.toml")
+        read_site_settings(tmp_path / "north.toml")
