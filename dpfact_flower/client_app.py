@@ -94,13 +94,13 @@ class DPFactClient(NumPyClient):
             release = self.site.answer(RoundRequest.from_wire(parameters, config), delay)
             answer = self._packed(release)
         except Exception as error:  # the text of an error must not reach the server
-            reason = self._refused(error)
+            reason = log_privately(self.site.name, error)
         with suppress(Exception):  # an error here must not change the reply
             delay.wait()
         if self._reply_after:  # only for the site, because the time depends on patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
         if delay.late:  # the site keeps a charged answer, and can send it again
-            reason = self._refused(RoundFailedError(
+            reason = log_privately(self.site.name, RoundFailedError(
                 "the reply was not ready when it was due: reply-after is too short. A charged "
                 "release is kept, and sent if the server requests it again"
             ))  # fmt: skip
@@ -116,7 +116,7 @@ class DPFactClient(NumPyClient):
             self.site.preflight(RoundRequest.from_wire(parameters, config), delay)
             ReplyDelay(self._reply_after, time_left=sending_from(timeout)).check_in_time()
         except Exception as error:  # the text of an error must not reach the server
-            reason = log_privately(self.site.name, error)  # a preflight is not counted
+            reason = log_privately(self.site.name, error)
         delay.wait()
         if reason:
             raise RoundRefusedError(reason) from None
@@ -134,8 +134,8 @@ class DPFactClient(NumPyClient):
         raise RoundRefusedError(self.refusal(PrivacyRefusedError("the loss stays at the site")))
 
     def refusal(self, error: Exception) -> str:
-        """Log and count an error, wait until a reply is due, and return the text to send."""
-        reason = self._refused(error)
+        """Log an error, wait until a reply is due, and return the text to send."""
+        reason = log_privately(self.site.name, error)
         self._delay().wait()
         return reason
 
@@ -146,12 +146,6 @@ class DPFactClient(NumPyClient):
             log_privately(self.site.name, error)
             raise RoundFailedError("the release was charged but could not be packed") from None
         return list(arrays), NUM_EXAMPLES, dict(reply)
-
-    def _refused(self, error: Exception) -> str:
-        """Log and count an error, and return the text that may leave the site."""
-        reason = log_privately(self.site.name, error)
-        self.site.note_refusal(reason)
-        return reason
 
     def _delay(self) -> ReplyDelay:
         """Return the delay for the reply to the request that has just arrived."""

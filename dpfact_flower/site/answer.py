@@ -9,20 +9,19 @@ patients' data has been read raise the same error.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from traceback import clear_frames
 
 from dpfact_flower.data.site_data import forget_patients
-from dpfact_flower.errors import MessageError, RoundFailedError, StateError, code_in
+from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
 from dpfact_flower.site.admission import Admitted, admitted, check_budget, check_follows
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
 from dpfact_flower.site.lockout import counting_attempt
-from dpfact_flower.site.metrics import count_refusal
 from dpfact_flower.site.round import JobState, RoundOutcome, RoundWork
 from dpfact_flower.site.secure import SecureRound, forget
 from dpfact_flower.site.store import SiteStore
@@ -81,12 +80,6 @@ class Site:
                 raise failed from None
             return progress.charged  # a later error does not undo the charge
 
-    def note_refusal(self, reason: str) -> None:
-        """Count a refusal for the hospital's own monitoring."""
-        if not self._hospital.simulation:
-            with suppress(Exception):  # no failure here may change the reply
-                count_refusal(self._hospital.folder, code_in(reason))
-
     def _end(self, admission: Admitted) -> Release:
         """Answer the last round: store its request, read no patient's data and release nothing."""
         request, last = admission.request, admission.last
@@ -109,7 +102,8 @@ class Site:
             share = Share(secure.vector, row.events)
             if not ledger.has(row.key, admission.request.terms, share):
                 check_follows(admission.request, row)  # refuses: the round is over
-            return secure.opened() if secure.opening else secure.answer(lambda: share.values)
+            is_opening = secure.stage.stage == "open"
+            return secure.opened() if is_opening else secure.answer(lambda: share.values)
         sent = ledger.release_of(row.job, row.round)
         if sent is None:
             sent = self._made_again(admission, ledger, row, progress)

@@ -25,9 +25,6 @@ _MOST_TEXT = 800
 """Maximum number of characters of an error in the log, so that a line stays below 1 kB."""
 _SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
 """Time reserved for sending a reply: a share of the time to live, and a limit in seconds."""
-PUBLIC_CODES = ("data", "failed", "internal", "late", "message", "privacy-refused", "settings",
-                "state")  # fmt: skip
-"""Codes that `public_reason` may return for a failed round."""
 
 
 def log_privately(site: str, error: Exception) -> str:

@@ -36,7 +36,6 @@ _FINEST = SIGMA * 2.0**-30
 class ElasticRound:
     """The `RoundWork` of privacy modes "none" and "paper"."""
 
-    cost_scope = "this round"
     is_final = False
 
     def __init__(

@@ -46,8 +46,6 @@ Usage = tuple[NDArray[np.float64], NDArray[np.float64]]
 class PatientRound:
     """The `RoundWork` of patient mode. Only `run` and `bounded` read patients' data."""
 
-    cost_scope = "the rest of this run"
-
     def __init__(
         self, source: SiteSource, request: RoundRequest, *, site: str, simulation: bool
     ) -> None:

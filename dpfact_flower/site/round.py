@@ -49,8 +49,6 @@ class JobState:
 class RoundWork(Protocol):
     """The part of a round that depends on the privacy mode."""
 
-    cost_scope: str
-    """Name, in error messages, of the part of the run that `cost` covers."""
     charged_rounds: int
     """Number of rounds with noise that remain in the run, including this round."""
     is_final: bool

@@ -30,7 +30,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.round import stream
 from dpfact_flower.wire.protocol import RoundRequest
-from dpfact_flower.wire.secure import packed_bytes, sealed_text
+from dpfact_flower.wire.secure import SecureStage, packed_bytes, sealed_text
 
 _JOB, _ROUND = "secure-job.json", "secure-round.npz"
 _PENDING = ".secure-job"  # no job can have this name
@@ -48,11 +48,10 @@ class SecureRound:
     keyring: "Keyring"
     files: "_Files"
     job: rules.JobSecrets
+    stage: SecureStage
     question: keys.Question | None
     state: rules.RoundState | None
-    sealed: Mapping[str, bytes]
     noise: Noise
-    opening: bool = False
 
     @property
     def vector(self) -> NDArray[np.int64]:
@@ -84,7 +83,7 @@ class SecureRound:
         """Store the opening on disk, and return the secrets that open the site's last attempt."""
         assert self.question is not None
         context = keys.context_of(self.job.terms, self.question)
-        state = rules.opened(self.job, self.state, context, self.sealed)
+        state = rules.opened(self.job, self.state, context, self.stage.sealed)
         if state is not self.state:
             self.files.keep(self.job, state)
         assert state.opening is not None
@@ -121,14 +120,13 @@ def secure_round(
             raise PrivacyRefusedError("terms: the job began with different terms; start a new job")
         job = rules.join(terms, name, keyring.own, keyring.peers, noise.random_bytes)
     if stage.stage == "keys":
-        return SecureRound(keyring, files, job, None, state, {}, noise)
-    asked, opening = set(stage.asked), stage.stage == "open"
-    members = tuple(keys.Member(*member) for member in stage.members if member.site in asked)
+        return SecureRound(keyring, files, job, stage, None, state, noise)
+    members = tuple(keys.Member(*each) for each in stage.members if each.site in stage.asked)
     question = planned.question(request.digest, request.privacy.patients, stage.attempt, members)
-    if opening and (state is None or question != state.question):
+    if stage.stage == "open" and (state is None or question != state.question):
         raise PrivacyRefusedError("secure sum: only the last attempt of a round can be opened")
     rules.check_question(job, state, question, keyring.peers)
-    return SecureRound(keyring, files, job, question, state, stage.sealed, noise, opening)
+    return SecureRound(keyring, files, job, stage, question, state, noise)
 
 
 def _check_sharing(sharing: Sharing, hospital: Hospital) -> None:

@@ -37,7 +37,6 @@ def request(rule="counts", **changes) -> RoundRequest:
 class Counts:
     """A rule that announces the event `said`, and releases code counts with the noise of `sent`."""
 
-    cost_scope = "this round"
     charged_rounds = 1
     is_final = False
     said, sent = SIGMA, SIGMA
