@@ -246,7 +246,7 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
         figure = account(counted, settings.budget_delta).headline if limit else None
         if figure is not None and figure.epsilon > limit:
             raise PrivacyRefusedError(
-                f"{key} is {limit:g}; with this request the site would reach {figure}"
+                f"{key} is {limit:g}; with the planned releases the site would reach {figure}"
             )
 
 

@@ -120,8 +120,7 @@ class Site:
             release = release_unprotected(state.factors[1:])
         elif not request.anchors:  # the start of a run leaves no state
             with self._reading_patients(request, progress):
-                remade = compute(admission.work, JobState()).release
-                release = remade if isinstance(remade, Release) else None
+                release = _sent(compute(admission.work, JobState()).release, None)
         if release is None or not ledger.has(row.key, request.terms, release):
             check_follows(request, row)  # refuses: the round is over
         assert release is not None

@@ -3,13 +3,17 @@
 Only root can see the files and processes of both the SuperNode and the executor.
 """
 
+import http.client
 import shutil
+import ssl
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from itertools import islice
 from pathlib import Path
 
@@ -30,7 +34,6 @@ from dpfact_flower.site.hospital import check_choices, check_data_site, read_sit
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.metrics import answering_seconds
 from dpfact_flower.site.secure import keyring_of
-from dpfact_flower.site.server_check import server_faults
 from dpfact_flower.site.store import has_jobs
 
 MACHINE_CODE = ".machine-code"
@@ -45,6 +48,11 @@ _KEY = "--auth-supernode-private-key"
 _LEAST_ROOM = 2**28
 """Number of bytes kept free for the ledger rows and last requests of other runs."""
 _LONG_SECONDS = 3600.0
+_CONNECT_SECONDS = 10.0
+_SOON = 30 * 86_400
+_CLOCK_SECONDS = 3.0
+"""Accepted difference between the clocks, in seconds. Flower refuses a clock that is 5 s ahead."""
+
 _SHOWN = 3
 """Maximum number of files to name if other users can change an installation."""
 
@@ -284,6 +292,58 @@ def _denied(pid: int) -> bool:
     except (OSError, subprocess.CalledProcessError):
         return False
     return {"0.0.0.0/0", "::/0"} <= set(shown.split())
+
+
+def server_faults(address: str, certificates: Path) -> list[str]:
+    """Return the faults in the connection to a SuperLink, each with its remedy.
+
+    Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
+    `--root-certificates`. The check requests a public page to get the certificate and time.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return [f"--superlink {address} is not HOST:PORT"]
+    try:
+        trusted = ssl.create_default_context(cafile=certificates)
+    except (OSError, ssl.SSLError) as error:
+        return [f"{certificates} cannot be read ({error}): ask the centre for its ca.crt"]
+    connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=_CONNECT_SECONDS,
+                                             context=trusted)  # fmt: skip
+    try:
+        connection.connect()
+        peer = connection.sock.getpeercert() or {}
+        connection.request("GET", "/health")
+        sent = connection.getresponse().getheader("Date")
+    except ssl.SSLCertVerificationError as error:
+        return [
+            f"{address} is not the centre for {certificates}: {error.verify_message}. Ask the "
+            "centre for its ca.crt and its name; somebody may intercept the connection"
+        ]
+    except (OSError, http.client.HTTPException) as error:
+        return [f"{address} does not answer ({error}): check the address, firewall and centre"]
+    finally:
+        connection.close()
+    certificates_seen = (peer, *trusted.get_ca_certs())
+    ends = [str(each["notAfter"]) for each in certificates_seen if "notAfter" in each]
+    return [*_clock_faults(sent), *_expiry_faults(address, ends)]
+
+
+def _clock_faults(sent: str | None) -> list[str]:
+    if not sent:
+        return []
+    ahead = time.time() - parsedate_to_datetime(sent).timestamp()
+    if abs(ahead) <= _CLOCK_SECONDS:
+        return []
+    side = "ahead of" if ahead > 0 else "behind"
+    return [f"this clock is {abs(ahead):.0f} s {side} the centre's: use NTP"]
+
+
+def _expiry_faults(address: str, ends: list[str]) -> list[str]:
+    return [
+        f"a certificate of {address} expires on {end}: ask the centre for a new one"
+        for end in dict.fromkeys(ends)
+        if ssl.cert_time_to_seconds(end) - time.time() < _SOON
+    ]
 
 
 CHECKS: dict[str, Callable[[Place], Iterable[str]]] = {

@@ -234,7 +234,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
             )
     own_key = read_key_file(Path(settings.secure_key))
     peers = read_peers(Path(settings.secure_peers))
-    if peers.get(site) != _public(own_key):
+    if peers.get(site) != own_key.public_key().public_bytes_raw():
         raise SettingsError(
             f"secure-peers: {settings.secure_peers} must have this site's own name, {site!r}, with "
             "the public key of secure-key"
@@ -244,15 +244,9 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
     """Make keys from site names. This is safe only in a simulation, which has no attacker."""
-    return Keyring(_simulated_key(site), {name: _public(_simulated_key(name)) for name in sites})
-
-
-def _simulated_key(site: str) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(site.encode()).digest())
-
-
-def _public(key: Ed25519PrivateKey) -> bytes:
-    return key.public_key().public_bytes_raw()
+    seeds = {name: hashlib.sha256(name.encode()).digest() for name in (site, *sites)}
+    own = {name: Ed25519PrivateKey.from_private_bytes(seed) for name, seed in seeds.items()}
+    return Keyring(own[site], {name: own[name].public_key().public_bytes_raw() for name in sites})
 
 
 def read_key_file(path: Path) -> Ed25519PrivateKey:

@@ -125,7 +125,7 @@ def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, c
     untouched(monkeypatch)
     code, log = refusal(make_client(data, tmp_path, max_epsilon=cap), server.request(1), caplog)
     assert code == "privacy-refused"
-    assert "max-epsilon is 3.99; with the rest of this run" in log
+    assert "max-epsilon is 3.99; with the planned releases" in log
     assert rows_of(tmp_path) == ()
 
 

@@ -20,12 +20,11 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import check, server_check
-from dpfact_flower.site.check import check_site
+from dpfact_flower.site import check
+from dpfact_flower.site.check import check_site, server_faults
 from dpfact_flower.site.disk_reservation import largest_run
 from dpfact_flower.site.lockout import rolled_back_faults
 from dpfact_flower.site.metrics import ANSWERING
-from dpfact_flower.site.server_check import server_faults
 from tests.commands import dpfact
 from tests.runtime.certificates import make_certificates
 
@@ -329,7 +328,7 @@ def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):
 def test_a_certificate_that_runs_out_soon_is_named(centre, monkeypatch):
     address, authority, clock = centre
     clock[0] = 40 * 86_400  # and so does this machine's clock
-    monkeypatch.setattr(server_check, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
+    monkeypatch.setattr(check, "time", SimpleNamespace(time=lambda: time.time() + clock[0]))
     found = server_faults(address, authority)
     assert len(found) == 2  # the server's and, a day later, its authority's
     assert all("expires on" in fault for fault in found)

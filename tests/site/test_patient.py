@@ -28,6 +28,7 @@ class Kept:
         self._releases = releases or {}
         self.asked: list[int] = []
 
+    @property
     def state(self) -> SiteState | None:
         raise AssertionError("a release may not depend on the site's own factors")
 
