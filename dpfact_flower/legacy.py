@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from logging import INFO
 from typing import Unpack
 
 from flwr.common import (
@@ -12,7 +11,6 @@ from flwr.common import (
     FitRes,
     Parameters,
     Scalar,
-    log,
     ndarrays_to_parameters,
     parameters_to_ndarrays,
 )
@@ -116,7 +114,6 @@ class DPFact(Strategy):
             bytes_up=sum(len(t) for _, result in results for t in result.parameters.tensors),
             seconds=time.perf_counter() - self._began,
         )
-        log(INFO, "round %d: %d site(s)", server_round, len(record.sites))
         metrics: dict[str, Scalar] = {"sites": len(record.sites), "failures": len(failed)}
         if not record.updated:
             return None, metrics

@@ -4,23 +4,23 @@ The checks use only public facts, the hospital's settings and the site's record 
 a refusal reveals nothing about a patient. `admitted` runs the checks for rounds and preflights.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import MessageError, PrivacyRefusedError, StateError, shown
-from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked
+from dpfact_flower.machine.files import check_own, check_way, disk_errors, locked, reserved
 from dpfact_flower.machine.memory import memory_limit, memory_used
-from dpfact_flower.privacy import account
+from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import sum_threads
-from dpfact_flower.settings import SiteSettings
+from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
-from dpfact_flower.site.disk_reservation import bytes_to_reserve, reserve
 from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.lockout import check_attempts, check_not_rolled_back
 from dpfact_flower.site.round import RoundWork
@@ -28,12 +28,19 @@ from dpfact_flower.site.rules import site_rules
 from dpfact_flower.site.secure import SecureRound, secure_round
 from dpfact_flower.site.store import SiteStore, has_jobs
 from dpfact_flower.solver.solvers import solvers
+from dpfact_flower.tensor.triangle import strict_size, whole_size
 from dpfact_flower.wire.protocol import RoundRequest
 
 _OTHER_DATA = "the data has changed since job {job!r} began; start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
 """Share of the process's memory that stays free for patients' data."""
+_LEAST_BYTES = 2**24
+_RESERVATION = ".reservation"  # no job can have this name
+_BYTES_A_SHARE = 16
+"""Number of bytes per value of a share. The old share is kept until the new one is complete."""
+_OTHER_BYTES = 2**18
+"""Number of bytes for all data except released values (64 SQLite pages)."""
 
 
 @dataclass
@@ -294,3 +301,50 @@ def check_only_ledger(hospital: Hospital) -> None:
             f"{hospital.root}: holds the ledger of {', '.join(unknown)}, which is not this site's "
             "name; for the same patients, set site to that name; for others, use another state-dir"
         )
+
+
+def bytes_to_reserve(
+    events: Sequence[ReleaseEvent], vocabularies: Sequence[Sized], settings: SiteSettings
+) -> int:
+    """Return the number of bytes to reserve for the rest of a run. They do not depend on patients.
+
+    If each run reserved only what it needs, a server could measure the free disk space, which
+    depends on the size of the patients' file, with free preflights for runs of all sizes. So all
+    noisy runs with a built-in rule reserve the same size: that of the largest run possible with the
+    hospital's code lists and `max-rank`. If a run with another rule needs more, this size is
+    multiplied by 4 until it is large enough.
+    """
+    if not events:
+        return _LEAST_BYTES
+    values = sum(event.count for event in events if not event.shared)
+    share = max((event.count for event in events if event.shared), default=0)
+    needed = bytes_needed(values) + _BYTES_A_SHARE * share
+    size = largest_run(vocabularies, settings)
+    while size < needed:
+        size *= 4
+    return size
+
+
+def largest_run(vocabularies: Sequence[Sized], settings: SiteSettings) -> int:
+    """Return the number of bytes needed by the largest run that a hospital's settings allow."""
+    rank, sizes = settings.max_rank, [len(vocabulary) for vocabulary in vocabularies]
+    refinement = sum(size * rank + whole_size(rank) for size in sizes)
+    start = sum(sizes) + strict_size(sum(sizes))
+    share = MOST_SLOTS * max(start, refinement) if settings.secure_key else 0
+    return bytes_needed(start + MOST_REFINEMENTS * refinement) + _BYTES_A_SHARE * share
+
+
+def bytes_needed(values: int) -> int:
+    """Return the ledger's size in bytes: 4 per value, plus overhead for pages and the journal."""
+    return 4 * values + values // 50 + _OTHER_BYTES
+
+
+def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
+    """Reserve disk space in a site's folder while `held` is open. Call the result to use it."""
+    try:
+        return held.enter_context(reserved(folder / _RESERVATION, size))
+    except OSError as error:
+        raise StateError(
+            f"{folder}: a round needs {size / 2**20:.0f} MiB of free disk space, as much as "
+            f"the largest run that the code lists and max-rank allow ({error.strerror})"
+        ) from None

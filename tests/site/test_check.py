@@ -21,8 +21,8 @@ from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import check
+from dpfact_flower.site.admission import largest_run
 from dpfact_flower.site.check import check_site, server_faults
-from dpfact_flower.site.disk_reservation import largest_run
 from dpfact_flower.site.lockout import rolled_back_faults
 from dpfact_flower.site.metrics import ANSWERING
 from tests.commands import dpfact

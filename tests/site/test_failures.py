@@ -25,8 +25,8 @@ from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import MOST_SLOTS, PrivacySettings, SiteSettings
 from dpfact_flower.site import admission, answer, disclosure, hospital, patient
+from dpfact_flower.site.admission import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.answer import Site
-from dpfact_flower.site.disk_reservation import bytes_needed, bytes_to_reserve, largest_run
 from dpfact_flower.site.lockout import ATTEMPT_LIMIT
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.crash import WRITES, failing_at, files_up_to
