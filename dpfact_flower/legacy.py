@@ -97,7 +97,8 @@ class DPFact(Strategy):
         """Check the replies and update the global factors. Return None if the quorum was missed."""
         shapes = self.coordinator.reply_shapes(self._resumed + server_round)
         usable: list[SiteReply] = []
-        failed = [Failure("a client", _reason(failure)) for failure in failures]
+        reasons = (f if isinstance(f, BaseException) else f[1].status.message for f in failures)
+        failed = [Failure("a client", str(reason)) for reason in reasons]
         for client, result in results:
             try:
                 arrays = parameters_to_ndarrays(result.parameters)
@@ -132,7 +133,3 @@ class DPFact(Strategy):
     def evaluate(self, *_: object, **__: object) -> tuple[float, dict[str, Scalar]] | None:
         """Return None, because the server holds no data."""
         return None
-
-
-def _reason(failure: tuple[ClientProxy, FitRes] | BaseException) -> str:
-    return str(failure) if isinstance(failure, BaseException) else failure[1].status.message
