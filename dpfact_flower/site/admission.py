@@ -6,7 +6,7 @@ a refusal reveals nothing about a patient. `admitted` runs the checks for rounds
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource
@@ -43,7 +43,7 @@ _OTHER_BYTES = 2**18
 """Number of bytes for all data except released values (64 SQLite pages)."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Admitted:
     """A request that has passed every check.
 
@@ -109,7 +109,8 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
             if not hospital.simulation:
                 codes = hospital.source.vocabularies
                 size = bytes_to_reserve(work.cost(), codes, hospital.settings)
-                admission.free_disk = reserve(held, hospital.folder, size)
+                free = reserve(held, hospital.folder, size)
+                admission = replace(admission, free_disk=free)
         yield admission
 
 

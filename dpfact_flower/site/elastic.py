@@ -56,8 +56,7 @@ class ElasticRound:
         self._noise = Noise.from_settings(
             request.privacy, stream=stream(request, site), simulation=simulation
         )
-        noisy = request.privacy.privacy != "none"
-        self.charged_rounds = request.rounds - request.round + 1 if noisy else 0
+        self.charged_rounds = request.rounds - request.round + 1
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """Return the releases of this round, or an empty tuple in mode "none"."""

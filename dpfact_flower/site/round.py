@@ -50,7 +50,7 @@ class RoundWork(Protocol):
     """The part of a round that depends on the privacy mode."""
 
     charged_rounds: int
-    """Number of rounds with noise that remain in the run, including this round."""
+    """Number of rounds left in the run, including this round, that cost as much as this one."""
     is_final: bool
     """Whether the round ends a run. The site then only stores the public request."""
 

@@ -260,8 +260,12 @@ def test_a_budget_the_site_capped_is_not_exceeded(data, tmp_path):
 
 def test_settings_cannot_change_in_the_middle_of_a_job(data, tmp_path, caplog):
     """The state has factors without noise: a smaller step in round 2 must not publish round 1's."""
-    client = make_noisy_client(data, tmp_path)
     first = make_noisy_request(data)
+    log = refusal(make_noisy_client(data, tmp_path, max_rounds=4), first, caplog)[1]
+    assert (
+        "max-rounds is 4; this site has answered 0 rounds in all jobs, and this run needs 5" in log
+    )
+    client = make_noisy_client(data, tmp_path, max_rounds=5)
     ask(client, first)
     for changes in (
         {"solver": replace(PAPER, eta=1e-8)},
@@ -362,4 +366,16 @@ def test_whatever_the_umask_what_a_site_makes_is_its_own(data, tmp_path):
 
 def test_a_long_error_is_cut_off_in_the_log(caplog):
     log_privately("north", DataError("x" * 100_000))
-    assert len(caplog.records[-1].getMessage()) < 1000
+    assert caplog.records[-1].getMessage() == f"site north: data: {'x' * 800}"
+
+
+def test_an_error_of_another_package_is_logged_by_its_type_and_its_last_three_places(caplog):
+    def divide(depth):
+        return divide(depth - 1) if depth else 1 / 0
+
+    with pytest.raises(ZeroDivisionError) as error:
+        divide(5)
+    log_privately("north", error.value)
+    message = caplog.records[-1].getMessage()
+    assert message.startswith("site north: unexpected ZeroDivisionError at test_answer.py:")
+    assert message.count(" divide") == 3

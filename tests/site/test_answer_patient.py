@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import (
     CODES,
     PLANNED,
+    SOLVER,
     Watched,
     ask,
     bits,
@@ -153,7 +155,7 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     assert code == "privacy-refused"  # none of the plan's five rounds with noise is charged
     assert "max-rounds is 4; this site has answered 0 rounds" in log
     assert not source.read_by_now
-    seen = go_to(make_client(source, tmp_path, max_epsilon=100.0), server, 3)
+    seen = go_to(make_client(source, tmp_path, max_rounds=5, max_epsilon=100.0), server, 3)
     client = make_client(source, tmp_path, max_rounds=3, max_epsilon=100.0)  # with these limits
     assert len(rows_of(tmp_path)) == 3
     source.read_by_now = False
@@ -167,7 +169,6 @@ def test_no_more_rounds_are_timed_than_the_hospital_wants_in_whatever_job(data, 
     assert len(rows_of(tmp_path)) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("used", [0, 2**20])
 @pytest.mark.parametrize("threads", [1, 2, 48])
 def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_read(
@@ -186,8 +187,8 @@ def test_a_start_that_leaves_the_patients_no_memory_is_refused_before_one_is_rea
     assert f"a release of {values:,} values needs" in log
     assert not source.read_by_now
     assert rows_of(tmp_path) == ()
-    monkeypatch.setattr(admission, "memory_limit", lambda: 4 * need // 3 + 1)
-    go_to(make_client(source, tmp_path), server, 1)
+    monkeypatch.setattr(admission, "memory_limit", lambda: math.ceil(4 * need / 3))
+    make_client(source, tmp_path).site.preflight(server.request(1))
 
 
 def test_the_server_cannot_widen_the_budget_by_naming_a_large_delta(data, tmp_path, caplog):
@@ -254,8 +255,8 @@ REFUSED_AT_ONCE = {
     "no share planned": (1, lambda r: changed(r, start_share=0.0), "message"),
     "seeded noise": (1, lambda r: changed(r, noise_seed=7), "privacy-refused"),
     "another vocabulary": (1, lambda r: replace(r, vocabulary="0" * 64), "message"),
-    "a rank beyond the limit": (1, lambda r: of_solver(r, rank=21), "message"),
-    "tau beyond the limit": (1, lambda r: of_solver(r, tau=21), "message"),
+    "a rank beyond the limit": (1, lambda r: of_solver(r, rank=5), "message"),
+    "tau beyond the limit": (1, lambda r: of_solver(r, tau=SOLVER.tau + 1), "message"),
     "factors where none belong": (1, lambda r: replace(r, anchors=of_factors((9, 12))), "message"),
     "a selection uncalled for": (1, lambda r: replace(r, selection=picked(6, 8)), "message"),
     "codes that were not counted": (1, lambda r: changed(r, codes="6x8"), "message"),
@@ -295,7 +296,7 @@ WITH_CODES = {
 def test_what_is_refused_costs_nothing_and_harms_nothing(
     data, tmp_path, caplog, monkeypatch, privacy, number, change, code
 ):
-    client = make_client(data, tmp_path, max_rank=20, max_tau=20)
+    client = make_client(data, tmp_path, max_rank=SOLVER.rank, max_tau=SOLVER.tau)
     server = make_server(data, privacy)
     go_to(client, server, number - 1)
     before = rows_of(tmp_path)

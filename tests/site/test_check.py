@@ -20,12 +20,13 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import check
+from dpfact_flower.site import check, metrics
 from dpfact_flower.site.admission import largest_run
 from dpfact_flower.site.check import check_site, server_faults
 from dpfact_flower.site.lockout import rolled_back_faults
-from dpfact_flower.site.metrics import ANSWERING
+from dpfact_flower.site.metrics import ANSWERING, answering_seconds
 from tests.commands import dpfact
+from tests.patience import Clock
 from tests.runtime.certificates import make_certificates
 
 ME = os.geteuid() if hasattr(os, "geteuid") else 0
@@ -107,11 +108,15 @@ def test_what_others_can_read_is_found(place, path, mode, name):
     assert f"chmod {'700' if path.endswith('state') else '600'} {place / path}" in fault
 
 
-def test_a_message_that_has_been_answered_for_long_is_found(place):
+def test_a_message_that_has_been_answered_for_long_is_found(place, monkeypatch):
     note = place / "site" / "state" / ANSWERING
     note.touch()
-    assert faults(place) == {}
-    os.utime(note, (0, time.time() - 4000))
+    began = note.stat().st_mtime
+    for now, seconds in ((began - 5, 0), (began + 3600, 3600)):  # the clock may have been set back
+        monkeypatch.setattr(metrics, "time", Clock(now))
+        assert answering_seconds(note.parent) == seconds
+        assert faults(place) == {}
+    monkeypatch.setattr(metrics, "time", Clock(began + 3600.5))
     ((name, (fault,)),) = faults(place).items()
     assert name == "the executor is the one from this package"
     assert "its process may hang" in fault
@@ -314,6 +319,15 @@ def test_the_centre_is_reached_and_its_time_compared(centre, ahead, words):
         assert words.split(" s ")[1] in found[0]
 
 
+@pytest.mark.parametrize(
+    ("sent", "fault"), [(96, "4 s ahead of"), (97, ""), (103, ""), (104, "4 s behind")]
+)
+def test_clocks_may_differ_by_three_seconds(monkeypatch, sent, fault):
+    monkeypatch.setattr(check, "time", Clock(100.0))
+    assert fault in "".join(check._clock_faults(formatdate(sent, usegmt=True)) or [""])
+    assert bool(fault) == bool(check._clock_faults(formatdate(sent, usegmt=True)))
+
+
 def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):
     address, authority, _ = centre
     other = make_certificates(tmp_path, "other").authority
@@ -355,5 +369,7 @@ def test_somebody_else_on_the_supernodes_port_is_found(place, running):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(check, "listeners", lambda host, number: found)
             assert f"{user_name(ME + 1)} listens at 127.0.0.1:{port}" in faults(place)[PORT][0]
+            running[1] = executor  # on the port that the command has by default
+            assert "listens at 127.0.0.1:9094" in faults(place)[PORT][0]
             patch.setattr(check, "listeners", lambda host, number: None)
             assert "cannot see which process" in faults(place)[PORT][0]

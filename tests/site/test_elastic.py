@@ -19,6 +19,7 @@ from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import CPModel, norm_squared
 from tests.bits import assert_bits
+from tests.patience import PATIENCE
 from tests.site.federation import make_request
 
 
@@ -211,6 +212,7 @@ def test_a_tensor_without_nonzeros_is_refused():
 def test_measures_are_those_of_the_sites_own_factors(tensor):
     outcome = answer(tensor, make_request())
     factors, measures = outcome.state.factors, outcome.measures
+    assert 0 < measures.seconds < PATIENCE
     expected = CPModel.of(*factors).squared_error(tensor.scaled_to_unit_patients())
     assert measures.error.all_cells == pytest.approx(expected.all_cells, rel=1e-5)
     assert measures.error.nonzeros == pytest.approx(expected.nonzeros, rel=1e-5)

@@ -141,6 +141,8 @@ def test_a_run_of_a_rule_of_ones_own_may_need_more_room_in_few_sizes():
     }
     assert sizes == {ROOM, 4 * ROOM, 16 * ROOM, 64 * ROOM}
     assert bytes_needed(10**8) <= max(sizes)
+    assert bytes_needed(100) == 402 + 2**18
+    assert bytes_to_reserve([], codes, settings) == 2**24  # without noise
 
 
 def test_refusals_of_ever_new_jobs_leave_nothing_on_the_disk(world):

@@ -10,6 +10,7 @@ from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.errors import DataError, MessageError, StateError
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.settings import PrivacySettings, RunSettings
+from dpfact_flower.site import patient
 from dpfact_flower.site.patient import refit, unfitted
 from dpfact_flower.site.store import SiteStore
 from dpfact_flower.tensor import SparseTensor
@@ -17,8 +18,6 @@ from dpfact_flower.wire.protocol import RoundRequest
 from tests.bits import assert_bits
 from tests.site import federation
 from tests.site.federation import Watched, ask, go_to, make_settings, raising, rows_of, store_of
-
-pytestmark = pytest.mark.slow
 
 PRIVACY = PrivacySettings(start_share=0.8, refine_rounds=1)
 CODES = PrivacySettings(start_share=0.8, refine_rounds=1, codes="6x8")
@@ -120,8 +119,10 @@ def test_an_end_that_cannot_be_kept_is_answered_all_the_same(data, tmp_path, mon
 
 
 @pytest.mark.parametrize("privacy", [PRIVACY, CODES], ids=["all codes", "codes counted"])
-def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
+def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy, monkeypatch):
     last = ended(data, tmp_path, privacy)
+    given, solved = [], patient.solved
+    monkeypatch.setattr(patient, "solved", lambda *each: given.append(each[3]) or solved(*each))
     assert unfitted(tmp_path / "state" / "site-1") == ["job"]
     measures = refit(data, make_settings(tmp_path), "job")
     assert unfitted(tmp_path / "state" / "site-1") == []
@@ -131,6 +132,7 @@ def test_a_refit_leaves_the_sites_own_model(data, tmp_path, privacy):
     assert state.factors[0].shape == (data.tensor.n_patients, 4)
     assert [len(f) for f in state.factors[1:]] == [len(a) for a in last.anchors]
     assert measures.error.fit > 0
+    assert [(solver.tau, solver.mu > 0) for solver in given] == [(10, True)]
     assert store.history() == [measures]
 
 
