@@ -267,6 +267,7 @@ REFUSED_AT_ONCE = {
     "a selection in the middle": (2, lambda r: replace(r, selection=picked(9, 12)), "message"),
     "the settings of another run": (2, lambda r: changed(r, epsilon=3.9), "message"),
     "another seed": (2, lambda r: replace(r, seed=4), "message"),
+    "usages of slots": (2, lambda r: replace(r, usages=np.ones((1, 2, 4))), "message"),
     "another l2,1 weight": (2, lambda r: of_solver(r, relative_l21=0.5), "message"),
 }  # fmt: skip
 

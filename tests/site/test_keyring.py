@@ -3,8 +3,14 @@
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
+from dpfact_flower.privacy.secure_sum.keys import (
+    Terms,
+    new_signing_key,
+    public_text,
+    read_signing_key,
+)
 from dpfact_flower.settings import SiteSettings
+from dpfact_flower.site import secure
 from dpfact_flower.site.secure import keyring_of
 
 
@@ -40,3 +46,14 @@ def test_no_comment_of_a_hospital_hides_a_line_that_no_editor_shows(tmp_path, se
     line = f"{peers.read_text()}# ours{hidden}stranger {stranger}\n"
     peers.write_text(line, encoding="utf-8")
     assert [*keyring_of(settings, "here").peers] == ["here"]
+
+
+def test_a_damaged_key_of_a_job_is_refused_and_a_damaged_pending_one_is_ignored(tmp_path):
+    terms = Terms("job", "settings", ("a", "b", "c"), 1, 0)
+    files = secure._Files(tmp_path / "job", durable=False)
+    (tmp_path / ".secure-job").write_bytes(b"{")
+    assert files.job(terms) is None
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "secure-job.json").write_bytes(b"{")
+    with pytest.raises(StateError, match="secure-job.json: damaged; ask the centre for a new job"):
+        files.job(terms)
