@@ -28,7 +28,7 @@ from tests.bits import assert_bits
 from tests.conftest import CODES, count_tensor, make_vocabularies
 from tests.ledgers import rows_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clock")]
+pytestmark = pytest.mark.usefixtures("clock")
 
 SOLVER = SolverSettings(rank=3)
 PRIVACY = PrivacySettings(
@@ -108,6 +108,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole")).coordinator.factors
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_sums_and_charges_each_release_once(tmp_path, whole):
     made = run(tmp_path)
     assert made.coordinator.rule.plan.sharing == (7, 1, 1, 2)
@@ -124,6 +125,7 @@ def test_a_run_learns_from_sums_and_charges_each_release_once(tmp_path, whole):
         assert not any(row.payload_kept for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "number"), [("sum", 1), ("sum", 2), ("open", 1), ("open", 3)])
 def test_a_site_that_is_lost_leaves_a_sum_of_the_others(tmp_path, stage, number):
     made = strategy()
@@ -143,12 +145,14 @@ def test_a_site_that_is_lost_leaves_a_sum_of_the_others(tmp_path, stage, number)
         assert charged_rounds(tmp_path, site) == wanted
 
 
+@pytest.mark.slow
 def test_a_reply_that_is_lost_after_the_charge_is_sent_again_for_nothing(tmp_path, whole):
     lost = {("site-2", "sum", 1): "reply", ("site-3", "open", 2): "reply"}
     assert_bits(run(tmp_path, lost=lost).coordinator.factors, whole)
     assert charged_rounds(tmp_path, "site-2") == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [3, 8])
 def test_openings_that_come_late_leave_no_word_of_a_failure(tmp_path, times):
     made = run(tmp_path, lost={(site, "open", 1): times for site in NAMES[2:]})
@@ -163,6 +167,7 @@ def test_more_losses_than_the_plan_allows_end_a_round_and_the_run_says_why(tmp_p
     assert not (tmp_path / "state" / "site-2" / "ledger.sqlite").exists()
 
 
+@pytest.mark.slow
 def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     made = run(tmp_path, lost={(site, "sum", 2): 99 for site in ("site-2", "site-5")})
     assert [record.updated for record in made.coordinator.records] == [True, False, True, True]
@@ -170,6 +175,7 @@ def test_a_round_of_refinement_that_cannot_be_summed_is_passed_over(tmp_path):
     assert made.coordinator.records[1].sites == tuple(paid)  # wasted, as the status shows
 
 
+@pytest.mark.slow
 def test_a_site_that_is_lost_before_its_key_is_not_in_the_plan(tmp_path):
     made = run(tmp_path, lost={("site-7", "keys", 1): 99})
     assert made.coordinator.rule.plan.sharing == (6, 1, 1, 2)
@@ -396,6 +402,7 @@ def test_real_sites_take_part_with_pinned_keys_whatever_is_left_of_one_before(tm
     assert all(record.updated for record in made.coordinator.records)
 
 
+@pytest.mark.slow
 def test_a_job_s_key_lies_in_its_folder_alone_and_goes_with_it(tmp_path, hospitals):
     own, grid, seen = tmp_path / "state" / "site-1" / "site-1", grid_of(hospitals), []
 

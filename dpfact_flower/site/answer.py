@@ -90,8 +90,6 @@ class Site:
             forget(store.folder)
         except OSError as error:  # the server ends the run in any case
             _logger.error("the last request of job %s cannot be kept (%s)", request.job, error)
-        if not self._hospital.simulation:
-            _logger.info("job %s has ended: `dpfact site refit` fits your own model", request.job)
         return release_nothing()
 
     def _replay(self, admission: Admitted, row: LedgerRow, progress: _Progress) -> Release:

@@ -44,13 +44,13 @@ class ElasticRound:
         if request.privacy.privacy == "patient":
             raise MessageError("request: the rule 'elastic' has no mode 'patient'")
         sizes = [len(vocabulary) for vocabulary in source.vocabularies]
-        check_modes(request, sizes)
         selected = tuple(map(len, request.selection))
         if selected and selected != paired_codes(sizes):
             raise MessageError(
                 f"request: a start needs {paired_codes(sizes) or 'all'} codes of each mode, "
                 f"got a selection of {shown(selected)}"
             )
+        check_modes(request, sizes)
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request, self._site = source, request, site
         self._noise = Noise.from_settings(

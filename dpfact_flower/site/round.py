@@ -104,9 +104,10 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 
 
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
-    """Refuse a selection of codes outside the vocabularies, or factors of the wrong size."""
-    if request.selection and len(request.selection) != len(sizes):
-        raise DataError(f"selection: need one of {len(sizes)} modes, got {len(request.selection)}")
+    """Refuse codes outside the vocabularies, or factors of the wrong size.
+
+    The rule has checked how many codes of each mode are selected.
+    """
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if positions[-1] >= size:
             raise DataError(f"selection: mode {mode} needs positions in [0, {size})")

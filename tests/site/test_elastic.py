@@ -13,7 +13,7 @@ from dpfact_flower.errors import DataError, DivergenceError, MessageError, Priva
 from dpfact_flower.estimation import codes
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.elastic import ElasticRound, initial_state, starting_state
-from dpfact_flower.site.round import JobState, local_settings
+from dpfact_flower.site.round import JobState, local_settings, stream
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import SparseTensor
@@ -82,6 +82,8 @@ def test_with_a_relative_weight_the_first_model_has_the_scale_that_explains_most
         for scale in (0.9, 1.0, 1.1)
     ]
     assert left[1] < min(left[0], left[2])
+    drawn = np.random.default_rng(0).random((tensor.n_patients, 4), np.float32) + 1e-3
+    np.testing.assert_allclose(factors[0] / factors[0][0, 0], drawn / drawn[0, 0], rtol=1e-5)
 
 
 def test_once_the_global_factors_have_learned_a_sites_patients_are_fitted_to_them(tensor):
@@ -115,6 +117,7 @@ def test_the_numbers_do_not_depend_on_the_threads_of_blas():
 @pytest.mark.parametrize("solver", ["exact", "psgd"])
 def test_sites_and_rounds_have_random_numbers_of_their_own(tensor, solver):
     asked = make_request(solver=SolverSettings(rank=4, solver=solver, gamma=0.1))
+    assert stream(asked, "a") == [asked.seed, 0xCA978112CA1BBDCA, asked.round]
     first, again = (answer(tensor, asked).release.arrays for _ in range(2))
     assert_bits(first, again)
     others = answer(tensor, asked, site="b"), answer(tensor, replace(asked, seed=1))

@@ -1,12 +1,13 @@
 """A round of patient mode at a site: its cost, its sum, and its dependencies."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError
+from dpfact_flower.errors import DataError, MessageError
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Release, account, replay
 from dpfact_flower.privacy.patient.plan import plan_patient
@@ -204,6 +205,12 @@ def test_ridge_weighs_a_phenotype_by_its_usage_in_the_released_start(data, off):
                     assert ridge[r] == pytest.approx(off * average / np.sqrt(usage[r]))
             finite += np.isfinite(ridge).sum()
     assert finite
+    for left in (0, 1):  # the other columns pad the rank
+        factors = tuple(np.where(np.arange(4) < left, each, 0) for each in request.anchors)
+        used = np.array([9.0, 1.0, 0.0, 0.0]) * left, np.ones(4)
+        ridge = ridge_of(replace(request, anchors=factors), used)
+        assert ridge[1:].tolist() == [np.inf] * 3
+        assert ridge[0] == (pytest.approx(off * np.sqrt(10) / 3) if left else np.inf)
 
 
 def test_the_ridge_comes_from_the_sites_released_start_and_moves_the_sum(data):
@@ -297,3 +304,10 @@ def test_a_patient_mode_round_needs_the_model_it_bounds(data):
     for solver in (replace(SOLVER, scale="counts"), replace(SOLVER, nonnegative=False)):
         with pytest.raises((MessageError, ValueError), match="'patient' bounds patients"):
             make_round(data, make_request(data, 1, solver=solver))
+
+
+def test_a_code_beyond_a_modes_list_is_refused(data):
+    for place, says in ((11, ""), (12, r"selection: mode 2 needs positions in \[0, 12\)")):
+        selection = (np.arange(6, dtype=np.int32), np.append(np.arange(7), place).astype(np.int32))
+        with pytest.raises(DataError, match=says) if says else nullcontext():
+            make_round(data, make_request(data, 2, CODES, selection=selection))

@@ -122,6 +122,14 @@ def test_the_folder_says_that_it_is_not_private_and_keeps_what_a_person_wrote_th
     assert names(store.folder) == {name_of(3), NOTICE}
 
 
+@pytest.mark.parametrize("place", ["", "north", "north/job-1"])
+def test_a_folder_that_others_may_write_to_is_refused(store, tmp_path, place):
+    store.begin()
+    (tmp_path / "state" / place).chmod(0o777)
+    with pytest.raises(StateError, match="others may write to it"):
+        make_store(tmp_path / "state")
+
+
 def test_state_of_other_data_is_refused(store, tmp_path):
     store.save(make_state())
     for arguments in ((), (1,)):
