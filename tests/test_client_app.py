@@ -108,12 +108,6 @@ def test_a_virtual_client_without_a_site_is_told(cohort_folder, tmp_path, reques
     assert "num-supernodes=3" in caplog.text
 
 
-def test_a_real_site_needs_its_node_config(cohort_folder, request_wire, caplog):
-    reply = send(InProcessGrid(client_app, [{"site": "a"}]), records.ask(*request_wire))
-    assert reply.error.reason.startswith("dpfact:settings")
-    assert "data-path" in caplog.text
-
-
 def test_a_real_site_answers_from_its_node_config(cohort_folder, tmp_path, request_wire):
     node = site_config(cohort_folder, tmp_path, "site-2") | {"site": "north", "data-site": "site-2"}
     reply = send(InProcessGrid(client_app, [node]), records.ask(*request_wire))
@@ -240,6 +234,7 @@ def test_any_client_app_serves_both_generations(
     ("node", "says"),
     [
         ({"partition-id": 0, "num-partitions": 3, "allow-privacy": "none"}, "simulated site"),
+        ({"data-path": ""}, "data-path: must be set"),
         ({"max_epsilon": 0.5}, "did you mean 'max-epsilon'"),
         ({"max-epsilo": 0.5}, "did you mean 'max-epsilon'"),
     ],

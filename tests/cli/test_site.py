@@ -33,24 +33,14 @@ def config(cohort_folder, state, tmp_path):
 
 
 @pytest.mark.slow
-def test_metrics_say_what_is_left(config, state, tmp_path):
-    out = tmp_path / "dpfact.prom"
-    (state / "site-1" / ".failed-attempts").write_bytes(b"+++")
-    command = ["site", "metrics", "--config", str(config)]
+def test_metrics_say_what_is_left(config, tmp_path):
+    command, out = ["site", "metrics", "--config", str(config)], tmp_path / "dpfact.prom"
     text = dpfact(*command)
-    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("dpfact"))
-    figures = {key.partition("{")[0].removeprefix("dpfact_site_"): value
-               for key, value in found.items()}  # fmt: skip
-    # Ten digits are printed.
-    assert float(figures["epsilon_spent"]) == pytest.approx(4.0, rel=1e-6)
-    assert float(figures["epsilon_left"]) == pytest.approx(6.0, rel=1e-6)
-    assert float(figures["charged_seconds"]) > 1.7e9
-    assert figures["failed_attempts"] == "3"
+    figures = dict(line.rsplit(" ", 1) for line in text.splitlines())
+    left = float(figures['dpfact_site_epsilon_left{site="site-1"}'])
+    assert left == pytest.approx(6.0, rel=1e-6)  # ten digits are printed
     dpfact(*command, "--out", out)
     assert out.read_text() == text
-    config.write_text(config.read_text().replace("site-1", "new").replace("new.npz", "site-1.npz"))
-    text = dpfact(*command)
-    assert 'dpfact_site_epsilon_left{site="new"} 10\n' in text
 
 
 @pytest.mark.slow

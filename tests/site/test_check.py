@@ -307,26 +307,20 @@ def centre(tmp_path_factory):
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("ahead", "words"), [(0, None), (-60, "60 s ahead of the centre"), (60, "60 s behind")]
-)
-def test_the_centre_is_reached_and_its_time_compared(centre, ahead, words):
+def test_the_centre_is_reached_and_its_time_compared(centre):
     address, authority, clock = centre
-    clock[0] = ahead
-    found = server_faults(address, authority)
-    # A second may pass between the two readings of the clock.
-    assert [bool(found), len(found)] == ([True, 1] if words else [False, 0])
-    if words:
-        assert words.split(" s ")[1] in found[0]
+    clock[0] = 0
+    assert server_faults(address, authority) == []
+    clock[0] = 60
+    (fault,) = server_faults(address, authority)
+    assert "s behind the centre's" in fault
 
 
-@pytest.mark.parametrize(
-    ("sent", "fault"), [(96, "4 s ahead of"), (97, ""), (103, ""), (104, "4 s behind")]
-)
-def test_clocks_may_differ_by_three_seconds(monkeypatch, sent, fault):
+@pytest.mark.parametrize(("sent", "side"), [(96, "ahead of"), (97, ""), (103, ""), (104, "behind")])
+def test_clocks_may_differ_by_three_seconds(monkeypatch, sent, side):
     monkeypatch.setattr(check, "time", Clock(100.0))
-    assert fault in "".join(check._clock_faults(formatdate(sent, usegmt=True)) or [""])
-    assert bool(fault) == bool(check._clock_faults(formatdate(sent, usegmt=True)))
+    faults = check._clock_faults(formatdate(sent, usegmt=True))
+    assert faults == [f"this clock is 4 s {side} the centre's: use NTP"] * bool(side)
 
 
 def test_a_stranger_a_wrong_name_and_nobody_are_told_apart(centre, tmp_path):

@@ -3,12 +3,7 @@
 import pytest
 
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy.secure_sum.keys import (
-    Terms,
-    new_signing_key,
-    public_text,
-    read_signing_key,
-)
+from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
 from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site import secure
 from dpfact_flower.site.secure import keyring_of
@@ -49,7 +44,7 @@ def test_no_comment_of_a_hospital_hides_a_line_that_no_editor_shows(tmp_path, se
 
 
 def test_a_damaged_key_of_a_job_is_refused_and_a_damaged_pending_one_is_ignored(tmp_path):
-    terms = Terms("job", "settings", ("a", "b", "c"), 1, 0)
+    terms = secure.keys.Terms("job", "settings", ("a", "b", "c"), 1, 0)
     files = secure._Files(tmp_path / "job", durable=False)
     (tmp_path / ".secure-job").write_bytes(b"{")
     assert files.job(terms) is None
