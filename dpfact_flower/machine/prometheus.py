@@ -9,22 +9,18 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """A metric's values, each with its labels. `kind` is ``gauge`` or ``counter``.
-
-    The labels are names of jobs and sites, and error codes, which need no escapes.
-    """
+    """A metric's values, each with its labels: names of jobs and sites, which need no escapes."""
 
     name: str
     help: str
     values: Sequence[tuple[Mapping[str, str], float]]
-    kind: str = "gauge"
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
     """Return the metrics in Prometheus' text format."""
     lines = []
-    for name, text, values, kind in gauges:
-        lines += [f"# HELP dpfact_{name} {text}\n", f"# TYPE dpfact_{name} {kind}\n"]
+    for name, text, values in gauges:
+        lines += [f"# HELP dpfact_{name} {text}\n", f"# TYPE dpfact_{name} gauge\n"]
         for labels, value in values:
             inside = ",".join(f'{label}="{own}"' for label, own in labels.items())
             lines.append(f"dpfact_{name}{{{inside}}} {value:.10g}\n")

@@ -57,13 +57,12 @@ class PatientRound:
         self.is_final = self.planned is None
         check_carries(request, self.planned)
         check_modes(request, sizes)
-        rounds = {planned.round for planned in self._plan.releases}
-        self.charged_rounds = sum(number >= request.round for number in rounds)
         self._modes = [vocabulary.name for vocabulary in source.vocabularies]
         self._source, self._request, self._site = source, request, site
         self._noise = Noise.from_settings(
             request.privacy, stream=stream(request, site), simulation=simulation
         )
+        self.charged_rounds = len(self.cost())
 
     def cost(self) -> tuple[ReleaseEvent, ...]:
         """Return the releases from this round on. The budget must cover all of them in advance."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     no_object_id_recompute,
@@ -78,16 +78,11 @@ def _read(message: Message, arrays_name: str, config_name: str) -> Payload:
     if not isinstance(arrays, ArrayRecord) or not isinstance(config, ConfigRecord):
         raise MessageError(f"message: need the records {arrays_name!r} and {config_name!r}")
     try:
-        return Payload([_received(array) for array in arrays.values()], config)
+        if any(array.stype != _NUMPY for array in arrays.values()):
+            raise TypeError("stype")  # as in Flower
+        return Payload([read_npy(BytesIO(array.data)) for array in arrays.values()], config)
     except Exception as error:  # NumPy, zlib and Flower raise different errors
         raise MessageError(f"message: arrays cannot be read ({type(error).__name__})") from None
-
-
-def _received(array: Array) -> NDArray[Any]:
-    """Read an array with the checks of `read_npy`."""
-    if array.stype != _NUMPY:
-        raise TypeError("stype")  # as in Flower
-    return read_npy(BytesIO(array.data))
 
 
 def serialised_bytes(*messages: Message) -> int:

@@ -7,11 +7,10 @@ ROUND = Gauge("round", "Now.", [({"job": "j"}, 7)])
 
 def test_the_text_is_prometheus_own():
     values = [({"job": "j", "site": "d"}, 3), ({"job": "j", "site": "e"}, 4.5)]
-    both = Gauge("replies_total", "Of a site.", values, "counter")
-    assert exposition([ROUND, both]) == (
+    assert exposition([ROUND, Gauge("replies", "Of a site.", values)]) == (
         '# HELP dpfact_round Now.\n# TYPE dpfact_round gauge\ndpfact_round{job="j"} 7\n'
-        "# HELP dpfact_replies_total Of a site.\n# TYPE dpfact_replies_total counter\n"
-        'dpfact_replies_total{job="j",site="d"} 3\ndpfact_replies_total{job="j",site="e"} 4.5\n'
+        "# HELP dpfact_replies Of a site.\n# TYPE dpfact_replies gauge\n"
+        'dpfact_replies{job="j",site="d"} 3\ndpfact_replies{job="j",site="e"} 4.5\n'
     )
 
 
