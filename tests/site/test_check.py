@@ -11,6 +11,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -190,6 +191,19 @@ def test_a_network_is_found(place, monkeypatch):
     assert faults(place) == {}
 
 
+@pytest.mark.parametrize(
+    ("unit", "said", "denied"),
+    [("x.service", "0.0.0.0/0 ::/0", True), ("x.service", "::/0 10.0.0.0/8", False),
+     ("x.scope", "0.0.0.0/0 ::/0", False), ("x.service", OSError(), False)],
+)  # fmt: skip
+def test_only_a_service_that_denies_every_address_has_no_network(monkeypatch, unit, said, denied):
+    whole = SimpleNamespace(read_text=lambda: f"0::/system.slice/{unit}\n")
+    monkeypatch.setattr(check, "Path", lambda path: whole)
+    answers = [said if isinstance(said, OSError) else SimpleNamespace(stdout=said)]
+    monkeypatch.setattr(check.subprocess, "run", Mock(side_effect=answers))
+    assert check._denied(7) == denied
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/net/dev"), reason="needs Linux's /proc")
 def test_networks_are_those_that_the_system_has():
     assert check._interfaces(os.getpid()) == {name for _, name in socket.if_nameindex()}
@@ -203,7 +217,7 @@ def test_an_installation_and_code_that_others_can_change_are_found(place, runnin
     running[1] = replace(running[1], environment={"NUMBA_CACHE_DIR": str(place / "cache")})
     *installation, first, second, third = faults(place)[CODE]
     assert (first, second, third) == tuple(f"{place / 'cache'}{number}!" for number in range(3))
-    assert installation
+    assert f"{check.Path(check.__file__).parents[1]}0!" in installation
 
 
 def test_settings_that_cannot_be_read_are_the_one_finding(place):
