@@ -174,7 +174,7 @@ def as_cohort(
         the codes of events are those in the data. A private run then reveals these codes, which its
         epsilon does not cover.
     window_days : int or None
-        For events only; see `frames.read`.
+        For events only; see `frames.read_events`.
     keep_empty : bool
         For events only: whether to keep patients whose part of the tensor is empty.
     """
@@ -188,7 +188,7 @@ def as_cohort(
         if len(named) > 1:
             return frames.read_sites(named, NAME, **options)
         ((name, frame),) = named.items()
-        return frames.read(frame, name, **options)
+        return frames.read_events(frame, name, **options)
     sites = [_site(name, site, vocabularies) for name, site in named.items()]
     return Cohort(NAME, tuple(sites))
 

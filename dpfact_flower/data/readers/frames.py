@@ -24,7 +24,7 @@ def holds_events(given: Any) -> bool:
     return _columns(given) >= _NEEDED
 
 
-def read(
+def read_events(
     events: Any,
     name: str = "own",
     *,
