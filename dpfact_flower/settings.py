@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import date, time
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, Self, cast, get_args
 
 from dpfact_flower.errors import DataError, SettingsError, shown
 
@@ -49,17 +49,9 @@ def setting(
 class Settings:
     """Base class of all settings, which checks types and ranges on construction."""
 
-    hints: ClassVar[dict[str, Any]]
-    """Types of the fields, found only once per class because every message creates settings."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls.hints = get_type_hints(cls)
-
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = _checked(field, self.hints[field.name], getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+            object.__setattr__(self, field.name, _checked(field, getattr(self, field.name)))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -73,11 +65,11 @@ class Settings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Build settings from a config with hyphenated keys. Keys of other classes are ignored."""
-        return cls(**{_name(key): config[key] for key in cls.names() if key in config})
+        return cls(**{key.replace("-", "_"): config[key] for key in cls.names() if key in config})
 
     def to_config(self) -> dict[str, Scalar]:
         """Return a config with hyphenated keys, which `from_config` can read."""
-        return {key: getattr(self, _name(key)) for key in self.names()}
+        return {_key(name): value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -239,15 +231,15 @@ class PrivacySettings(Settings):
         return tuple(int(size) for size in self.codes.split("x")) if self.codes else ()
 
     def _check_together(self) -> None:
-        for name, unset, mode in (
-            ("rho", 0, "paper"),
-            ("noise_seed", -1, None),
-            ("codes", "", "patient"),
-            ("weighting", "none", "patient"),
-            ("secure_sums", False, "patient"),
+        for name, modes in (
+            ("rho", ["paper"]),
+            ("noise_seed", ["paper", "patient"]),
+            ("codes", ["patient"]),
+            ("weighting", ["patient"]),
+            ("secure_sums", ["patient"]),
         ):
             value = getattr(self, name)
-            if value != unset and self.privacy != mode and (mode or self.privacy == "none"):
+            if value != getattr(PrivacySettings, name) and self.privacy not in modes:
                 raise SettingsError(
                     f"{_key(name)}: has no meaning with privacy {self.privacy!r}; "
                     f"got {shown(value)}"
@@ -418,7 +410,7 @@ class SiteSettings(Settings):
     )  # fmt: skip
 
     def _check_together(self) -> None:
-        modes = get_args(PrivacySettings.hints["privacy"])
+        modes = get_args(PrivacySettings.__annotations__["privacy"])
         for mode in filter(None, self.allow_privacy.split(",")):
             if mode not in modes:
                 raise SettingsError(
@@ -439,14 +431,12 @@ def describe(kind: type[Settings]) -> list[Described]:
     """Describe every setting of a settings class."""
     rows = []
     for field in dataclasses.fields(kind):
-        hint, meta = kind.hints[field.name], field.metadata
-        if get_args(hint):
-            allowed = " | ".join(get_args(hint))
-        elif hint in (int, float):
-            allowed = f"{hint.__name__} in {meta['allowed']}"
-        else:
-            allowed = hint.__name__
-        rows.append(Described(_key(field.name), cast(Scalar, field.default), allowed, meta["help"]))
+        hint: Any = field.type
+        allowed = " | ".join(get_args(hint)) or hint.__name__
+        if hint in (int, float):
+            allowed += f" in {field.metadata['allowed']}"
+        text = field.metadata["help"]
+        rows.append(Described(_key(field.name), cast(Scalar, field.default), allowed, text))
     return rows
 
 
@@ -489,11 +479,8 @@ def _key(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _name(key: str) -> str:
-    return key.replace("-", "_")
-
-
-def _checked(field: dataclasses.Field[Any], hint: Any, value: Any) -> Scalar:
+def _checked(field: dataclasses.Field[Any], value: Any) -> Scalar:
+    hint: Any = field.type
     name, allowed = _key(field.name), field.metadata["allowed"]
     if get_args(hint):
         if not isinstance(value, str) or value not in get_args(hint):
