@@ -33,7 +33,7 @@ settings.register_profile("long", settings.get_profile("any-machine"), max_examp
 settings.load_profile("any-machine")
 
 SURROGATES = {(surrogate_fit, "_FEW"): 4_000, (surrogate_fit, "_MANY"): 6_000,
-              (surrogate_fit.LeastSquares, "random"): 4, (certainty, "_SURROGATES"): 1_000,
+              (surrogate_fit, "_RANDOM"): 4, (certainty, "_SURROGATES"): 1_000,
               (certainty, "SPLITS"): 2}  # fmt: skip
 """A tenth of the surrogate patients and a third of the fits, which is fast and enough here."""
 ALL_SURROGATES = [(module, name, getattr(module, name)) for module, name in SURROGATES]

@@ -5,7 +5,7 @@ This module only post-processes the sites' releases, so it costs no privacy.
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,8 @@ from dpfact_flower.privacy.patient.outlook import delta_warning
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
-from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
-from dpfact_flower.server.surrogate_fit import fit_of, fitted_to_halves, fitted_to_surrogates
+from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.tensor import Array, Factors, Selection, Weights
@@ -84,11 +83,6 @@ class PatientRule:
         self._cells = 0.0
         self._memory = RunningAverage(self.plan.memory)
 
-    @property
-    def sharing(self) -> Sharing | None:
-        """How sites share the noise in secure sums. None if the run does not use secure sums."""
-        return self.plan.sharing
-
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple before the start.
 
@@ -147,25 +141,30 @@ class PatientRule:
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
         """Update the model from the sites' releases in this round."""
         planned = self.plan.release_of(round_number)
-        if planned is not None:
-            _STEPS[planned.kind](self, planned, replies)
+        if planned is None:
+            return
+        released = [reply.arrays[0] for reply in replies]
+        if planned.kind == "codes":
+            self._choose_codes(planned, released)
+        elif planned.kind == "start":
+            self._start(planned, released)
+        else:
+            self._refine(planned, [reply.site for reply in replies], released)
 
-    def _choose_codes(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
-        released = _released(replies)
+    def _choose_codes(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
         self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
         if self.privacy.weighting != "none":
             self._weights = code_weights(
                 released, self._all_codes, self.selection, planned.seen_sigma
             )
 
-    def _start(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
+    def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
         """Fit the start. If `auto_rank` is set, refit with fewer phenotypes until most seem real.
 
         The choice of the rank uses only the start's releases, and so costs no privacy.
         """
-        released, rank = _released(replies), self._solver.rank
         give_back()  # memory of simulated sites and of unpacked replies
-        sigma = planned.seen_sigma
+        rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         self._fit_start(released, rank, sigma)
         if self._run.auto_rank and not self._halves:
@@ -192,7 +191,7 @@ class PatientRule:
         if self._weights:  # all cells of surrogates are 1, which does not fit weighted cells
             self._learn(start.factors)
             return
-        self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_of(self._solver)))
+        self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
         counts = typical_counts(released, sizes, CROSS) if self._is_squared else []
         if not counts:  # the halves are fitted by least squares
             return
@@ -207,10 +206,11 @@ class PatientRule:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)
 
-    def _refine(self, planned: PlannedRelease, replies: Sequence[SiteReply]) -> None:
+    def _refine(
+        self, planned: PlannedRelease, sites: Sequence[str], released: Sequence[Array]
+    ) -> None:
         assert planned.mode is not None
-        sites, sigma = [reply.site for reply in replies], planned.seen_sigma
-        average = self._memory.averaged(planned.mode, sites, _released(replies), sigma)
+        average = self._memory.averaged(planned.mode, sites, released, planned.seen_sigma)
         rank, values = self._solver.rank, list(average.values)
         if self._dropped:
             values = [first_columns(each, rank, rank - self._dropped) for each in values]
@@ -248,15 +248,3 @@ class PatientRule:
         self._memory.restore(arrays, len(self.factors))
         self._learn(unnumbered(arrays, "factor"))
         self._started = bool(arrays["started"])
-
-
-_STEPS: Mapping[str, Callable[[PatientRule, PlannedRelease, Sequence[SiteReply]], None]] = {
-    "codes": PatientRule._choose_codes,
-    "start": PatientRule._start,
-    "refine": PatientRule._refine,
-}
-"""The server's update for each kind of release."""
-
-
-def _released(replies: Sequence[SiteReply]) -> list[Array]:
-    return [reply.arrays[0] for reply in replies]

@@ -6,7 +6,7 @@ Surrogates are generated from noisy counts, so the fit costs no privacy (docs/ex
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,78 +30,39 @@ _NORM = 2.0
 """Norm of a likelihood's initial columns. Norms of 1 fit Diabetes-130 and NHDS worse."""
 _LEAST = 1e-6
 """Value added to every entry, so that no column is empty."""
+_RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
+"""Number of random initial factors to compare with the start's factors."""
+_LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
-class LeastSquares:
-    """A fit by exact updates. Each surrogate is scaled to norm 1."""
-
-    settings = SolverSettings(gamma=0.0)
-    random = 16
-    """Number of random initial factors, in addition to the start's factors."""
-    any_cells = False
-    """Whether patients may have any number of cells. With many cells, the start is good enough."""
-
-    def prepared(self, surrogates: SparseTensor) -> SparseTensor:
-        """Return the tensor to which the factors are fitted."""
-        return surrogates.scaled_to_unit_patients()
-
-    def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return initial factors, given random `patients` and `factors` with columns of norm 1."""
-        return (patients, *factors)
-
-
-class Likelihood:
-    """A fit by psgd, with any loss. Surrogates are not scaled."""
-
-    random = 2
-    any_cells = True
-
-    def __init__(self, solver: SolverSettings) -> None:
-        self.settings = replace(solver, solver="psgd", scale="counts", gamma=0.0, mu=0.0)
-
-    def prepared(self, surrogates: SparseTensor) -> SparseTensor:
-        """Return the tensor to which the factors are fitted."""
-        return losses.find(self.settings.loss).prepared(surrogates)
-
-    def initial(self, tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-        """Return factors without tiny entries. The model has the same patient sums as `tensor`.
-
-        Columns have norm `_NORM`, because psgd's steps work well for factors of similar lengths.
-        """
-        wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
-        wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
-        mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
-        sums = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
-        return (patients * (sums / mass)[:, None], *wide)
-
-
-Fit: TypeAlias = LeastSquares | Likelihood
-_LEAST_SQUARES = LeastSquares()
-
-
-def fit_of(solver: SolverSettings) -> Fit:
-    """Return the fit for the loss in the settings."""
-    return _LEAST_SQUARES if losses.find(solver.loss).is_squared else Likelihood(solver)
+def fit_settings(solver: SolverSettings) -> SolverSettings:
+    """Return settings for fits to surrogates: exact for squared errors, or else psgd to counts."""
+    if losses.find(solver.loss).is_squared:
+        return _LEAST_SQUARES
+    return replace(solver, solver="psgd", scale="counts", gamma=0.0, mu=0.0)
 
 
 def fitted_to_surrogates(
     start: Start, releases: Sequence[NDArray[np.float32]], sigma: float, rng: np.random.Generator,
-    by: Fit = _LEAST_SQUARES,
+    by: SolverSettings = _LEAST_SQUARES,
 ) -> Factors:  # fmt: skip
     """Return the factors that best explain the surrogates, or `start.factors` if there are none.
 
     `start` was computed from `releases`, one release per site. The noise on each value has standard
     deviation `sigma`. Factors are positive, and their columns have norm 1.
     """
+    # If patients have many cells, least squares would not improve the start's factors.
+    squared = losses.find(by.loss).is_squared
     surrogates = surrogates_of(
-        releases, start, sigma, CROSS, rng, number=_MANY, any_cells=by.any_cells
+        releases, start, sigma, CROSS, rng, number=_MANY, any_cells=not squared
     )
     if surrogates is None:
         return start.factors
     few = _prepared(surrogates, _FEW, by)
     shapes = [factor.shape for factor in start.factors]
     beginnings = [start.factors]
-    beginnings += [_unit([rng.random(shape) for shape in shapes]) for _ in range(by.random)]
+    number = _RANDOM if squared else _RANDOM_OF_LIKELIHOOD
+    beginnings += [_unit([rng.random(shape) for shape in shapes]) for _ in range(number)]
     seeded = list(zip(beginnings, rng.spawn(len(beginnings)), strict=True))
     fits = list(in_order(lambda initial: _fit(few, *initial, by), seeded, threads=thread_count()))
     best, explained = max(fits, key=lambda fitted: fitted[1])  # the first, if several are equal
@@ -141,23 +102,37 @@ def fitted_to_halves(
     return tuple(np.stack(factors) for factors in zip(*models, strict=True))
 
 
-def _prepared(surrogates: SparseTensor, number: int, by: Fit) -> SparseTensor:
+def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> SparseTensor:
     """Prepare the first `number` surrogates with at least one non-zero cell."""
     alive = np.unique(surrogates.indices[:, 0])[:number]
-    return by.prepared(surrogates.select_patients(alive))
+    tensor = losses.find(by.loss).prepared(surrogates.select_patients(alive))
+    return tensor.scaled_to_unit_patients() if by.scale == "patient" else tensor
+
+
+def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
+    """Return initial factors for a likelihood: no tiny entries, and the patient sums of `tensor`.
+
+    Columns have norm `_NORM`, because psgd's steps work well for factors of similar lengths.
+    """
+    wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
+    wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
+    mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
+    sums = np.bincount(tensor.indices[:, 0], tensor.values, tensor.n_patients)
+    return (patients * (sums / mass)[:, None], *wide)
 
 
 def _fit(
-    tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: Fit,
+    tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
     """Fit feature factors. Also return the fraction by which they lower a constant model's loss."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
-    settings = replace(by.settings, rank=rank, tau=passes)
-    initial = by.initial(tensor, patients, factors)
-    result = solve(tensor, initial, initial[1:], settings, rng)
-    nothing = losses.find(settings.loss).of_nothing(tensor)
+    loss, initial = losses.find(by.loss), (patients, *factors)
+    if not loss.is_squared:
+        initial = _lengthened(tensor, patients, factors)
+    result = solve(tensor, initial, initial[1:], replace(by, rank=rank, tau=passes), rng)
+    nothing = loss.of_nothing(tensor)
     return _unit(result.factors[1:]), 1 - result.objective[-1] / nothing
 
 

@@ -10,7 +10,7 @@ from dpfact_flower.estimation.start import Start, start_factors
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.statistics import cooccurrence
 from dpfact_flower.server import surrogate_fit as module
-from dpfact_flower.server.surrogate_fit import LeastSquares, fit_of, fitted_to_surrogates
+from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_surrogates
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.mttkrp import squared_error
@@ -85,7 +85,7 @@ def poor(start) -> Start:
 def test_a_poor_start_does_not_hold_the_factors_back(tensor, start, poor, released, monkeypatch):
     best, found = explained(tensor, fitted(start, released)), fitted(poor, released)
     assert explained(tensor, found) > 0.97 * best
-    monkeypatch.setattr(LeastSquares, "random", 0)
+    monkeypatch.setattr(module, "_RANDOM", 0)
     assert explained(tensor, fitted(poor, released)) < 0.9 * best
 
 
@@ -101,7 +101,7 @@ def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
     monkeypatch.setattr(module, "_fit", noted)
     found = fitted(poor, released)
     *tried, (number, begun, ended, _) = made
-    assert len(tried) == 1 + LeastSquares.random
+    assert len(tried) == 1 + module._RANDOM
     assert_bits(tried[0][1], poor.factors)
     _, _, best, explained = max(tried, key=lambda each: each[3])
     assert explained > tried[0][3]
@@ -114,10 +114,10 @@ def test_the_beginning_that_explains_most_is_taken(poor, released, monkeypatch):
 def test_surrogates_without_cells_are_left_out():
     places = [[1, 0, 0], [3, 1, 1], [3, 0, 1], [6, 1, 0]]
     cells = SparseTensor.from_coo(places, [1, 2, 2, 1], (9, 2, 2))
-    few = module._prepared(cells, 2, LeastSquares())
+    few = module._prepared(cells, 2, SolverSettings())
     assert few.shape == (2, 2, 2)
     np.testing.assert_allclose(few.values, [1, 0.5**0.5, 0.5**0.5])
-    assert module._prepared(cells, 5, LeastSquares()).n_patients == 3
+    assert module._prepared(cells, 5, SolverSettings()).n_patients == 3
 
 
 def poisson_patients(number, seed, *, rank=4, size=25):
@@ -137,7 +137,7 @@ def by_loss():
     begun = start_factors(released, (25, 25), 4, SIGMA, np.random.default_rng(1))
 
     def found(loss):
-        by = fit_of(SolverSettings(loss=loss))
+        by = fit_settings(SolverSettings(loss=loss))
         return fitted_to_surrogates(begun, released, SIGMA, np.random.default_rng(2), by)
 
     return found
@@ -167,13 +167,13 @@ def test_threads_change_nothing(start, released, by_loss, monkeypatch, loss):
 
 
 def test_the_first_model_has_as_many_counts_of_a_patient_as_there_are():
-    fit, rng = fit_of(SolverSettings(loss="poisson")), np.random.default_rng(0)
+    fit, rng = fit_settings(SolverSettings(loss="poisson")), np.random.default_rng(0)
     tensor = module._prepared(poisson_patients(50, 1), 50, fit)
     factors = tuple(rng.random((25, 4)) for _ in range(2))
-    rows, *columns = fit.initial(tensor, rng.random((tensor.n_patients, 4)), factors)
+    rows, *columns = module._lengthened(tensor, rng.random((tensor.n_patients, 4)), factors)
     model = np.einsum("ir,jr,kr->ijk", rows, *columns)
     np.testing.assert_allclose(model.sum(axis=(1, 2)), tensor.to_dense().sum(axis=(1, 2)))
-    _, single, _ = fit.initial(tensor, rows, (9 * np.eye(25, 4), factors[1]))
+    _, single, _ = module._lengthened(tensor, rows, (9 * np.eye(25, 4), factors[1]))
     np.testing.assert_allclose(single.max(axis=0) / single.min(axis=0), 26)
 
 
