@@ -45,10 +45,16 @@ class DPFact(Strategy):
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self.coordinator = Coordinator(feature_shape, **options)
-        if self.coordinator.run.grace:
+        run = self.coordinator.run
+        if run.aggregation != "sync":
+            raise SettingsError(
+                f"aggregation: {run.aggregation!r} needs the strategy dpfact_flower.DPFact; "
+                "Flower's older strategies are 'sync'"
+            )
+        if run.grace:
             raise SettingsError(
                 "grace: Flower's older strategies end a round only at ServerConfig's "
-                f"round_timeout; got {self.coordinator.run.grace:g}"
+                f"round_timeout; got {run.grace:g}"
             )
         if self.coordinator.secure is not None:
             raise SettingsError(

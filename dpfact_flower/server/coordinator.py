@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors
@@ -55,9 +55,6 @@ class Coordinator:
     `feature_shape` gives the number of codes in each feature mode. See also `CoordinatorOptions`.
     """
 
-    aggregation: ClassVar[str] = "sync"
-    """The value of the setting `aggregation` that this class supports."""
-
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         if unknown := options.keys() - CoordinatorOptions.__annotations__.keys():
             raise TypeError(f"DPFact: unknown option {', '.join(sorted(unknown))}")
@@ -65,11 +62,6 @@ class Coordinator:
         solver = _given(options.get("solver"), SolverSettings)
         privacy = _given(options.get("privacy"), PrivacySettings)
         self.run = _given(options.get("run"), RunSettings)
-        if self.run.aggregation != self.aggregation:
-            raise SettingsError(
-                f"aggregation: {self.run.aggregation!r} needs the strategy dpfact_flower.DPFact; "
-                f"Flower's older strategies are {self.aggregation!r}"
-            )
         self.solver = privacy.resolved(solver)
         self._open_settings, self._make_rule = privacy, options.get("rule")
         self._plan(max(self.run.sites, self.run.min_sites))
@@ -134,7 +126,8 @@ class Coordinator:
     @property
     def secure(self) -> Sharing | None:
         """How sites share the noise in secure sums. None if the run does not use secure sums."""
-        return getattr(self.rule, "sharing", None)
+        plan = getattr(self.rule, "plan", None)
+        return plan.sharing if plan else None
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
@@ -282,9 +275,7 @@ class Coordinator:
         """Write the checkpoint and the history."""
         if self.run_dir is None:
             return
-        checkpoint = Checkpoint(
-            self._identity(), self.run.job, self.rounds, self.records, self._state()
-        )
+        checkpoint = Checkpoint(self._identity(), self.records, self._state())
         checkpoint.write(self.run_dir / CHECKPOINT, durable=self.durable)
         write_history(self.run_dir, self.records, durable=self.durable)
 
@@ -311,6 +302,7 @@ class Coordinator:
             "auto-rank": self.run.auto_rank,
             "vocabulary": self.vocabulary,
             "shape": self.feature_shape,
+            "job": self.run.job,
         }
 
     def _state(self) -> dict[str, Array]:
@@ -326,27 +318,26 @@ class Coordinator:
                 raise StateError(f"{path}: no checkpoint to resume from")
             return
         checkpoint = Checkpoint.read(path)
+        stored, finished = checkpoint.identity, checkpoint.finished_rounds
         if not resume:
-            if checkpoint.finished_rounds < checkpoint.rounds:
+            if finished < stored["rounds"]:
                 raise StateError(
-                    f"{folder} holds an unfinished run (round {checkpoint.finished_rounds} of "
-                    f"{checkpoint.rounds}): set resume = true to continue it, or choose another "
-                    "folder"
+                    f"{folder} holds an unfinished run (round {finished} of {stored['rounds']}): "
+                    "set resume = true to continue it, or choose another folder"
                 )
             return
-        began_with = checkpoint.identity.get("secure-sites")
-        if self.secure and isinstance(began_with, int) and began_with < self.secure.sites:
+        began_with = stored.get("secure-sites", 0)
+        if self.secure and 0 < began_with < self.secure.sites:
             self.resize(began_with)
-        expected = self._identity() | {"job": self.run.job or checkpoint.job}
-        stored = checkpoint.identity | {"job": checkpoint.job}
+        self.run = replace(self.run, job=self.run.job or stored["job"])
+        expected = self._identity()
         if differing := [key for key in expected if expected[key] != stored.get(key)]:
             values = ", ".join(f"{key} = {shown(stored.get(key))}" for key in differing)
             raise StateError(
                 f"{path}: a checkpoint of another run, which differs in {', '.join(differing)}; "
                 f"the checkpoint has {values}"
             )
-        self.run, self.resumed = replace(self.run, job=checkpoint.job), True
-        self.records = checkpoint.records
+        self.records, self.resumed = checkpoint.records, True
         self._restore(checkpoint.arrays)
         write_history(folder, self.records, durable=self.durable)
         _logger.info("resumed from %s after round %d", path, self.finished_rounds)

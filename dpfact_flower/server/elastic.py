@@ -94,7 +94,7 @@ class ElasticRule:
 
     def check_sites(self, sites: int) -> None:
         """Refuse a number of sites for which the elastic step would be unstable."""
-        elastic_step(self._solver, self._run.elastic_step, max(sites, 1))
+        elastic_step(self._solver, self._run.elastic_step, sites)
 
     def needs_quorum(self, round_number: int) -> bool:
         """Return whether a round belongs to the start, on which all later rounds depend."""
@@ -215,9 +215,8 @@ def starts_from_cooccurrences(
             raise SettingsError("start: privacy 'paper' does not cover pairs; set start = random")
         if run.rounds <= taken:
             raise SettingsError(f"start: cooccurrence needs {taken + 1} or more rounds here")
-    if run.start != "auto":
-        return run.start == "cooccurrence"
-    return privacy.privacy == "none" and run.rounds > taken
+        return True
+    return run.start == "auto" and privacy.privacy == "none" and run.rounds > taken
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:

@@ -110,13 +110,11 @@ def _parsed(lines: Sequence[bytes | str]) -> list[RoundRecord]:
 class Checkpoint:
     """The state of a run between two rounds.
 
-    `identity` contains the settings that must not change when a run is resumed. `arrays` contains
-    the rule's `state`.
+    `identity` contains the job and the settings that must not change when a run is resumed.
+    `arrays` contains the rule's `state`.
     """
 
     identity: dict[str, Any]
-    job: str
-    rounds: int
     records: list[RoundRecord]
     arrays: Mapping[str, Array]
 
@@ -127,10 +125,9 @@ class Checkpoint:
 
     def write(self, path: Path, *, durable: bool) -> None:
         """Replace the previous checkpoint."""
-        meta = {"identity": self.identity, "job": self.job, "rounds": self.rounds}
         history = "\n".join(record.line for record in self.records)
-        notes = {"meta": np.array(json.dumps(meta)), "history": np.array(history)}
-        arrays = {**self.arrays, **notes}
+        notes = {"identity": json.dumps(self.identity), "history": history}
+        arrays = {**self.arrays, **{name: np.array(text) for name, text in notes.items()}}
         with replacing(path, durable=durable) as file:
             np.savez(file, checksum=np.array(_checksum(arrays)), **arrays)  # type: ignore[arg-type]
 
@@ -140,16 +137,15 @@ class Checkpoint:
         with disk_errors(path):
             path.open("rb").close()
         try:
-            arrays = load_npz(path, ["checksum", "meta", "history"])
+            arrays = load_npz(path, ["checksum", "identity", "history"])
             if str(arrays.pop("checksum")) != _checksum(arrays):
                 raise DataError("checksum")
         except DataError:
             raise StateError(
                 f"{path}: damaged checkpoint; restore it from a copy, or start a new run"
             ) from None
-        meta = json.loads(str(arrays.pop("meta")))
-        records = _parsed(str(arrays.pop("history")).splitlines())
-        return cls(**meta, records=records, arrays=arrays)
+        identity = json.loads(str(arrays.pop("identity")))
+        return cls(identity, _parsed(str(arrays.pop("history")).splitlines()), arrays)
 
 
 def _checksum(arrays: Mapping[str, Array]) -> str:

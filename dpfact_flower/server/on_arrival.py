@@ -15,7 +15,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -69,8 +69,6 @@ class _Open:
 
 class OnArrival(Coordinator):
     """The server of an asynchronous run. A site is called ``node 7`` until its name is known."""
-
-    aggregation: ClassVar[str] = "async"
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
         self._sites: dict[str, _Site] = {}

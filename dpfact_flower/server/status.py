@@ -69,14 +69,15 @@ def run_status(folder: Path) -> RunStatus:
         why = f"; in the preflight: {faults}" if faults else ""
         raise StateError(f"{folder}: no run was begun here (no {CHECKPOINT}){why}")
     checkpoint = Checkpoint.read(path)
+    identity = checkpoint.identity
     records = read_history(folder) if (folder / HISTORY).exists() else checkpoint.records
-    privacy, cost = PrivacySettings.from_config(checkpoint.identity), _cost(checkpoint.identity)
+    privacy, cost = PrivacySettings.from_config(identity), _cost(identity)
     names = {_name(called(site.node, site.site)) for site in ready}
     for record in records:
         names |= {*record.sites, *(_name(failure.who) for failure in record.failures)}
     return RunStatus(
-        checkpoint.job, privacy.privacy, privacy.delta, checkpoint.finished_rounds,
-        checkpoint.rounds, records[-1].ended if records else "",
+        identity["job"], privacy.privacy, privacy.delta, checkpoint.finished_rounds,
+        identity["rounds"], records[-1].ended if records else "",
         tuple(record.round for record in records if record.sites and not record.updated),
         tuple(_site(name, records, cost, ready) for name in sorted(names)),
     )  # fmt: skip

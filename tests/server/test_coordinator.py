@@ -308,6 +308,7 @@ ANOTHER_RUN = {
     "solver": {"solver": "psgd"}, "shrink": {"shrink": 2.0}, "seed": {"seed": 1},
     "elastic-step": {"elastic_step": 0.1}, "vocabulary": {"vocabulary": "0a,1c"},
     "job": {"job": "other"}, "rounds": {"rounds": 9}, "shape": {"shape": (5, 5)},
+    "privacy, .*secure-sums, .*": {"privacy": "patient", "secure_sums": True, "sites": 5},
 }  # fmt: skip
 
 
@@ -330,7 +331,7 @@ def test_a_truncated_checkpoint_is_damaged_wherever_it_ends(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("meta", '{"identity": {}, "job": "../x", "rounds": 6}'), ("history", ""), ("factor_2", 0.5)],
+    [("identity", '{"job": "../x", "rounds": 6}'), ("history", ""), ("factor_2", 0.5)],
 )
 def test_what_somebody_wrote_into_a_checkpoint_is_damage(tmp_path, name, value):
     run_rounds(make(tmp_path), 3)
