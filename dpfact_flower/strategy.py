@@ -1,7 +1,7 @@
 """`DPFact`, a Flower Strategy with a quorum, deadlines and checkpoints."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Unpack
 
@@ -10,15 +10,20 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfact_flower.arriving import AsyncDispatcher
-from dpfact_flower.collect import RetryingGrid, RoundPolicy, ask_ready, format_error, is_lost
+from dpfact_flower.collect import (
+    AsyncDispatcher,
+    RetryingGrid,
+    RoundPolicy,
+    ask_ready,
+    format_error,
+    is_lost,
+)
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.secure_rounds import SecureRounds
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
 from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import SiteNames, called, judge, write_readiness
-from dpfact_flower.settings import RunSettings
 from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
 
@@ -60,8 +65,7 @@ class DPFact(TrainOnlyStrategy):
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:
-        run = options.get("run")
-        arriving = isinstance(run, RunSettings) and run.aggregation == OnArrival.aggregation
+        arriving = getattr(options.get("run"), "aggregation", "sync") == "async"
         kind = OnArrival if arriving else Coordinator
         self.coordinator = kind(feature_shape, **options)
         self._resumed = self.coordinator.finished_rounds
@@ -69,8 +73,7 @@ class DPFact(TrainOnlyStrategy):
         self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
         self._timeout = self._seconds = self.coordinator.run.round_timeout
-        self._grid: RetryingGrid | None = None
-        self._asking: Grid | None = None
+        self._grid: RetryingGrid  # of the current round
         self._names = SiteNames()
         secure = self.coordinator.secure is not None
         self._secure = SecureRounds(self.coordinator, self._names, self._ask) if secure else None
@@ -107,32 +110,29 @@ class DPFact(TrainOnlyStrategy):
             coordinator.start_from(checked_factors(arrays, rank=rank, who="initial arrays"))
         rounds = planned if num_rounds is None else num_rounds
         in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
-        self._grid = RetryingGrid(grid, self._sent.append)
-        self._names.registered = self._grid.registered
+        grid = RetryingGrid(grid, self._sent.append)
+        self._names.registered = grid.registered
         result = super().start(
-            self._grid, self.arrays, max(min(rounds, in_step) - self._resumed, 0),
+            grid, self.arrays, max(min(rounds, in_step) - self._resumed, 0),
             timeout=self._timeout, evaluate_fn=evaluate_fn,
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
-            for number in self._arrivals(self._grid, coordinator, rounds):
-                if evaluate_fn:
-                    evaluate_fn(number, self.arrays)
+            dispatcher = self._dispatcher(grid, coordinator)
+            while coordinator.finished_rounds < rounds:
+                if dispatcher.step() and evaluate_fn:
+                    evaluate_fn(coordinator.finished_rounds, self.arrays)
         coordinator.check_learned()
         result.arrays = self.arrays
         return result
 
-    def _arrivals(self, grid: Grid, coordinator: OnArrival, rounds: int) -> Iterator[int]:
-        """Run asynchronous rounds up to round `rounds`, and yield each round's number."""
+    def _dispatcher(self, grid: Grid, coordinator: OnArrival) -> AsyncDispatcher:
         dispatcher = AsyncDispatcher(
             grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
             read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
         )  # fmt: skip
         if self._resumed:
             dispatcher.resume()
-        while (before := coordinator.finished_rounds) < rounds:
-            dispatcher.step()
-            if coordinator.finished_rounds > before:
-                yield coordinator.finished_rounds
+        return dispatcher
 
     @property
     def arrays(self) -> ArrayRecord:
@@ -152,7 +152,9 @@ class DPFact(TrainOnlyStrategy):
     ) -> Iterable[Message]:
         """Return one request for each connected site. Requests expire when the round times out."""
         coordinator, number = self.coordinator, self._resumed + server_round
-        self._left_out = frozenset()
+        if not isinstance(grid, RetryingGrid):  # without `start`
+            grid = RetryingGrid(grid, self._sent.append)
+        self._grid, self._left_out = grid, frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
         request = coordinator.request(number)
         if server_round == 1:
@@ -160,22 +162,20 @@ class DPFact(TrainOnlyStrategy):
         nodes = [node for node in nodes if node not in self._left_out]
         self._began = time.perf_counter()
         self._seconds = min(self._timeout, coordinator.seconds_for(number))
-        self._came, self._asking = [], grid
-        if self._secure is None:
-            requests = dict.fromkeys(nodes, request)
-        else:
+        self._came = []
+        requests = dict.fromkeys(nodes, request)
+        if self._secure is not None:
             if server_round == 1:
                 self._secure.agree(nodes, number)
             requests = self._secure.requests(number, nodes)
         coordinator.begin()
-        if isinstance(grid, RetryingGrid):
-            grid.policy = RoundPolicy(
-                charged=bool(coordinator.planned_events(number)),
-                required=coordinator.rule.needs_quorum(number),
-                left_out=self._left_out,
-                quorum=coordinator.run.min_sites,
-                grace=self._timeout if self._seconds < self._timeout else 0.0,
-            )
+        grid.policy = RoundPolicy(
+            charged=bool(coordinator.planned_events(number)),
+            required=coordinator.rule.needs_quorum(number),
+            left_out=self._left_out,
+            quorum=coordinator.run.min_sites,
+            grace=self._timeout if self._seconds < self._timeout else 0.0,
+        )
         self._sent[:] = self._messages(requests)
         return list(self._sent)
 
@@ -192,12 +192,10 @@ class DPFact(TrainOnlyStrategy):
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
         """Send further requests to nodes within a round, and return the nodes' replies."""
-        if isinstance(self._asking, RetryingGrid):
-            self._asking.policy = RoundPolicy(charged=charged)
+        self._grid.policy = RoundPolicy(charged=charged)
         messages = self._messages(requests)
         self._sent += messages
-        assert self._asking is not None
-        came = self._by_node(self._asking.send_and_receive(messages, timeout=self._seconds))
+        came = self._by_node(self._grid.send_and_receive(messages, timeout=self._seconds))
         self._came += came.values()
         return came
 
@@ -209,14 +207,13 @@ class DPFact(TrainOnlyStrategy):
         The arrays are None if the quorum was missed. No metric is computed from patients' data.
         """
         number, came = self._resumed + server_round, self._by_node(replies)
-        run = self.coordinator.run
         self._came += came.values()
         sums: Sequence[SiteReply] | None = None
-        if self._secure is not None and self._secure.adding:
+        if self._secure is not None and self._secure.current:
             usable, failures, sums = self._secure.finish(number, came)
         else:
             usable, failures = self._usable(number, came)
-        times, quorum = sorted(self._grid.seconds.values()) if self._grid else [], run.min_sites
+        times, quorum = sorted(self._grid.seconds.values()), self.coordinator.run.min_sites
         record = self.coordinator.close_round(
             number,
             usable,
@@ -231,11 +228,11 @@ class DPFact(TrainOnlyStrategy):
             INFO, "round %d of %d: %s answered in %.0f s", number, self.coordinator.rounds,
             ", ".join(record.sites) or "no site", record.seconds,
         )  # fmt: skip
-        metrics: dict[str, int | float | list[int] | list[float]] = {
+        metrics = MetricRecord({
             "sites": len(record.sites), "failures": len(record.failures),
             "bytes-down": record.bytes_down, "bytes-up": record.bytes_up,
-        }  # fmt: skip
-        return (self.arrays if record.updated else None), MetricRecord(metrics)
+        })  # fmt: skip
+        return (self.arrays if record.updated else None), metrics
 
     def _usable(
         self, number: int, came: Mapping[int, Message]
@@ -293,8 +290,7 @@ class DPFact(TrainOnlyStrategy):
 
     def _not_ready(self, grid: Grid, nodes: list[int], request: RoundRequest) -> frozenset[int]:
         """Ask nodes whether they are ready, and return those that would refuse a round."""
-        coordinator = self.coordinator
-        run = coordinator.run
+        coordinator, run = self.coordinator, self.coordinator.run
         judged = run.preflight != "off" and coordinator.durable
         if not judged and self._secure is None:
             return frozenset()
@@ -304,8 +300,8 @@ class DPFact(TrainOnlyStrategy):
             log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
                 "three minutes to answer after a run was killed",
                 patience)  # fmt: skip
-        sites = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
-        sites = self._names.checked(sites, warn=judged)
+        answers = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
+        sites = self._names.checked(answers, warn=judged)
         if not judged:  # secure sums need only the names
             return frozenset()
         if coordinator.run_dir is not None:
@@ -318,9 +314,10 @@ class DPFact(TrainOnlyStrategy):
         run = self.coordinator.run
         expected = max(run.sites, run.min_sites) if first else run.min_sites
         deadline = time.monotonic() + run.wait_timeout
-        while len(nodes := set(grid.get_node_ids()) - self._left_out) < expected:
-            if time.monotonic() >= deadline:
-                break
+        while (
+            len(nodes := set(grid.get_node_ids()) - self._left_out) < expected
+            and time.monotonic() < deadline
+        ):
             time.sleep(_POLL_SECONDS)
         self.coordinator.check_connected(len(nodes), first=first)
         return sorted(nodes)

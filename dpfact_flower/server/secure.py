@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import MessageError
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient.releases import PlannedRelease
-from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.privacy.secure_sum import keys
 from dpfact_flower.privacy.secure_sum import server as rules
 from dpfact_flower.privacy.secure_sum.site import Masked, Opening
@@ -35,33 +34,26 @@ class Attempt(NamedTuple):
     opened: bool = False
 
 
-class SecureSums:
-    """The secure sums of a run.
+class SecureSum:
+    """The sum of one round, with its attempts, openings and total.
 
-    `members` lists all sites with their keys for the job, sorted, and is empty until all keys have
-    arrived. `last` is the newest attempt. After a crash, the server repeats this attempt if it was
-    opened or if no dropouts are allowed. Otherwise the server begins again with all sites.
+    `members` lists all sites of the run with their keys for the job, sorted. `last` is the newest
+    attempt. After a crash, the server repeats this attempt if it was opened or if no dropouts are
+    allowed. Otherwise the server begins again with all sites.
     """
 
-    def __init__(self, sharing: Sharing) -> None:
-        self.sharing = sharing
-        self.members: tuple[MemberKey, ...] = ()
-        self.last = Attempt(0, 0, ())
-
-    def begin(self, request: RoundRequest, planned: PlannedRelease) -> "SecureSum":
-        """Return a new sum for a round, before its first attempt."""
-        terms = self.sharing.terms(request.job, request.terms, [m.site for m in self.members])
-        return SecureSum(self, terms, request, planned)
-
-
-class SecureSum:
-    """The sum of one round, with its attempts, openings and total."""
-
     def __init__(
-        self, run: SecureSums, terms: keys.Terms, request: RoundRequest, planned: PlannedRelease
+        self,
+        members: tuple[MemberKey, ...],
+        last: Attempt,
+        request: RoundRequest,
+        planned: PlannedRelease,
     ) -> None:
-        self._run, self._terms, self._request, self._planned = run, terms, request, planned
-        self._question: keys.Question | None = None
+        assert planned.sharing is not None
+        self._members, self.last, self._request, self._planned = members, last, request, planned
+        self._sharing, names = planned.sharing, [member.site for member in members]
+        self._terms = self._sharing.terms(request.job, request.terms, names)
+        self._question: keys.Question  # of the attempt; set by `attempt`
         self._masked: dict[str, Masked] = {}
         self._openings: dict[str, Opening] = {}
         self.paid: set[str] = set()
@@ -70,57 +62,51 @@ class SecureSum:
     @property
     def names(self) -> list[str]:
         """Names of the sites in the last attempt."""
-        assert self._question is not None
         return self._question.sites
 
     @property
     def complete(self) -> bool:
         """Whether every vector of the last attempt has arrived."""
-        return self._question is not None and self._masked.keys() == set(self.names)
+        return self._masked.keys() == set(self.names)
 
     @property
     def may_go_on(self) -> bool:
         """Whether a new attempt, with only the sites that answered, can succeed."""
-        needed = self._run.sharing.sites - self._run.sharing.dropouts
+        needed = self._sharing.sites - self._sharing.dropouts
         return not self._is_last and needed <= len(self._masked) < len(self.names)
 
     @property
     def _is_last(self) -> bool:
         """Whether sites would refuse another attempt in this round."""
-        last = self._run.last
-        begun = last.round == self._request.round
-        return begun and (last.opened or not self._run.sharing.dropouts)
+        begun = self.last.round == self._request.round
+        return begun and (self.last.opened or not self._sharing.dropouts)
 
     @property
     def closed(self) -> list[str]:
         """Names of the sites whose masks are still unknown."""
-        assert self._question is not None
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
         """Begin an attempt with all sites or, later, with the sites that answered the last one."""
-        last, number = self._run.last, self._request.round
-        names = last.asked
+        number = self._request.round
         if not self._is_last:
-            attempt_number = last.number + 1 if last.round == number else 1
+            attempt_number = self.last.number + 1 if self.last.round == number else 1
             names = tuple(sorted(self._masked)) or self._terms.sites
-            self._run.last = last = Attempt(number, attempt_number, names)
-        members = tuple(
-            keys.Member(*member) for member in self._run.members if member.site in set(names)
-        )
+            self.last = Attempt(number, attempt_number, names)
+        asked = self.last.asked
+        members = tuple(keys.Member(*member) for member in self._members if member.site in asked)
         self._question = self._planned.question(
-            self._request.digest, self._request.privacy.patients, last.number, members
+            self._request.digest, self._request.privacy.patients, self.last.number, members
         )
         self._masked = {}
-        return SecureStage("sum", last.number, self._run.members, names)
+        return SecureStage("sum", self.last.number, self._members, asked)
 
     def take_vector(self, site: str, parts: Sequence[bytes]) -> None:
         """Check and keep a site's masked vector."""
         context, words, sealed = parts
-        assert self._question is not None
         if site not in self.names:
             raise MessageError(f"reply of site {site!r}: this site was not asked")
-        size = self._planned.count * self._run.sharing.slots * self._question.width
+        size = self._planned.count * self._sharing.slots * self._question.width
         if len(words) != size:
             raise MessageError(f"reply of site {site!r}: need {size} bytes, got {len(words)}")
         if context != keys.context_of(self._terms, self._question):
@@ -130,11 +116,10 @@ class SecureSum:
 
     def openings(self) -> dict[str, SecureStage]:
         """For each site that has not opened the last attempt, return a request to open it."""
-        assert self._question is not None
-        self._run.last = self._run.last._replace(opened=True)
+        self.last = self.last._replace(opened=True)
         return {
             site: SecureStage(
-                "open", self._question.attempt, self._run.members, tuple(self.names),
+                "open", self._question.attempt, self._members, tuple(self.names),
                 rules.sealed_for(site, self._masked),
             )
             for site in self.names if site not in self._openings
@@ -147,7 +132,6 @@ class SecureSum:
 
     def slots(self) -> list[SiteReply]:
         """Return the total of each slot as a `SiteReply`."""
-        assert self._question is not None
         total = rules.summed(self._terms, self._question, self._masked, self._openings)
         return slot_totals(total, self._planned)
 
