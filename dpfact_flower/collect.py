@@ -425,7 +425,8 @@ class AsyncDispatcher:
                 flight.deadline = min(flight.deadline, time.monotonic() + RETURN_SECONDS)
             return
         del self._flights[node]
-        outcome = self.read(reply, node, coordinator.reply_shapes(int(flight.group)), connected)
+        shapes = coordinator.rule.reply_shapes(int(flight.group))
+        outcome = self.read(reply, node, shapes, connected)
         if not isinstance(outcome, SiteReply):
             self._fail(node, flight, outcome)
             return

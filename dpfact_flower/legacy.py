@@ -84,7 +84,7 @@ class DPFact(Strategy):
         self.coordinator.check_connected(len(clients), first=server_round == 1)
         number = self._resumed + server_round
         if not clients:  # Flower then does not call `aggregate_fit`
-            self.coordinator.close_round(number, [], [], bytes_down=0, bytes_up=0, seconds=0.0)
+            self.coordinator.close_round(number, [], [])
             return []
         self.coordinator.begin()
         factors, config = self.coordinator.request(number).to_wire()
@@ -101,7 +101,7 @@ class DPFact(Strategy):
         failures: list[tuple[ClientProxy, FitRes] | BaseException],
     ) -> tuple[Parameters | None, dict[str, Scalar]]:
         """Check the replies and update the global factors. Return None if the quorum was missed."""
-        shapes = self.coordinator.reply_shapes(self._resumed + server_round)
+        shapes = self.coordinator.rule.reply_shapes(self._resumed + server_round)
         usable: list[SiteReply] = []
         reasons = (f if isinstance(f, BaseException) else f[1].status.message for f in failures)
         failed = [Failure("a client", str(reason)) for reason in reasons]

@@ -170,7 +170,7 @@ class DPFact(TrainOnlyStrategy):
             requests = self._secure.requests(number, nodes)
         coordinator.begin()
         grid.policy = RoundPolicy(
-            charged=bool(coordinator.planned_events(number)),
+            charged=bool(coordinator.rule.planned_events(number)),
             required=coordinator.rule.needs_quorum(number),
             left_out=self._left_out,
             quorum=coordinator.run.min_sites,
@@ -238,18 +238,18 @@ class DPFact(TrainOnlyStrategy):
         self, number: int, came: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure]]:
         lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
-        nodes = {message.metadata.dst_node_id for message in self._sent}
-        shapes = self.coordinator.reply_shapes(number)
+        nodes = dict.fromkeys(message.metadata.dst_node_id for message in self._sent)
+        shapes = self.coordinator.rule.reply_shapes(number)
         usable: list[SiteReply] = []
         failed: dict[int, str] = {}
         for node, reply in came.items():
-            outcome = self._read(reply, node, shapes, nodes.difference(lost))
+            outcome = self._read(reply, node, shapes, nodes.keys() - lost.keys())
             if isinstance(outcome, SiteReply):
                 usable.append(outcome)
             else:
                 failed[node] = outcome
-        for message in self._sent:
-            if (node := message.metadata.dst_node_id) not in came:
+        for node in nodes:
+            if node not in came:
                 failed[node] = f"no reply within {self._seconds:g} s"
         back = {reply.site for reply in usable}  # a site may return with a new node number
         return usable, [
@@ -263,12 +263,11 @@ class DPFact(TrainOnlyStrategy):
 
         A reply's node ID is not used, because the error for a lost node has the SuperLink's ID.
         """
-        sent = {message.metadata.message_id: message for message in self._sent}
+        node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._sent}
         came: dict[int, Message] = {}
         for reply in replies:
-            request = sent.pop(reply.metadata.reply_to_message_id, None)
-            if request is not None:
-                came[request.metadata.dst_node_id] = reply
+            if (number := reply.metadata.reply_to_message_id) in node_of:
+                came[node_of[number]] = reply
         return came
 
     def _read(

@@ -230,10 +230,7 @@ def test_a_round_ends_a_grace_after_the_quorums_time_and_sites_are_told(play, tm
     network = Network({2: ("a", 10), 3: ("b", 12), 4: ("c", 8), 5: ("d", 100)})
     it = play(network, aggregation="sync", rounds=4, min_sites=2, grace=20.0, run_dir=tmp_path)
     assert network.lives[2] == [600.0, 30.0, 30.0, 30.0]
-    assert network.lives[5] == [
-        600.0,
-        *[30.0, 15.0] * 3,
-    ]  # once more halfway: it is connected but silent
+    assert network.lives[5] == [600.0, *[30.0, 15.0] * 3]  # connected but silent: again halfway
     assert 190 <= network.now <= 191
     assert failures(it) == [("d (node 5)", "no reply within 30 s")] * 3
     assert [record.quorum_seconds for record in read_history(tmp_path)] == [10.0] * 4

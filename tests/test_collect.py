@@ -106,7 +106,6 @@ def test_a_site_whose_process_was_killed_is_asked_again_and_its_bytes_count(exch
     ((_, first), (at, again)) = network.asked[2]
     assert again.content is first.content
     assert again.metadata.group_id == "3"
-    # The end of the round is unchanged.
     assert again.metadata.ttl == pytest.approx(600 - at, rel=1e-12)
 
 

@@ -169,7 +169,7 @@ class LifeOfASite(RuleBasedStateMachine):
         rows = self.rows() if hasattr(self, "site") and hasattr(self, "folder") else ()
         assert len({(row.job, row.round) for row in rows}) == len(rows)
         for row in rows:
-            planned = self.server.planned_events(row.round)
+            planned = self.server.rule.planned_events(row.round)
             assert [event.rho for event in row.events] == [event.rho for event in planned]
         if self.mode == "patient":
             charged = {(row.job, row.round) for row in rows}

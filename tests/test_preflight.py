@@ -211,7 +211,7 @@ class Registered(InProcessGrid):
 
 def liars_run(cohort, own, tmp_path, liar, *, names=(), **run):
     it = run_of(cohort, tmp_path / "run", sites=4, **run)
-    return it, Registered(own, liar, it.coordinator.reply_shapes, names)
+    return it, Registered(own, liar, it.coordinator.rule.reply_shapes, names)
 
 
 @pytest.mark.parametrize("liar", [0, 3])
@@ -236,7 +236,7 @@ def test_a_name_belongs_to_the_key_that_is_registered_with_it(cohort, own, tmp_p
     run.start(grid)
     told = run.coordinator.records
     assert all(record.sites == SITES for record in told)
-    paid = sum(bool(run.coordinator.planned_events(record.round)) for record in told)
+    paid = sum(bool(run.coordinator.rule.planned_events(record.round)) for record in told)
     charged = [row for row in rows_in(tmp_path / "state-site-1" / "site-1") if row.events]
     assert len(charged) == paid > 0
     asked = [failure for record in told for failure in record.failures]
@@ -262,7 +262,7 @@ def test_what_a_hospital_says_is_one_short_printable_line(cohort, own, tmp_path,
             return super()._deliver(message)
 
     run = run_of(cohort, tmp_path / "run")
-    grid = Hostile(own, 3, run.coordinator.reply_shapes)
+    grid = Hostile(own, 3, run.coordinator.rule.reply_shapes)
     grid.says = {"site": "liar", "version": evil}
     with pytest.raises(QuorumError) as raised:
         run.start(grid)

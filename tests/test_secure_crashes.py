@@ -92,7 +92,7 @@ class Watched:
             rows = self.rows(site)
             assert len({(row.job, row.round) for row in rows}) == len(rows)
             for row in rows:
-                planned = server.planned_events(row.round)
+                planned = server.rule.planned_events(row.round)
                 assert [event.rho for event in row.events] == [event.rho for event in planned]
 
     def check_sum(self, server: Coordinator, number: int, names, sums) -> None:

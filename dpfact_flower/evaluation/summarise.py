@@ -177,7 +177,7 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     """
     rounds = range(1, coordinator.finished_rounds + 1)
     sites = sorted({site for record in coordinator.records for site in record.sites})
-    events = tuple(event for number in rounds for event in coordinator.planned_events(number))
+    events = tuple(event for number in rounds for event in coordinator.rule.planned_events(number))
     return dict.fromkeys(sites, events)
 
 
@@ -191,7 +191,7 @@ def measure(
     watch("measuring", 0.0)
     give_back()  # memory that the rounds used
     job, solver, features = coordinator.run.job, coordinator.solver, coordinator.factors
-    selected = cohort.select_codes(coordinator.selection)
+    selected = cohort.select_codes(coordinator.rule.selection)
     loaded = []
     for whole, site in zip(cohort.sites, selected.sites, strict=True):
         tag = data_tag(sites_folder / whole.name, whole.tensor.fingerprint())

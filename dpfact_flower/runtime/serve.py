@@ -182,8 +182,8 @@ def _write(
     earlier = run_folder.SUMMARY, run_folder.PHENOTYPES, run_folder.MODEL, run_folder.REPORT
     for stale in earlier:
         (folder / stale).unlink(missing_ok=True)
-    if coordinator.selection:
-        vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.selection))
+    if coordinator.rule.selection:
+        vocabularies = tuple(map(Vocabulary.select, vocabularies, coordinator.rule.selection))
     run_folder.write_model(folder, coordinator.factors, vocabularies)
     if model.read_bytes() != before:
         for of_another_model in (run_folder.NAMES, run_folder.BESIDE):

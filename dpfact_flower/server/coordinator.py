@@ -14,13 +14,12 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from dpfact_flower.errors import QuorumError, SettingsError, StateError, shown
 from dpfact_flower.machine.files import disk_errors
-from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.sharing import Sharing
 from dpfact_flower.server.history import CHECKPOINT, Checkpoint, Failure, RoundRecord, write_history
-from dpfact_flower.server.rules import MakeRule, rule_for
+from dpfact_flower.server.rules import rule_for
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
-from dpfact_flower.tensor import Array, Factors, Selection
+from dpfact_flower.tensor import Array, Factors
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
@@ -35,8 +34,7 @@ class CoordinatorOptions(TypedDict, total=False):
     set, the run continues from the checkpoint in this folder, with the old job name unless `run`
     has one. Otherwise, an unfinished run in the folder is an error, and a finished run is replaced.
     `durable` checkpoints survive a power failure. Simulations do not need them, because they charge
-    no real budget. `rule` makes the `ServerRule` from the feature shape and the settings. By
-    default, the rule is the one named in `run`.
+    no real budget.
     """
 
     solver: SolverSettings | None
@@ -46,7 +44,6 @@ class CoordinatorOptions(TypedDict, total=False):
     run_dir: str | Path | None
     resume: bool
     durable: bool
-    rule: MakeRule | None
 
 
 class Coordinator:
@@ -63,7 +60,7 @@ class Coordinator:
         privacy = _given(options.get("privacy"), PrivacySettings)
         self.run = _given(options.get("run"), RunSettings)
         self.solver = privacy.resolved(solver)
-        self._open_settings, self._make_rule = privacy, options.get("rule")
+        self._open_settings = privacy
         self._plan(max(self.run.sites, self.run.min_sites))
         self.vocabulary = options.get("vocabulary", "")
         run_dir = options.get("run_dir")
@@ -87,9 +84,7 @@ class Coordinator:
         )
 
     def _plan(self, sites: int) -> None:
-        self.rule = rule_for(
-            self.feature_shape, self.solver, self._open_settings, self.run, self._make_rule
-        )
+        self.rule = rule_for(self.feature_shape, self.solver, self._open_settings, self.run)
         self.rule.check_sites(sites)
         self.privacy = self.rule.privacy
 
@@ -114,11 +109,6 @@ class Coordinator:
         return self.rule.factors
 
     @property
-    def selection(self) -> Selection:
-        """Positions of the selected codes, one array per feature mode. Empty if all are used."""
-        return self.rule.selection
-
-    @property
     def rounds(self) -> int:
         """Number of rounds in the run."""
         return self.rule.rounds
@@ -139,14 +129,6 @@ class Coordinator:
         """Return patient mode's planned release, or None in the last round or another mode."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
-
-    def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the expected shapes of the arrays in a reply."""
-        return self.rule.reply_shapes(round_number)
-
-    def planned_events(self, round_number: int) -> tuple[ReleaseEvent, ...]:
-        """Return the charges that the server expects for a site's answer to a round."""
-        return self.rule.planned_events(round_number)
 
     def start_from(self, factors: Factors) -> None:
         """Start from the given global factors instead of random factors from the public seed."""
@@ -176,7 +158,7 @@ class Coordinator:
             privacy=self.privacy,
             vocabulary=self.vocabulary,
             anchors=self.rule.anchors(round_number),
-            selection=self.selection,
+            selection=self.rule.selection,
             weights=weights(round_number) if weights else (),
             rule=self.rule.name,
             usages=usages(round_number) if usages else None,

@@ -257,10 +257,9 @@ def elastic_average(
     moved = []
     counts = np.array(shares) * len(replies) / sum(shares) if shares else np.ones(len(replies))
     for mode, anchor in enumerate(anchors):
-        pull, difference = np.zeros(anchor.shape), np.empty(anchor.shape)
+        pull = np.zeros(anchor.shape)
         for reply, count in zip(replies, counts, strict=True):
-            np.subtract(reply[mode], anchor, out=difference, dtype=np.float64)
-            pull += np.multiply(difference, count, out=difference)
+            pull += count * np.subtract(reply[mode], anchor, dtype=np.float64)
         moved.append((anchor + step * pull).astype(np.float32))
     return tuple(moved)
 

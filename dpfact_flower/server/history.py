@@ -91,19 +91,16 @@ def read_history(folder: Path) -> list[RoundRecord]:
     """Read a run's `history.jsonl`. Raise a `DataError` if the file is missing or damaged."""
     path = folder / HISTORY
     try:
-        return _parsed(path.read_bytes().splitlines())
+        return _records(path.read_bytes().splitlines())
     except OSError as error:
         why = f"cannot be read ({error.strerror}); is this the folder of a run?"
         raise DataError(f"{path}: {why}") from None
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-def _parsed(lines: Sequence[bytes | str]) -> list[RoundRecord]:
-    try:
-        return parse_as(list[RoundRecord], [from_json(line) for line in lines])
     except ValueError:
-        raise DataError("damaged: its lines are not records of rounds") from None
+        raise DataError(f"{path}: damaged: its lines are not records of rounds") from None
+
+
+def _records(lines: Sequence[bytes | str]) -> list[RoundRecord]:
+    return parse_as(list[RoundRecord], [from_json(line) for line in lines])
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +142,7 @@ class Checkpoint:
                 f"{path}: damaged checkpoint; restore it from a copy, or start a new run"
             ) from None
         identity = json.loads(str(arrays.pop("identity")))
-        return cls(identity, _parsed(str(arrays.pop("history")).splitlines()), arrays)
+        return cls(identity, _records(str(arrays.pop("history")).splitlines()), arrays)
 
 
 def _checksum(arrays: Mapping[str, Array]) -> str:

@@ -23,9 +23,8 @@ def rule_for(
     solver: SolverSettings,
     privacy: PrivacySettings,
     run: RunSettings,
-    make: MakeRule | None = None,
 ) -> ServerRule:
-    """Make a run's rule. `make` overrides the rule in `run` and the privacy mode's default."""
+    """Make a run's rule, which is the one named in `run` or the privacy mode's default."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":
@@ -35,5 +34,4 @@ def rule_for(
         )
     if run.auto_rank and privacy.privacy != "patient":
         raise SettingsError(f"auto-rank: has no meaning with privacy {privacy.privacy!r}")
-    make = make or server_rules.find(run.rule or privacy.default_rule)
-    return make(feature_shape, solver, privacy, run)
+    return server_rules.find(run.rule or privacy.default_rule)(feature_shape, solver, privacy, run)

@@ -235,7 +235,7 @@ class RealRun:
             yield "a round was charged twice"
         rho = sum(event.rho for row in rows for event in row.events)
         plan = range(1, self.coordinator.rounds + 1)
-        events = [event for n in plan for event in self.coordinator.planned_events(n)]
+        events = [event for n in plan for event in self.coordinator.rule.planned_events(n)]
         if rho > sum(event.rho for event in events) * (1 + 1e-12):
             yield "charged more than the plan"
         yield from self._late(rows)

@@ -191,7 +191,7 @@ class _World:
         if len(set(numbers)) < len(numbers):
             yield f"{folder.name}: a round was charged twice"
         plan = range(1, self.run.coordinator.rounds + 1)
-        events = [event for n in plan for event in self.run.coordinator.planned_events(n)]
+        events = [event for n in plan for event in self.run.coordinator.rule.planned_events(n)]
         if rho > sum(event.rho for event in events) * (1 + 1e-12):
             yield f"{folder.name}: charged more than the plan"
         yield from self._cannot_be_had(folder, numbers)

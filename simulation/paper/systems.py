@@ -181,12 +181,12 @@ def _patient(job: Job, cohort: Cohort) -> Iterator[Snapshot]:
         cohort, SolverSettings(rank=job.rank, relative_l21=0.0), privacy, RunSettings(seed=job.seed)
     )
     for snapshot in play(coordinator, cohort):
-        if not coordinator.selection:
+        if not (selection := coordinator.rule.selection):
             yield snapshot
             continue
         began = time.perf_counter()  # codes that were not kept have no weight
         shared = []
-        for size, factor, kept in zip(sizes, snapshot.shared, coordinator.selection, strict=True):
+        for size, factor, kept in zip(sizes, snapshot.shared, selection, strict=True):
             whole = np.zeros((size, job.rank), np.float32)
             whole[kept] = factor
             shared.append(whole)

@@ -140,10 +140,10 @@ def learn_frequencies(cohort: Cohort) -> Coordinator:
          "allow-privacy": "patient", "max-epsilon": 1.0, "allow-rules": "frequency"}
         for site in cohort.sites
     ]  # fmt: skip
+    server_rules.register("frequency", FrequencyRule)
     strategy = DPFact(
-        cohort.sites[0].tensor.feature_shape, rule=FrequencyRule,
-        privacy=PrivacySettings(epsilon=1.0),
-        run=RunSettings(sites=len(sites), min_sites=len(sites)),
+        cohort.sites[0].tensor.feature_shape, privacy=PrivacySettings(epsilon=1.0),
+        run=RunSettings(sites=len(sites), min_sites=len(sites), rule="frequency"),
     )  # fmt: skip
     strategy.start(InProcessGrid(client, sites))
     return strategy.coordinator

@@ -82,7 +82,7 @@ def site(tmp_path_factory):
         for turn in range(1, server.rounds + 1):
             honest.append(Asked(*server.request(turn).to_wire()))
             arrays, _, config = client.fit(*honest[-1])
-            reply = SiteReply.from_wire(arrays, config, server.reply_shapes(turn))
+            reply = SiteReply.from_wire(arrays, config, server.rule.reply_shapes(turn))
             server.close_round(turn, [reply], [], bytes_down=0, bytes_up=0, seconds=0.0)
     return Site(configs, honest, Counter())
 

@@ -72,7 +72,7 @@ class Trials:
         run = {"job": f"job-{job}", "rounds": 4, "seed": job}
         server = make_server(self.data, **RUNS[self.mode], **run)
         for number in range(1, server.rounds + 1):
-            if not server.planned_events(number):
+            if not server.rule.planned_events(number):
                 return
             request = server.request(number)
             yield request

@@ -397,7 +397,7 @@ def test_two_runs_at_once_are_charged_apart_and_learn_from_their_own_replies(fed
             set(json.loads(line)["sites"]) for line in lines_of(folder / job / "history.jsonl")
         ]
         for number in range(1, again.rounds + 1):
-            planned, replies = again.planned_events(number), []
+            planned, replies = again.rule.planned_events(number), []
             # Flower may lose a message, and the round then continues without that site.
             for state in (each for each in states if each.name in heard[number - 1]):
                 with whole_ledger(state) as ledger:

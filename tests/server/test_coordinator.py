@@ -271,22 +271,18 @@ def test_a_run_goes_on_from_before_its_first_round(tmp_path):
 def test_a_missed_start_is_in_the_history_and_asked_for_again_by_who_goes_on(tmp_path):
     first = make(tmp_path, min_sites=2, start="auto")  # which is round 1
     first.begin()
-    reply = SiteReply("a", (np.ones(first.reply_shapes(1)[0], np.float32),))
+    reply = SiteReply("a", (np.ones(first.rule.reply_shapes(1)[0], np.float32),))
     with pytest.raises(QuorumError, match="continue with resume = true"):
-        first.close_round(1, [reply], [Failure("node 7", "no reply")])
-    (missed,) = read_history(tmp_path)
-    assert (missed.round, missed.sites, missed.updated) == (1, ("a",), False)
+        first.close_round(1, [reply], failed := [Failure("node 7", "no reply")])
+    assert read_history(tmp_path) == [RoundRecord(1, ("a",), tuple(failed), False, 0, 0, 0.0)]
     again = make(tmp_path, resume=True, min_sites=2, start="auto")
     assert (again.finished_rounds, read_history(tmp_path)) == (0, [])
     assert again.request(1).digest == first.request(1).digest
 
 
-def test_nothing_to_go_on_from(tmp_path):
+def test_an_unfinished_run_is_not_overwritten_and_no_other_is_resumed(tmp_path):
     with pytest.raises(StateError, match="no checkpoint to resume from"):
         make(tmp_path / "new", resume=True)
-
-
-def test_an_unfinished_run_is_not_overwritten(tmp_path):
     run_rounds(make(tmp_path), 5)
     before = (tmp_path / CHECKPOINT).read_bytes()
     with pytest.raises(StateError, match=r"unfinished run \(round 5 of 6\): set resume = true"):

@@ -182,7 +182,7 @@ def test_long_lists_are_counted_and_their_most_frequent_codes_paired(planted, lo
         np.testing.assert_array_equal(found, expected)
     assert [o.release.arrays[0].shape for o in pairs] == [(strict_size(40),)] * 2
     assert all("no privacy guarantee" in o.release.label for o in (*counts, *pairs))
-    assert server.selection == ()
+    assert server.rule.selection == ()
     assert factor_match_score(server.factors, planted.truth.factors) > 0.9
     others = np.setdiff1d(np.arange(30), request.selection[1])
     assert 0 < server.factors[1][others].max() < 1e-5
@@ -194,11 +194,11 @@ def test_a_start_on_long_lists_goes_on_from_its_checkpoint(planted, long_lists):
     begun(planted, server)
     again = make()
     again.rule.restore(server.rule.state())
-    assert again.reply_shapes(2) == [(strict_size(40),)]
-    assert_bits(again.selection, server.selection)
+    assert again.rule.reply_shapes(2) == [(strict_size(40),)]
+    assert_bits(again.rule.selection, server.rule.selection)
     begun(planted, server, 2)
     again.rule.restore(server.rule.state())
-    assert again.selection == ()
+    assert again.rule.selection == ()
     assert len(again.request(3).anchors) == 2
 
 

@@ -52,7 +52,8 @@ def make_replies(server, number, sites="abc", times=10) -> list[SiteReply]:
     """Make the sites' replies, with arbitrary statistics that are the same for the same request."""
 
     def reply(site):
-        rng, shapes = np.random.default_rng([number, *site.encode()]), server.reply_shapes(number)
+        rng = np.random.default_rng([number, *site.encode()])
+        shapes = server.rule.reply_shapes(number)
         return SiteReply(site, tuple((times * rng.random(s)).astype(np.float32) for s in shapes))
 
     return [reply(site) for site in sites]
@@ -102,7 +103,7 @@ def test_a_request_carries_what_its_round_needs_and_no_more():
         assert bool(request.anchors) == (number >= 3)
         assert bool(request.selection) == (number >= 2)
         close(server, number)
-    assert [len(kept) for kept in server.selection] == [6, 8]
+    assert [len(kept) for kept in server.rule.selection] == [6, 8]
     assert [(f.shape, f.dtype) for f in server.factors] == [((6, 4), "f4"), ((8, 4), "f4")]
     assert all(np.isfinite(factor).all() for factor in server.factors)
 
@@ -216,12 +217,12 @@ def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     first = go_to(make(tmp_path / "parts", privacy=privacy), split)
     second = make(tmp_path / "parts", privacy=privacy, resume=True)
     assert second.finished_rounds == split
-    assert_bits(second.selection, first.selection)
+    assert_bits(second.rule.selection, first.rule.selection)
     if split < rounds:
         assert second.request(split + 1).digest == first.request(split + 1).digest
     go_to(second, rounds)
     assert_bits(second.factors, whole.factors)
-    assert_bits(second.selection, whole.selection)
+    assert_bits(second.rule.selection, whole.rule.selection)
     assert second.records == whole.records
 
 
@@ -303,8 +304,8 @@ def test_a_lower_rank_is_filled_up_on_the_wire_and_survives_a_checkpoint(tmp_pat
         assert_bits(sent[:, :2], factor)
         assert sent.shape[1] == SOLVER.rank
         assert not sent[:, 2:].any()
-    assert whole.reply_shapes(split + 1) == fixed.reply_shapes(split + 1)
-    assert whole.planned_events(split + 1) == fixed.planned_events(split + 1)
+    assert whole.rule.reply_shapes(split + 1) == fixed.rule.reply_shapes(split + 1)
+    assert whole.rule.planned_events(split + 1) == fixed.rule.planned_events(split + 1)
     with pytest.raises(StateError, match="auto-rank"):
         make(tmp_path, resume=True, privacy=PLANNED)
     again = make(tmp_path, resume=True, **given)
@@ -362,7 +363,7 @@ def test_a_sites_release_is_the_same_with_any_loss(cohort, loss):
     squared, other = with_loss("squared"), with_loss(loss)
     asked, again = squared.request(1), other.request(1)
     assert asked.digest == again.digest
-    assert squared.planned_events(1) == other.planned_events(1)
+    assert squared.rule.planned_events(1) == other.rule.planned_events(1)
     assert squared.privacy == other.privacy
     for site in cohort.sites:
         sent = [
@@ -419,14 +420,14 @@ def test_a_site_is_charged_what_the_server_planned(cohort, tmp_path, privacy):
     ]
     planned = []
     for number in range(1, server.rounds + 1):
-        wire, shapes = server.request(number).to_wire(), server.reply_shapes(number)
+        wire, shapes = server.request(number).to_wire(), server.rule.reply_shapes(number)
         sent = [client.fit(*wire) for client in clients]
         replies = [SiteReply.from_wire(arrays, config, shapes) for arrays, _, config in sent]
         server.close_round(number, replies, [])
-        for event in server.planned_events(number):
+        for event in server.rule.planned_events(number):
             name = event.name.replace("mode 1", "procedures").replace("mode 2", "diagnoses")
             planned.append((replace(event, name=name),))
-    assert server.planned_events(server.rounds) == ()  # and is not in the ledger
+    assert server.rule.planned_events(server.rounds) == ()  # and is not in the ledger
     for site in cohort.sites:
         with Ledger(tmp_path / "state" / site.name / site.name, create=False) as ledger:
             assert ledger.verify() == []

@@ -1,14 +1,18 @@
 """The server's computations, without messages and disks: one interface, two rules."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import account
+from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.paper import paper_rho
 from dpfact_flower.server.elastic import ElasticRule, elastic_average
 from dpfact_flower.server.patient import PatientRule
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
+from dpfact_flower.server.secure import slot_totals
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
@@ -70,3 +74,10 @@ def test_a_papers_run_costs_what_its_rounds_were_planned_for():
     assert [event.rho for event in events] == pytest.approx([paper_rho(PAPER, 6, 2)] * 12)
     assert account(events, PAPER.delta).headline.epsilon == pytest.approx(1.2)
     assert [e.name for e in rule.planned_events(3)] == ["round 3, mode 1", "round 3, mode 2"]
+
+
+def test_the_totals_of_slots_are_as_precise_as_a_sites_release():
+    planned, half = SimpleNamespace(own_sigma=2.0, count=2), 1 << 15
+    one, two = slot_totals(np.array([SIGMA, -3 * SIGMA, half, half - 1]), planned)
+    assert (one.site, one.arrays[0].tolist()) == ("slot-1", [2.0, -6.0])
+    assert (two.site, two.arrays[0].tolist()) == ("slot-2", [2.0 / (SIGMA >> 16), 0.0])

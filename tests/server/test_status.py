@@ -42,7 +42,7 @@ def times(monkeypatch):
 
 
 def close(it: Coordinator, number: int, sites, failures=()):
-    shapes = it.reply_shapes(number)
+    shapes = it.rule.reply_shapes(number)
     replies = [SiteReply(s, tuple(np.ones(shape, np.float32) for shape in shapes)) for s in sites]
     it.close_round(number, replies, failures)
 
@@ -86,7 +86,7 @@ def test_sites_stand_by_name_with_what_each_was_charged(tmp_path):
     assert north.last_seen == "2026-01-01T00:00:00+00:00"
     assert sites["away"].reason == "no answer within 9 s"
     for name, rounds in {"north": [1], "east": [2], "south": [1, 2], "away": []}.items():
-        events = [event for number in rounds for event in it.planned_events(number)]
+        events = [event for number in rounds for event in it.rule.planned_events(number)]
         cost = account(events, 1e-5).headline.epsilon if events else 0.0
         assert sites[name].epsilon == cost
         assert sites[name].epsilon_unused == 0
@@ -145,7 +145,7 @@ def test_a_rule_that_this_process_does_not_know_has_no_bound(tmp_path, monkeypat
 def test_on_arrival_each_reply_is_charged(tmp_path):
     it = begun(tmp_path, PAPER, OnArrival, aggregation="async", start="random", min_sites=1)
     close(it, 1, ("fast", "other", "slow"))
-    ones = tuple(np.ones(shape, np.float32) for shape in it.reply_shapes(2))
+    ones = tuple(np.ones(shape, np.float32) for shape in it.rule.reply_shapes(2))
     assert it.ask("slow")
     for _ in range(2):
         for site in ("fast", "other"):
@@ -156,6 +156,6 @@ def test_on_arrival_each_reply_is_charged(tmp_path):
     it.save()
     sites = {site.name: site for site in run_status(tmp_path).sites}
     assert [(s.used, s.unused, s.failed) for s in sites.values()] == [(3, 0, 0)] * 2 + [(1, 0, 0)]
-    once = account(it.planned_events(1), 1e-5).headline.epsilon
+    once = account(it.rule.planned_events(1), 1e-5).headline.epsilon
     assert sites["slow"].epsilon == pytest.approx(once)
     assert once < sites["fast"].epsilon

@@ -72,7 +72,7 @@ def ask(client, request) -> tuple[list[np.ndarray], dict]:
 
 def read(server: Coordinator, number: int, answer) -> SiteReply:
     """Return a reply as the server reads it."""
-    return SiteReply.from_wire(*answer, server.reply_shapes(number))
+    return SiteReply.from_wire(*answer, server.rule.reply_shapes(number))
 
 
 def close(server: Coordinator, number: int, answers) -> None:

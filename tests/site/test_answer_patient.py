@@ -50,7 +50,7 @@ def test_a_whole_run_sends_one_vector_a_round_and_spends_what_was_planned(data, 
     rows = rows_of(tmp_path)
     for number, (request, sent) in enumerate(seen, start=1):
         arrays = read(server, number, (sent, {"site": "site-1"})).arrays
-        assert [array.shape for array in arrays] == server.reply_shapes(number)
+        assert [array.shape for array in arrays] == server.rule.reply_shapes(number)
         assert len(arrays) == (0 if number == server.rounds else 1)
         assert all(array.dtype == np.float32 for array in arrays)
         assert request.round == number
@@ -105,7 +105,7 @@ def test_a_site_that_missed_rounds_answers_the_next(data, tmp_path):
     go_to(make_client(replace(data, name="other"), tmp_path / "other"), server, 2)
     late = make_client(data, tmp_path)
     answer = ask(late, server.request(3))
-    assert [a.shape for a in read(server, 3, answer).arrays] == server.reply_shapes(3)
+    assert [a.shape for a in read(server, 3, answer).arrays] == server.rule.reply_shapes(3)
     assert [row.round for row in rows_of(tmp_path)] == [3]
 
 
@@ -121,7 +121,7 @@ def untouched(monkeypatch) -> None:
 def test_the_cap_counts_the_whole_run_before_anything_is_spent(data, tmp_path, caplog, monkeypatch):
     """One release would fit the cap, but the whole run would not, so nothing is released."""
     server = make_server(data)
-    first = account(server.planned_events(1), 1e-5).headline.epsilon
+    first = account(server.rule.planned_events(1), 1e-5).headline.epsilon
     cap = 3.99
     assert first < cap
     untouched(monkeypatch)

@@ -85,7 +85,7 @@ def test_a_selection_that_changes_within_a_job_is_refused(data, tmp_path):
     server = make_server(data, CODES)
     client = make_client(data, tmp_path)
     go_to(client, server, 2)
-    wanted = server.selection
+    wanted = server.rule.selection
     server.rule.selection = tuple(
         np.sort(np.setdiff1d(np.arange(n, dtype=np.int32), kept[:1])[: len(kept)])
         for n, kept in zip((9, 12), wanted, strict=True)
