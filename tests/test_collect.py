@@ -22,16 +22,12 @@ CHARGED, REQUIRED, FREE = RoundPolicy(charged=True), RoundPolicy(True, True), Ro
 
 
 class Delayed(Clock, InProcessGrid):
-    """Nodes whose answers arrive after some seconds on this network's own clock."""
+    """Nodes whose `answer`s, of seconds and an answer, arrive then on this network's own clock."""
 
     def __init__(self) -> None:
         InProcessGrid.__init__(self, client_app, [{}])
         Clock.__init__(self)
         self._due: dict[str, tuple[float, Message]] = {}
-
-    def answer(self, node: int, message: Message) -> tuple[float, RecordDict | Error]:
-        """Return the seconds until a node answers, and the answer."""
-        raise NotImplementedError
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         ids = []

@@ -14,7 +14,7 @@ from dpfact_flower.estimation import codes
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import ElasticRule
 from dpfact_flower.server.history import Failure, read_history
-from dpfact_flower.server.on_arrival import OnArrival
+from dpfact_flower.server.on_arrival import OnArrival, _Site
 from dpfact_flower.server.rules import server_rules
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.tensor.triangle import strict_size
@@ -94,14 +94,14 @@ def test_sites_that_are_equally_fast_give_the_bits_of_a_run_in_step(sites):
 def test_a_round_counts_its_own_traffic():
     it = on_arrival()
     close(it, 1, "a")
-    it.count(bytes_down=3)
-    it.count(bytes_up=5)
+    it.count(bytes_down=3, bytes_up=5)
     it.take("a", reply("a", it.ask("a")))
     it.advance("a", 1.0)
     it.count(bytes_up=7)
     it.take("a", reply("a", it.ask("a")))
-    it.advance("a", 2.0)
-    assert [(r.bytes_down, r.bytes_up) for r in it.records[1:]] == [(3, 5), (0, 7)]
+    it.advance("a", 2.5)
+    found = [(r.bytes_down, r.bytes_up, r.seconds, r.quorum_seconds) for r in it.records[1:]]
+    assert found == [(3, 5, 1.0, 0.0), (0, 7, 1.5, 0.0)]
 
 
 def test_who_is_fast_does_not_count_more():
@@ -147,6 +147,8 @@ def test_who_is_fast_is_a_round_ahead_at_most_and_who_is_slow_goes_on_where_the_
     # ahead, and other sites of the same second may have arrived just before.
     stale = [each.staleness for r in it.records for each in r.arrivals if each.site == "slow"]
     assert [abs(n - 4 * s) <= 4 for n, s in zip(stale, [10, 10, 10, 9], strict=True)] == [True] * 4
+    last = [_Site(based=it._version + 1 - 3 * age) for age in (1, 2, 3, 5)]
+    assert [it._share(site, 3) for site in last] == [1, 1, 1 / 2, 1 / 4]  # of three sites
 
 
 def test_a_stale_reply_of_a_site_that_came_back_takes_nothing_from_what_it_said_since():
@@ -294,9 +296,8 @@ def test_who_goes_on_asks_the_very_same_again_and_ends_with_the_same_bits(tmp_pa
 
 
 def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():
-    privacy = PrivacySettings(patients=1000)
     with pytest.raises(SettingsError, match="aggregation: 'async' is for modes none and paper"):
-        OnArrival(SHAPE, solver=SOLVER, privacy=privacy, run=run_settings())
+        OnArrival(SHAPE, solver=SOLVER, privacy=PrivacySettings(patients=1000), run=run_settings())
     with pytest.raises(SettingsError, match="aggregation: 'async' needs the strategy"):
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings())
     with pytest.raises(SettingsError, match="grace: Flower's older strategies"):
