@@ -11,8 +11,7 @@ from flwr.clientapp import ClientApp
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError, answered
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import MessageError, QuorumError, SettingsError
-from dpfact_flower.legacy import DPFact as LegacyDPFact
+from dpfact_flower.errors import MessageError, QuorumError
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, read_signing_key
 from dpfact_flower.runtime.grid import InProcessGrid
@@ -205,11 +204,6 @@ def test_a_slot_s_total_is_the_sum_of_its_sites_statistics(tmp_path, monkeypatch
     for slot, total in enumerate(slots):
         np.testing.assert_allclose(total, sum(own[slot::2]), atol=0.05)
         assert np.abs(total).max() > 1
-
-
-def test_flowers_older_strategies_refuse():
-    with pytest.raises(SettingsError, match="one message for a round"):
-        LegacyDPFact((5, 7), solver=SOLVER, privacy=PRIVACY, run=RunSettings(sites=3, min_sites=3))
 
 
 # --- Real sites with their own keys -----------------------------------------------------------

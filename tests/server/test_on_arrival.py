@@ -302,6 +302,8 @@ def test_patient_mode_and_flowers_older_strategies_refuse_it_in_one_line():
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=run_settings())
     with pytest.raises(SettingsError, match="grace: Flower's older strategies"):
         legacy.DPFact(SHAPE, solver=SOLVER, privacy=NONE, run=RunSettings(grace=5.0))
+    with pytest.raises(SettingsError, match="secure-sums: Flower's older strategies have one mess"):
+        legacy.DPFact(SHAPE, privacy=PrivacySettings(secure_sums=True), run=RunSettings(sites=3))
     with pytest.raises(SettingsError, match="grace: has no meaning with aggregation 'async'"):
         run_settings(grace=5.0)
 
