@@ -48,19 +48,18 @@ def make(folder=None, *, resume=False, privacy=CODES, **run) -> Coordinator:
     )  # fmt: skip
 
 
-def make_replies(server, number, sites="abc", times=10) -> list[SiteReply]:
+def make_replies(rule, number, sites="abc", times=10) -> list[SiteReply]:
     """Make the sites' replies, with arbitrary statistics that are the same for the same request."""
 
     def reply(site):
-        rng = np.random.default_rng([number, *site.encode()])
-        shapes = server.rule.reply_shapes(number)
+        rng, shapes = np.random.default_rng([number, *site.encode()]), rule.reply_shapes(number)
         return SiteReply(site, tuple((times * rng.random(s)).astype(np.float32) for s in shapes))
 
     return [reply(site) for site in sites]
 
 
 def close(server: Coordinator, number: int, sites="abc", failures=()):
-    return server.close_round(number, make_replies(server, number, sites), failures)
+    return server.close_round(number, make_replies(server.rule, number, sites), failures)
 
 
 def go_to(server: Coordinator, last: int) -> Coordinator:
@@ -120,9 +119,9 @@ def test_planned_events_are_the_plans():
         assert seeded.seeded
 
 
-def make_counts(server) -> list[SiteReply]:
+def make_counts(rule) -> list[SiteReply]:
     """Make replies of round 1 that are far above the noise."""
-    return make_replies(server, 1, times=10_000)
+    return make_replies(rule, 1, times=10_000)
 
 
 def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_the_end():
@@ -136,7 +135,7 @@ def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_th
             assert_bits(request.anchors, server.factors)
             learned = [server.rule.state()[f"factor_{mode}"] for mode in (1, 2)]
             assert_bits(server.factors, unweighted(learned, weights))
-        replies = make_counts(server) if number == 1 else make_replies(server, number)
+        replies = make_counts(server.rule) if number == 1 else make_replies(server.rule, number)
         server.close_round(number, replies, ())
 
 
@@ -317,7 +316,7 @@ def test_a_lower_rank_is_filled_up_on_the_wire_and_survives_a_checkpoint(tmp_pat
 @pytest.mark.usefixtures("two_exist")
 def test_what_sites_add_for_a_dropped_phenotype_changes_nothing():
     noisy, clean = (go_to(make(privacy=PLANNED, auto_rank=True), 1) for _ in range(2))
-    replies = make_replies(noisy, 2)
+    replies = make_replies(noisy.rule, 2)
     clean.close_round(2, replies, ())
     for reply in replies:
         product = reply.arrays[0][: SHAPE[0] * SOLVER.rank].reshape(SHAPE[0], SOLVER.rank)
