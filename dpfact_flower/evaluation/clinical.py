@@ -26,7 +26,7 @@ from dpfact_flower.errors import MissingDependencyError
 from dpfact_flower.evaluation.membership import leading_codes, mode_presence
 from dpfact_flower.evaluation.summary import Coherence
 from dpfact_flower.tensor import SparseTensor
-from dpfact_flower.tensor.cp import unit_columns
+from dpfact_flower.tensor.cp import Matrices, unit_columns
 
 LEADING_CODES = 5
 """Number of a phenotype's leading codes in each mode: the codes with the largest weights."""
@@ -38,7 +38,6 @@ _MOST_CODES = 500
 """Largest number of codes in known pairs. If more codes have a group, a random sample is used."""
 _DIGITS = 9
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
-Dense = tuple[NDArray[np.float64], ...]
 
 
 @dataclass(frozen=True)
@@ -103,15 +102,6 @@ class ClinicalMeasures:
         """Number of phenotypes with a significant enrichment."""
         return sum(enrichment.is_about for enrichment in self.enrichments)
 
-    @property
-    def sentence(self) -> str:
-        """Summary of the measures for a clinician."""
-        kind, be = self.classification.split(" (")[0], "is" if self.about == 1 else "are"
-        return (
-            f"{self.about} of {len(self.enrichments)} patterns {be} about one {kind}; "
-            f"with codes shuffled at random: {self.about_by_chance:.1f}."
-        )
-
 
 def clinical_measures(
     features: Sequence[NDArray[Any]], vocabularies: Sequence[Vocabulary]
@@ -153,7 +143,7 @@ def about(measures: Sequence[ClinicalMeasures], phenotype: int) -> list[str]:
     return [each.group if each and each.is_about else "" for each in own]
 
 
-def dealt(model: Dense, rng: np.random.Generator) -> Dense:
+def dealt(model: Matrices, rng: np.random.Generator) -> Matrices:
     """Shuffle each code's weights among the phenotypes."""
     return tuple(rng.permuted(factor, axis=1) for factor in model)
 
@@ -209,7 +199,7 @@ def known_pairs(features: Sequence[NDArray[Any]], classification: Classification
 
 
 def _measured(
-    model: Dense, vocabularies: Sequence[Vocabulary], known: Classification
+    model: Matrices, vocabularies: Sequence[Vocabulary], known: Classification
 ) -> ClinicalMeasures:
     rng = np.random.default_rng(0)
     others = [dealt(model, rng) for _ in range(DRAWS)]

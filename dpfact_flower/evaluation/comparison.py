@@ -23,7 +23,8 @@ from dpfact_flower.evaluation.run_folder import read_model, read_summary
 from dpfact_flower.evaluation.summary import AUC, RunSpending, Summary
 from dpfact_flower.evaluation.tables import Pair, Replication
 from dpfact_flower.privacy import SEEDED_CLAIM, rounded_up
-from dpfact_flower.tensor.cp import match_columns
+from dpfact_flower.tensor import Factors
+from dpfact_flower.tensor.cp import Matrices, match_columns
 
 _CHANCES = 20
 _CHANCE_LEVEL = 95
@@ -31,8 +32,7 @@ _DIGITS = 6
 """Number of decimals to which cosines are rounded, so that equal cosines compare as equal."""
 FAIR = 0.85
 """Cosine above which two columns count as similar (Lorenzo-Seva and ten Berge, 2006)."""
-Model = tuple[tuple[NDArray[np.float32], ...], tuple[Vocabulary, ...]]
-Dense = tuple[NDArray[np.float64], ...]
+Model = tuple[Factors, tuple[Vocabulary, ...]]
 
 
 def comparison(folders: Sequence[Path]) -> str:
@@ -55,7 +55,7 @@ def columns(summary: Summary, model: GlobalModel) -> dict[str, str]:
         each.classification: f"{each.about} of {model.rank}"
         for each in clinical_measures(model.factors, model.vocabularies)
     }
-    first = measured.prediction.overall if measured and measured.prediction else None
+    first = next((p.overall for p in measured.predictions.values()), None) if measured else None
     known = {
         "data": summary.name,
         "sites": str(summary.sites),
@@ -183,24 +183,22 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:
     """Match a run's phenotypes with those of other runs that have the same modes."""
-    ours = read_model(folder)
-    return tuple(_replication(ours, other) for other in others)
+    ours, found = read_model(folder), []
+    for other in others:
+        left, right = _aligned(ours, read_model(other), other)
+        match, chance = match_columns(left, right), by_chance(left, right)
+        fair = round(FAIR ** len(left), _DIGITS)
+        pairs = [
+            Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
+            for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
+        ]
+        pairs.sort(key=lambda pair: pair.number)
+        how = protection(read_summary(other))
+        found.append(Replication(other.resolve().name, how, left[0].shape[1], tuple(pairs)))
+    return tuple(found)
 
 
-def _replication(ours: Model, other: Path) -> Replication:
-    left, right = _aligned(ours, read_model(other), other)
-    match, chance = match_columns(left, right), by_chance(left, right)
-    fair = round(FAIR ** len(left), _DIGITS)
-    pairs = [
-        Pair(int(mine) + 1, int(its) + 1, round(float(cosine), _DIGITS), fair, chance[mine])
-        for mine, its, cosine in zip(match.estimate, match.truth, match.cosines, strict=True)
-    ]
-    pairs.sort(key=lambda pair: pair.number)
-    how = protection(read_summary(other))
-    return Replication(other.resolve().name, how, left[0].shape[1], tuple(pairs))
-
-
-def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
+def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Matrices, Matrices]:
     """Return both models, each with a row for every code that is in either model."""
     names = [[v.name for v in lists] for _, lists in (ours, theirs)]
     if names[0] != names[1]:
@@ -216,7 +214,7 @@ def _aligned(ours: Model, theirs: Model, other: Path) -> tuple[Dense, Dense]:
     return tuple(left), tuple(right)
 
 
-def by_chance(ours: Dense, theirs: Dense) -> list[float]:
+def by_chance(ours: Matrices, theirs: Matrices) -> list[float]:
     """Compute each phenotype's `Pair.chance` by matching it with mixed-up phenotypes."""
     partners: list[list[float]] = [[] for _ in range(ours[0].shape[1])]
     for shift in range(1, min(theirs[0].shape[1], _CHANCES + 1)):

@@ -56,9 +56,6 @@ from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.cp import CPModel, factor_match_score
 from dpfact_flower.tensor.error import SquaredError
 
-PAPER_BYTES_PER_SECOND = 15e6
-"""Transfer rate that the paper assumes, 15 MB/s."""
-
 
 def summarise(
     coordinator: Coordinator,
@@ -109,17 +106,14 @@ def _exchange(coordinator: Coordinator) -> Exchange:
     (consensus ADMM), a site also sends the multipliers of its constraints.
     """
     records = coordinator.records
-    up = sum(record.bytes_up for record in records)
-    down = sum(record.bytes_down for record in records)
     replies = sum(len(record.sites) for record in records)
     factors = 8 * coordinator.solver.rank * sum(len(factor) for factor in coordinator.factors)
     return Exchange(
-        bytes_up=up,
-        bytes_down=down,
+        bytes_up=sum(record.bytes_up for record in records),
+        bytes_down=sum(record.bytes_down for record in records),
         seconds=sum(record.seconds for record in records),
         bytes_paper=2 * factors * replies,
         bytes_trip=3 * factors * replies,
-        transfer_seconds_at_15_MB_s=(up + down) / PAPER_BYTES_PER_SECOND,
         failures=sum(len(record.failures) for record in records),
     )
 
@@ -329,7 +323,6 @@ def _errors(
         rmse=rmse.all_cells,
         fit=last.fit,
         rmse_nonzeros=rmse.nonzeros,
-        rmse_authors=rmse.authors,
         error_by_round=tuple(
             RoundErrors(n, **asdict(error.rmse), fit=error.fit) for n, error in pooled.items()
         ),

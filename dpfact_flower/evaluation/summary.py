@@ -69,7 +69,6 @@ class Exchange:
     seconds: float
     bytes_paper: int
     bytes_trip: int
-    transfer_seconds_at_15_MB_s: float  # noqa: N815 - the key in the file
     failures: int
 
 
@@ -80,7 +79,6 @@ class RoundErrors:
     round: int
     all_cells: float
     nonzeros: float | None
-    authors: float
     fit: float
 
 
@@ -96,12 +94,11 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models on all data. The first four fields are for the last round."""
+    """Errors of the sites' own models on all data. The first three fields are for the last round."""
 
     rmse: float
     fit: float
     rmse_nonzeros: float
-    rmse_authors: float
     error_by_round: tuple[RoundErrors, ...]
     solver_seconds: float
     per_site_data: tuple[SiteFit, ...]
@@ -171,11 +168,6 @@ class Measured:
     fit_shared: float
     fit_frequencies: float
     coherence: Coherence | None
-
-    @property
-    def prediction(self) -> OutcomePrediction | None:
-        """The prediction of the first label, if there is a label."""
-        return next(iter(self.predictions.values()), None)
 
     @property
     def is_uninformative(self) -> bool:

@@ -11,16 +11,13 @@ from dpfact_flower.tensor.sparse import SparseTensor
 
 @dataclass(frozen=True)
 class RMSE:
-    """Three root mean square errors that must not be confused."""
+    """Two root mean square errors that must not be confused."""
 
     all_cells: float
     """Error over all cells, zeros included: ||X - M|| / sqrt(cells)."""
     nonzeros: float | None
     """Error over the non-zero cells only, whatever the model's values elsewhere, or None if this
     error was not measured."""
-    authors: float
-    """||X - M|| / sqrt(nnz), as in the authors' published code. This number is not a mean and
-    serves only to reproduce the authors' results."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,11 @@ class SquaredError:
 
     @property
     def rmse(self) -> RMSE:
-        """The three root mean square errors."""
+        """The root mean square errors."""
         self._need_nonzeros()
         return RMSE(
             all_cells=math.sqrt(self.all_cells / self.cells),
             nonzeros=None if self.nonzeros is None else math.sqrt(self.nonzeros / self.nnz),
-            authors=math.sqrt(self.all_cells / self.nnz),
         )
 
     @property

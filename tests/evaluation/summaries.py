@@ -23,7 +23,7 @@ DEPLOYED = Summary(
     row_unit="patient", claim=NO_CLAIM, spent=None, measured=None,
     exchange=Exchange(
         bytes_up=1_234_567, bytes_down=999, seconds=7500.0, bytes_paper=2_000_000_000,
-        bytes_trip=3_000_000_000, transfer_seconds_at_15_MB_s=0.082, failures=0,
+        bytes_trip=3_000_000_000, failures=0,
     ),
 )  # fmt: skip
 
@@ -47,9 +47,9 @@ SPENT = RunSpending(
 OVERALL = GroupAUC("overall", 50, AUC(0.7881, 0.012), AUC(0.8124, 0.01), AUC(0.6, 0.02))
 NOBODY = GroupAUC("south", 5, reason="fewer than 5 patients with it, or without it")
 ERRORS = Errors(
-    rmse=0.00514489, fit=-0.0125, rmse_nonzeros=0.124, rmse_authors=0.13, solver_seconds=0.5,
+    rmse=0.00514489, fit=-0.0125, rmse_nonzeros=0.124, solver_seconds=0.5,
     error_by_round=(
-        RoundErrors(1, 0.1, 0.2, 0.3, -0.5), RoundErrors(2, 0.00514489, 0.124, 0.13, -0.0125),
+        RoundErrors(1, 0.1, 0.2, -0.5), RoundErrors(2, 0.00514489, 0.124, -0.0125),
     ),
     per_site_data=(SiteFit("north", 45, 1200, 0.1), SiteFit("south", 1005, 34, -0.2)),
 )  # fmt: skip

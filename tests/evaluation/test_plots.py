@@ -34,7 +34,7 @@ def marks(axes, label):
 
 def measured_in(*rounds):
     """Return a summary with errors after these rounds. Round 2 has no error over non-zeros."""
-    errors = (RoundErrors(n, 1 / n, None if n == 2 else 2 / n, 9.0, 1 - 1 / n) for n in rounds)
+    errors = (RoundErrors(n, 1 / n, None if n == 2 else 2 / n, 1 - 1 / n) for n in rounds)
     measured = replace(MEASURED, errors=replace(ERRORS, error_by_round=tuple(errors)))
     return replace(SIMULATED, measured=measured)
 

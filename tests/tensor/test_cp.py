@@ -51,8 +51,6 @@ def test_errors_agree_with_a_dense_reference(shape, signed):
     rmse = error.rmse
     assert rmse.all_cells == pytest.approx(math.sqrt(np.mean((x - m) ** 2)), rel=1e-12)
     assert rmse.nonzeros == pytest.approx(math.sqrt(np.mean((x - m)[x > 0] ** 2)), rel=1e-12)
-    authors = np.linalg.norm(x - m) / math.sqrt(np.count_nonzero(x))
-    assert rmse.authors == pytest.approx(authors, rel=1e-12)
     fit = 1 - np.linalg.norm(x - m) ** 2 / np.linalg.norm(x) ** 2
     assert error.fit == pytest.approx(fit, rel=1e-12)
 
@@ -85,7 +83,7 @@ def test_errors_of_sites_add_up_to_the_error_of_their_union():
         total = total + part.squared_error(tensor.select_patients(rows))
     whole = model.squared_error(tensor)
     assert (total.cells, total.nnz) == (whole.cells, whole.nnz)
-    for name in ("all_cells", "nonzeros", "authors"):
+    for name in ("all_cells", "nonzeros"):
         assert getattr(total.rmse, name) == pytest.approx(getattr(whole.rmse, name), rel=1e-12)
     assert total.fit == pytest.approx(whole.fit, rel=1e-12)
 
