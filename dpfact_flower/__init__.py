@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dpfact_flower.data.vocabulary import Vocabulary as Vocabulary
     from dpfact_flower.errors import DPFactError as DPFactError
     from dpfact_flower.evaluation.model import GlobalModel as GlobalModel
+    from dpfact_flower.notebook.federated import DPFactPhenotyper as DPFactPhenotyper
     from dpfact_flower.notebook.federated import federate as federate
-    from dpfact_flower.notebook.phenotyper import DPFactPhenotyper as DPFactPhenotyper
     from dpfact_flower.notebook.run import Run as Run
     from dpfact_flower.runtime.grid import InProcessGrid as InProcessGrid
     from dpfact_flower.runtime.serve import write_run as write_run
@@ -40,7 +40,7 @@ _HOMES = {
     "DPFact": "strategy",
     "DPFactClient": "client_app",
     "DPFactError": "errors",
-    "DPFactPhenotyper": "notebook.phenotyper",
+    "DPFactPhenotyper": "notebook.federated",
     "GlobalModel": "evaluation.model",
     "InProcessGrid": "runtime.grid",
     "PrivacySettings": "settings",

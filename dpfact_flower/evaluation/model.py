@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
-from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.membership import column_norms, column_shares, has_phenotype, scores
+from dpfact_flower.evaluation.page import library
 from dpfact_flower.evaluation.run_folder import (
     SUMMARY,
     read_config,
@@ -92,7 +93,7 @@ class Memberships:
     def to_frame(self, *, has: bool = False) -> DataFrame:
         """Return the scores, or the mask `has`, as a pandas DataFrame indexed by patient."""
         values = self.has if has else self.scores
-        return pandas().DataFrame(values, index=self.patients, columns=self.names)
+        return library("pandas").DataFrame(values, index=self.patients, columns=self.names)
 
     def write(self, path: Path) -> None:
         """Write each patient's phenotypes and scores to a CSV file that only its owner can read."""
@@ -178,7 +179,7 @@ class GlobalModel:
 
     def to_frame(self, *, top: int | None = None) -> DataFrame:
         """Return `rows` as a pandas DataFrame."""
-        return pandas().DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
+        return library("pandas").DataFrame(self.rows(top=top), columns=[*CodeRow.__annotations__])
 
     def memberships(self, site: SiteData) -> Memberships:
         """Fit a site's patients, old or new, to the phenotypes, which do not change.
@@ -246,17 +247,6 @@ class GlobalModel:
             positions.append(at)
             features.append(np.ascontiguousarray(factor[rows]))
         return positions, tuple(features)
-
-
-def pandas() -> Any:
-    """Import pandas, or raise a MissingDependencyError that says how to install pandas."""
-    try:
-        import pandas  # noqa: PLC0415 - optional, and slow to import
-    except ImportError:
-        raise MissingDependencyError(
-            'a DataFrame needs pandas: pip install "dpfact-flower[report]"'
-        ) from None
-    return pandas
 
 
 # --- CSV ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,30 +28,39 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent / "templates"
 _WIDTH = 9.6
 """Width of figures, in inches."""
+BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
+THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
+"""Colours that a page replaces with its own CSS variables, for dark screens."""
+STYLE: Any = {  # matplotlib's own type lists the names of all settings
+    "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
+    "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6,
+    "svg.fonttype": "none", "svg.hashsalt": "dpfact-flower",
+}  # fmt: skip
+"""Settings of matplotlib for reports. Notebooks keep their own settings."""
 
 
-def check_libraries() -> None:
-    """Check that matplotlib and Jinja2 are installed."""
+def library(name: str) -> Any:
+    """Import a library that is optional and slow to import, or say how to install it."""
     try:
-        import jinja2  # noqa: F401, PLC0415
-        import matplotlib  # noqa: F401, PLC0415
+        return import_module(name)
     except ImportError as error:
         raise MissingDependencyError(
-            f'{error.name} is not installed; a report needs: pip install "dpfact-flower[report]"'
+            f'{error.name} is not installed; install it with: pip install "dpfact-flower[report]"'
         ) from None
 
 
 @contextmanager
 def belonging(folder: Path) -> Iterator[None]:
     """Raise a `DataError` about the folder if its files are damaged or inconsistent."""
-    check_libraries()
-    from jinja2 import UndefinedError  # noqa: PLC0415
-
+    library("matplotlib")
+    undefined = library("jinja2").UndefinedError
     try:
         yield
     except DPFactError:
         raise
-    except (LookupError, TypeError, ValueError, ArithmeticError, UndefinedError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, undefined) as error:
         raise DataError(
             f"{folder}: its files are damaged, or do not belong together ({type(error).__name__})"
         ) from error
@@ -58,9 +68,9 @@ def belonging(folder: Path) -> Iterator[None]:
 
 def write_page(out: Path, template: str, content: Mapping[str, Any]) -> Path:
     """Fill in a template file, and write a page that only its owner can read."""
-    import jinja2  # noqa: PLC0415
     from markupsafe import Markup  # noqa: PLC0415
 
+    jinja2 = library("jinja2")
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -87,13 +97,10 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
     from markupsafe import Markup, escape  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    from dpfact_flower.evaluation import plots  # noqa: PLC0415
-
-    style: Any = plots.STYLE  # matplotlib's own type lists the names of all settings
     file = io.StringIO()
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the bytes
-        matplotlib.rcParams.update(style)
+        matplotlib.rcParams.update(STYLE)
         drawn = Figure(figsize=(_WIDTH, height), layout="constrained")
         places = drawn.subplots(1, len(panels), squeeze=False)[0]
         for axes, draw in zip(places, panels, strict=True):
@@ -103,7 +110,7 @@ def figure(name: str, label: str, height: float, *panels: Callable[[Axes], None]
     text = file.getvalue()
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text[text.index("<svg") :])  # not needed in HTML
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", text)
-    for colour, variable in plots.THEME.items():
+    for colour, variable in THEME.items():
         text = text.replace(colour, f"var({variable})")
     return Markup(text.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
 

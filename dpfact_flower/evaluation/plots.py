@@ -8,33 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from dpfact_flower.errors import DataError, MissingDependencyError, shown
+from dpfact_flower.errors import DataError, shown
 from dpfact_flower.evaluation.model import CodeRow
+from dpfact_flower.evaluation.page import BLUE, GREEN, INK, ORANGE
 from dpfact_flower.evaluation.summary import AUC, GroupAUC, OutcomePrediction, RunSpending, Summary
 from dpfact_flower.evaluation.tables import SiteUsage
 from dpfact_flower.server.history import RoundRecord
-
-try:
-    from matplotlib.axes import Axes
-    from matplotlib.ticker import MaxNLocator
-except ImportError:
-    raise MissingDependencyError(
-        'matplotlib is not installed; install it with: pip install "dpfact-flower[report]"'
-    ) from None
-
-BLUE, ORANGE, GREEN, INK, LINE = "#0072b2", "#d55e00", "#009e73", "#1b2733", "#c9d1da"
-THEME = {BLUE: "--blue", ORANGE: "--orange", GREEN: "--green", INK: "--ink", LINE: "--line"}
-"""Colours that a page replaces with its own CSS variables, for dark screens."""
-
-STYLE: dict[str, Any] = {
-    "font.size": 9, "axes.titlesize": 10, "axes.titlelocation": "left", "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK,
-    "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK, "ytick.color": INK,
-    "axes.grid": True, "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6,
-    "svg.fonttype": "none", "svg.hashsalt": "dpfact-flower",
-}  # fmt: skip
-"""Settings of matplotlib for reports. Notebooks keep their own settings."""
 
 ERRORS = {
     "all_cells": "RMSE over all cells",

@@ -37,7 +37,6 @@ from dpfact_flower.evaluation.tables import (
     certainty,
     pairs_of,
 )
-from dpfact_flower.privacy.guarantee import NOT_COVERED
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
@@ -58,14 +57,13 @@ _MANY_LISTS = 60
 """Number of code lists (phenotypes times modes) above which each list is half as long."""
 
 
-def write_report(folder: Path) -> Path:
-    """Write ``report.html`` for a finished run. Only the owner of the file can read it.
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write a finished run's ``report.html``, or `out`. Only the owner of the file can read it.
 
     After a deployment, the report omits all measures that need the sites' data.
     """
-    folder = Path(folder)
     with belonging(folder):
-        return write_page(folder / REPORT, "report.html.j2", _content(folder))
+        return write_page(out or folder / REPORT, "report.html.j2", _content(folder))
 
 
 def _content(folder: Path) -> dict[str, Any]:
@@ -113,7 +111,6 @@ def _content(folder: Path) -> dict[str, Any]:
         else clinical.clinical_measures(model.factors, model.vocabularies),
         "draws": clinical.DRAWS,
         "guarantees": _guarantees(summary),
-        "not_covered": NOT_COVERED,
         "records": records,
         "failures": _failures(records),
         "arrivals": _arrivals(records),
@@ -132,12 +129,10 @@ def _content(folder: Path) -> dict[str, Any]:
 
 def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
     """Return each distinct `SiteSpending`, with the names of the sites that have it."""
-    rows: list[tuple[SiteSpending, list[str]]] = []
+    rows: dict[str, tuple[SiteSpending, list[str]]] = {}
     for site, spent in summary.spent.per_site.items() if summary.spent else ():
-        if not any(own == spent for own, _ in rows):
-            rows.append((spent, []))
-        next(sites for own, sites in rows if own == spent).append(site)
-    return rows
+        rows.setdefault(repr(spent), (spent, []))[1].append(site)
+    return list(rows.values())
 
 
 def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
-from dpfact_flower.evaluation.page import check_libraries, write_page
+from dpfact_flower.evaluation.page import library, write_page
 from dpfact_flower.evaluation.prose import leading, titles
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
@@ -253,7 +254,7 @@ def new_files(folder: Path, out: Path) -> list[Path]:
 
     Refuse files that already exist, and files in the run's `folder`.
     """
-    check_libraries()
+    library("jinja2")
     files = [out.with_name(out.name + part) for part in (".csv", ".html", _KEY)]
     if out.resolve().parent.is_relative_to(folder.resolve()):
         raise SettingsError("--out: is in the run's folder, which others may read; write elsewhere")
@@ -272,7 +273,7 @@ def read_key(path: Path, kind: type[K], folder: Path) -> K:
     """Read a sheet's key, and check that the key belongs to the run in `folder`."""
     if not path.exists():
         raise DataError(f"{path}: no such file; it was written together with the sheet (see --out)")
-    key = read_json_as(path, lambda content: parse_as(kind, content))
+    key = read_json_as(path, partial(parse_as, kind))
     if key.model != digest(folder):
         raise DataError(f"{path}: belongs to a run other than {folder}")
     return key

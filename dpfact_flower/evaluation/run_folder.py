@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -99,8 +100,7 @@ def write_phenotypes(folder: Path, phenotypes: SharedPhenotypes) -> None:
 
 def read_phenotypes(folder: Path) -> SharedPhenotypes:
     """Read ``phenotypes.json``."""
-    path = folder / PHENOTYPES
-    return read_json_as(path, lambda content: parse_as(SharedPhenotypes, content))
+    return read_json_as(folder / PHENOTYPES, partial(parse_as, SharedPhenotypes))
 
 
 def write_replications(folder: Path, runs: Sequence[Replication]) -> None:
@@ -113,7 +113,7 @@ def read_replications(folder: Path, rank: int) -> tuple[Replication, ...]:
     path = folder / BESIDE
     if not path.exists():
         return ()
-    runs = read_json_as(path, lambda content: parse_as(tuple[Replication, ...], content))
+    runs = read_json_as(path, partial(parse_as, tuple[Replication, ...]))
     if any(run.rank != rank for run in runs):
         raise DataError(f"{path}: belongs to another model; write it again: dpfact report --beside")
     return runs
@@ -173,7 +173,7 @@ def read_names(folder: Path, rank: int) -> Names:
         return Names()
     content = _parsed(path, tomllib.loads, "TOML")
     with _naming(path):
-        return _checked(parse_as(Names, content), rank)
+        return checked_names(parse_as(Names, content), rank)
 
 
 def write_name(folder: Path, number: int, name: str, rank: int) -> None:
@@ -192,13 +192,13 @@ def _write_names(folder: Path, names: Names, rank: int) -> None:
     def known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:  # TOML does not have None
         return {name: value for name, value in fields if value is not None}
 
-    tables = asdict(_checked(names, rank), dict_factory=known)
+    tables = asdict(checked_names(names, rank), dict_factory=known)
     text = {title: {str(n): own[n] for n in sorted(own)} for title, own in tables.items()}
     with replacing(folder / NAMES) as file:
         file.write(tomli_w.dumps(text).encode())
 
 
-def _checked(names: Names, rank: int) -> Names:
+def checked_names(names: Names, rank: int) -> Names:
     """Check `names`, and return them without empty names."""
     for number in (*names.phenotypes, *names.reviewed):
         if number not in range(1, rank + 1):

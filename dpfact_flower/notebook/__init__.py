@@ -1,5 +1,5 @@
 """Python interface of DPFact: a scikit-learn estimator, and runs on data in memory.
 
 `federated` runs DPFact on sites in memory. `run` presents the results as values, DataFrames and
-plots. `phenotyper` contains the estimator `DPFactPhenotyper`.
+plots.
 """

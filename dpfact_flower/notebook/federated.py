@@ -1,14 +1,20 @@
-"""`federate`: a whole run in this process, on sites in memory or from a run config.
+"""A whole run in this process: `federate`, and the scikit-learn estimator `DPFactPhenotyper`.
 
 A site in memory is one of this package's types, another library's tensor or matrix, or a DataFrame.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, check_non_negative, validate_data
 
 from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.readers import frames
@@ -16,6 +22,8 @@ from dpfact_flower.data.site_data import Cohort, SiteData
 from dpfact_flower.data.tables import columns_of
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
+from dpfact_flower.evaluation.model import GlobalModel, Memberships
+from dpfact_flower.evaluation.page import library
 from dpfact_flower.machine.files import private_scratch
 from dpfact_flower.machine.logs import flower_quiet
 from dpfact_flower.notebook.run import Run
@@ -23,6 +31,9 @@ from dpfact_flower.runtime import serve as runtime
 from dpfact_flower.runtime.config import RunConfig
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.tensor.sparse import SparseTensor, as_tensor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def federate(
@@ -200,17 +211,9 @@ def is_site(given: Any) -> bool:
 
 def holds_sites(given: Any) -> bool:
     """Return whether an object is a collection of sites."""
-    parts = given.values() if isinstance(given, Mapping) else given
     return isinstance(given, (Cohort, Mapping)) or (
-        isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_site, parts))
+        isinstance(given, (list, tuple)) and len(given) > 0 and all(map(is_site, given))
     )
-
-
-def is_matrix(given: Any) -> bool:
-    """Return whether an object is a plain matrix with a row per patient and a column per code."""
-    if isinstance(given, (Cohort, SiteData, SparseTensor)) or frames.holds_events(given):
-        return False
-    return len(getattr(given, "shape", ())) == 2 and not hasattr(given, "subs")
 
 
 def rows_of(given: Any) -> tuple[str, ...] | None:
@@ -255,11 +258,10 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         )
     if codes := columns_of(given):  # a frame with a row per patient
         lists = vocabularies or (Vocabulary(ONE_MODE, tuple(codes)),)
-        if hasattr(given, "to_numpy"):  # pandas or polars
-            cells = given.to_numpy()
-        else:  # DuckDB or Arrow
-            held = given.fetchnumpy() if hasattr(given, "fetchnumpy") else given
-            cells = np.column_stack([held[code] for code in codes])
+        if hasattr(given, "fetchnumpy"):  # DuckDB
+            cells = np.column_stack([*given.fetchnumpy().values()])
+        else:  # pandas, polars or Arrow
+            cells = np.asarray(given)
         try:
             tensor = as_tensor(cells)
         except DataError as error:
@@ -269,3 +271,211 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
     tensor = as_tensor(given)
     return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
+
+
+# --- The estimator --------------------------------------------------------------------------------
+
+
+class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed
+    """A scikit-learn estimator for phenotypes that sites learn together.
+
+    `fit` performs a whole federated run in this process, with the noise that the privacy mode
+    requires. `transform` fits old or new patients to the phenotypes. No privacy guarantee covers
+    the resulting scores, so only the site that holds the patients may see their scores.
+
+    Parameters
+    ----------
+    rank : int
+    privacy : {"patient", "none", "paper"}
+        "patient" gives each patient a proven guarantee. "none" gives no protection.
+    epsilon, delta : float
+        Privacy parameters of one `fit`.
+    rounds : int
+        Number of federated rounds. Patient mode ignores this setting and plans the number itself.
+    random_state : int, RandomState instance or None
+        Public seed. Noise has no seed, so two fits with noise always differ.
+    vocabularies, window_days
+        See `dpfact_flower.notebook.federated.as_cohort`.
+    state_dir, max_epsilon
+        See `dpfact_flower.federate`. Without `state_dir`, **a ledger lasts for one fit**: each fit
+        spends `epsilon` again on the same patients, and no ledger records the total.
+        Cross-validation with k folds needs k fits.
+    settings : mapping, optional
+        Any other settings of a run, with underscores; see ``dpfact settings``. In patient mode,
+        ``patients`` should be a public estimate. Without an estimate, the plan uses the exact
+        number of patients, and treats this number as public.
+
+    Attributes
+    ----------
+    model_ : GlobalModel
+        The phenotypes, with their codes.
+    vocabularies_ : tuple of Vocabulary
+        The code lists that `fit` used. In patient mode the model may have only some of these codes.
+    components_ : ndarray of float32, shape (rank, codes)
+        The phenotypes as rows, with all feature modes side by side; see `codes_`.
+    codes_ : ndarray of str, shape (codes,)
+        Names of the columns of `components_`: ``mode=code``, or only the code if there is one mode.
+    run_ : Run
+        The run, with its `guarantee`, ledger and history.
+    n_features_in_ : int
+        Number of columns, if the patients were given as a matrix.
+    feature_names_in_ : ndarray of str
+        Names of the columns, if the matrix had any.
+
+    Notes
+    -----
+    Sites and cohorts can be indexed by patient, so both can be cross-validated directly. `y` and
+    sample weights are not used.
+
+    Examples
+    --------
+    >>> from dpfact_flower import DPFactPhenotyper
+    >>> X = [[3, 2, 0, 0], [4, 3, 0, 0], [0, 0, 2, 5], [0, 0, 1, 3]]
+    >>> found = DPFactPhenotyper(rank=2, privacy="none").fit(X)
+    >>> found.transform(X).shape
+    (4, 2)
+    """
+
+    def __init__(
+        self,
+        rank: int = 12,
+        *,
+        privacy: str = "patient",
+        epsilon: float = 4.0,
+        delta: float = 1e-5,
+        rounds: int = 40,
+        random_state: int | np.random.RandomState | None = 0,
+        vocabularies: Sequence[Vocabulary] | None = None,
+        window_days: int | None = 30,
+        state_dir: str | Path | None = None,
+        max_epsilon: float = 0.0,
+        settings: Mapping[str, Scalar] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.privacy = privacy
+        self.epsilon = epsilon
+        self.delta = delta
+        self.rounds = rounds
+        self.random_state = random_state
+        self.vocabularies = vocabularies
+        self.window_days = window_days
+        self.state_dir = state_dir
+        self.max_epsilon = max_epsilon
+        self.settings = settings
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Run DPFact on the sites.
+
+        Parameters
+        ----------
+        X : sites, in any of the forms of `dpfact_flower.notebook.federated.as_cohort`
+            A matrix with a row per patient is one site.
+        """
+        self.run_: Run = federate(
+            sites=self._cohort(X, reset=True),
+            measure=False,
+            state_dir=self.state_dir,
+            max_epsilon=self.max_epsilon,
+            **self._run_settings(),
+        )
+        self.model_: GlobalModel = self.run_.model
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float64]:
+        """Return every patient's score for each phenotype, shape (patients, rank).
+
+        Patients are in the order of X, one site after the other. If X has events, `memberships`
+        shows the order of the patients.
+        """
+        return np.concatenate([site.scores for site in self._memberships(X)])
+
+    def memberships(self, X: Any) -> DataFrame:
+        """Return the result of `transform` as a DataFrame, indexed by the patients' identifiers."""
+        return library("pandas").concat([site.to_frame() for site in self._memberships(X)])
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
+        """Return the column names of the result of `transform`, such as ``phenotype_3``."""
+        check_is_fitted(self)
+        return np.array(self.model_.headings, dtype=object)
+
+    @property
+    def components_(self) -> NDArray[np.float32]:
+        """The phenotypes as rows."""
+        check_is_fitted(self)
+        return np.concatenate(self.model_.factors).T
+
+    @property
+    def codes_(self) -> NDArray[Any]:
+        """Code names for the columns of `components_`."""
+        check_is_fitted(self)
+        lists = self.model_.vocabularies
+        named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
+        return np.array([f"{mode}={code}" if mode else code for mode, code in named], dtype=object)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.positive_only = True
+        tags.transformer_tags.preserves_dtype = []
+        tags.non_deterministic = self.privacy != "none"
+        return tags
+
+    def _run_settings(self) -> dict[str, Any]:
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        own = {
+            "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
+            "delta": self.delta, "rounds": self.rounds, "seed": seed,
+        }  # fmt: skip
+        return {**own, **(self.settings or {})}
+
+    def _memberships(self, X: Any) -> list[Memberships]:
+        check_is_fitted(self)
+        return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
+
+    def _cohort(self, X: Any, *, reset: bool) -> Cohort:
+        """Return the sites of X. Matrices are validated as in scikit-learn."""
+        lists: Sequence[Vocabulary] | None = self.vocabularies if reset else self.vocabularies_
+        is_table = len(getattr(X, "shape", ())) == 2 and not hasattr(X, "subs")
+        is_ours = isinstance(X, (Cohort, SiteData, SparseTensor)) or frames.holds_events(X)
+        if (is_table and not is_ours) or not (is_site(X) or holds_sites(X)):
+            X = self._site_of_matrix(X, lists, reset=reset)
+        elif reset:
+            for name in ("n_features_in_", "feature_names_in_"):
+                self.__dict__.pop(name, None)
+        with flower_quiet():  # readers still warn about data that they leave out
+            cohort = as_cohort(
+                X, vocabularies=lists, window_days=self.window_days, keep_empty=not reset
+            )
+        if reset:
+            self.vocabularies_: Sequence[Vocabulary] = cohort.vocabularies
+        return cohort
+
+    def _site_of_matrix(
+        self, X: Any, lists: Sequence[Vocabulary] | None, *, reset: bool
+    ) -> SiteData:
+        rows = rows_of(X) if columns_of(X) else None
+        try:
+            checked = validate_data(
+                self, X, reset=reset, accept_sparse="csr", dtype=np.float64,
+                accept_large_sparse=False, ensure_min_features=2 if reset else 1,
+            )  # fmt: skip
+        except ValueError as error:
+            if "could not convert" not in str(error):
+                raise
+            raise DataError(  # scikit-learn's message quotes text that may be a patient's
+                "X: could not convert text to numbers. If the rows are events, read them with "
+                "read_events"
+            ) from None
+        check_non_negative(checked, f"{type(self).__name__}.fit")
+        names = getattr(self, "feature_names_in_", None)
+        known = None if names is None else [Vocabulary(ONE_MODE, tuple(names))]
+        tensor = as_tensor(checked)
+        return SiteData(
+            "site-1", tensor, tuple(lists or known or numbered(tensor.feature_shape)),
+            patients=rows if rows and len(set(rows)) == len(rows) else None,
+        )  # fmt: skip

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.evaluation.clinical import clinical_measures
-from dpfact_flower.evaluation.model import GlobalModel, pandas
+from dpfact_flower.evaluation.model import GlobalModel
+from dpfact_flower.evaluation.page import library
 from dpfact_flower.evaluation.prose import headline, uninformative_message
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
+    Names,
+    checked_names,
     read_config,
     read_phenotypes,
     read_summary,
@@ -26,7 +29,6 @@ from dpfact_flower.evaluation.run_folder import (
 )
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import SharedPhenotypes
-from dpfact_flower.machine.files import replacing
 from dpfact_flower.privacy import price_of_replacing, rounded_up
 from dpfact_flower.privacy.guarantee import about_rows
 from dpfact_flower.server.history import RoundRecord, read_history, write_history
@@ -110,7 +112,7 @@ class Run:
             for each in found
             for own in each.enrichments
         ]
-        return pandas().DataFrame(rows)
+        return library("pandas").DataFrame(rows)
 
     def history(self) -> DataFrame:
         """Return a row for each round: sites, failures, bytes, seconds and, if measured, errors."""
@@ -124,7 +126,7 @@ class Run:
             }
             for record in self.records
         ]  # fmt: skip
-        return pandas().DataFrame(rows).set_index("round")
+        return library("pandas").DataFrame(rows).set_index("round")
 
     def ledger(self) -> DataFrame:
         """Return the noisy releases of each site, and the cost of each release."""
@@ -135,30 +137,27 @@ class Run:
             for event in own.ledger
         ]
         columns = ["site", "name", "count", "sensitivity", "sigma", "rho", "claim", "seeded"]
-        return pandas().DataFrame(rows, columns=columns)
+        return library("pandas").DataFrame(rows, columns=columns)
 
     def label(self, number: int, name: str) -> Run:
         """Return the run with a new name for a phenotype. An empty `name` removes the old name.
 
         The run folder, if any, is changed too.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            write_name(self.folder or Path(folder), number, name, self.model.rank)
-        names = {**self.model.names, number: name.strip()}
-        kept = {key: value for key, value in names.items() if value}
-        return replace(self, model=replace(self.model, names=kept))
+        names = checked_names(Names({**self.model.names, number: name}), self.model.rank)
+        if self.folder:
+            write_name(self.folder, number, name, self.model.rank)
+        return replace(self, model=replace(self.model, names=names.phenotypes))
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as an HTML page, by default ``report.html`` in the run folder."""
-        if path is None:
-            if self.folder is None:
-                raise SettingsError("report: give a path; the run has no folder")
-            return write_report(self.folder)
+        out = None if path is None else Path(path)
+        if self.folder is not None:
+            return write_report(self.folder, out)
+        if out is None:
+            raise SettingsError("report: give a path; the run has no folder")
         with tempfile.TemporaryDirectory() as folder:
-            page = write_report(Path(self.save(folder))).read_bytes()
-        with replacing(Path(path)) as file:
-            file.write(page)
-        return Path(path)
+            return write_report(Path(self.save(folder)), out)
 
     # --- Plots ---------------------------------------------------------------------------------
 
@@ -196,12 +195,11 @@ class Run:
 
     def _drawn(self, what: str, ax: Axes | None, *values: Any) -> Axes:
         """Draw a figure of `plots` in the given axes or, without axes, in new pyplot axes."""
+        library("matplotlib")
         from dpfact_flower.evaluation import plots  # noqa: PLC0415 - optional, and slow to import
 
         if ax is None:
-            from matplotlib import pyplot  # noqa: PLC0415
-
-            _, ax = pyplot.subplots(figsize=(7.0, 3.6), layout="constrained")
+            _, ax = library("matplotlib.pyplot").subplots(figsize=(7.0, 3.6), layout="constrained")
         getattr(plots, what)(ax, *values)
         return ax
 

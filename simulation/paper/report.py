@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from dpfact_flower.evaluation.plots import STYLE
+from dpfact_flower.evaluation.page import STYLE
 from dpfact_flower.evaluation.run_folder import write_json
 from simulation.paper.systems import SYSTEMS
 from simulation.paper.verdicts import Verdict

@@ -17,6 +17,7 @@ from dpfact_flower.evaluation.summary import (
     Summary,
 )
 from dpfact_flower.privacy import NO_CLAIM, PATIENT_CLAIM, ReleaseEvent
+from dpfact_flower.privacy.guarantee import NOT_COVERED
 
 DEPLOYED = Summary(
     name="job-1", sites=3, rounds=4, rank=12, solver="exact", scale="patient", privacy="none",
@@ -38,7 +39,7 @@ _RELEASE = ReleaseEvent(
 )  # fmt: skip
 SPENT = RunSpending(
     **_COST, unit_in_words="everything", neighbours_in_words="is there or is not",
-    not_covered=("Other runs.",),
+    not_covered=NOT_COVERED,
     per_site={
         "north": SiteSpending(**_COST, ledger=(_RELEASE, _RELEASE)),
         "south": SiteSpending(**_COST | {"epsilon": 1.0}, ledger=()),

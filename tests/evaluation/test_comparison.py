@@ -20,6 +20,7 @@ from dpfact_flower.evaluation.run_folder import (
     write_replications,
     write_summary,
 )
+from dpfact_flower.notebook.run import Run
 from dpfact_flower.privacy import PAPER_CLAIM, PATIENT_CLAIM, SEEDED_CLAIM
 from tests.commands import dpfact
 from tests.evaluation.folders import run_folder
@@ -152,6 +153,7 @@ def test_what_was_found_is_kept_for_the_next_report(tmp_path):
     first = (run / "report.html").read_bytes()
     assert b"The patterns in other runs" in first
     assert write_report(run).read_bytes() == first
+    assert Run.read(run).report(tmp_path / "elsewhere.html").read_bytes() == first
     assert read_replications(run, 5) == replications(run, [other])
     with pytest.raises(DataError, match="belongs to another model"):
         read_replications(run, 6)
