@@ -14,7 +14,6 @@ from operator import add
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import NDArray
 from scipy.stats import false_discovery_control, hypergeom
 from sklearn.metrics import roc_auc_score
@@ -23,7 +22,8 @@ from dpfact_flower.data.code_names import body_systems, name_of, parts, systems
 from dpfact_flower.data.roll_up import ccs
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import MissingDependencyError
-from dpfact_flower.evaluation.membership import leading_codes, mode_presence
+from dpfact_flower.evaluation.membership import leading_codes
+from dpfact_flower.evaluation.prediction import code_presence
 from dpfact_flower.evaluation.summary import Coherence
 from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.tensor.cp import Matrices, unit_columns
@@ -191,8 +191,7 @@ def known_pairs(features: Sequence[NDArray[Any]], classification: Classification
     if len(known) > _MOST_CODES:
         known = np.sort(np.random.default_rng(0).permutation(known)[:_MOST_CODES])
     rows, groups = rows[known], groups[known]
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = rows / np.where(lengths > 0, lengths, 1.0)
+    unit = unit_columns(rows.T).T
     first, second = np.triu_indices(len(groups), k=1)
     cosines = np.round((unit @ unit.T)[first, second], _DIGITS)
     return float(roc_auc_score(groups[first] == groups[second], cosines))
@@ -257,8 +256,7 @@ def _counts(tensors: Iterable[SparseTensor]) -> tuple[int, Any]:
     """Count all patients, and the patients with each pair of codes (sparse, over all modes)."""
     patients, products = 0, []
     for tensor in tensors:
-        modes = [mode_presence(tensor, mode) for mode in range(1, tensor.ndim)]
-        present = scipy.sparse.hstack(modes, format="csr")
+        present = code_presence(tensor)
         patients += tensor.n_patients
         products.append(present.T @ present)
     return patients, reduce(add, products).tocsr()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
+from dpfact_flower.tensor.cp import column_weights
 
 LEAST_SCORE = 0.15
 """A patient with a score above this threshold has the phenotype."""
@@ -38,9 +39,7 @@ def scores(
 
 def column_norms(features: Factors) -> NDArray[np.float64]:
     """Return, for each component, the product of its column norms in all modes, shape (R,)."""
-    return np.asarray(
-        np.prod([np.linalg.norm(factor.astype(np.float64), axis=0) for factor in features], axis=0)
-    )
+    return column_weights(tuple(factor.astype(np.float64) for factor in features))
 
 
 def column_shares(factor: NDArray[Any]) -> NDArray[Any]:

@@ -31,8 +31,8 @@ from dpfact_flower.evaluation.tables import (
     Share,
     certainty,
 )
-from dpfact_flower.privacy import price_of_replacing, rounded_up
-from dpfact_flower.privacy.guarantee import about_rows
+from dpfact_flower.privacy import rounded_up
+from dpfact_flower.privacy.guarantee import Figure, about_rows
 
 _LAMBDA = 0.6
 """Weight of a code's share against its lift. Sievert and Shirley chose this value for pyLDAvis."""
@@ -306,12 +306,9 @@ def _promise(summary: Summary) -> str:
     spent = summary.spent
     if spent is None:
         return summary.claim
-    replacing = about_rows(price_of_replacing(spent.replacing), summary.row_unit)
+    figure = Figure(spent.accountant, spent.epsilon, spent.delta, spent.claim, spent.replacing)
     alone = "" if spent.alone is None else f"; if all others collude: {rounded_up(spent.alone)}"
-    return (
-        f"epsilon {rounded_up(spent.epsilon)} at delta {spent.delta:g} "
-        f"({spent.accountant}{replacing}) [{spent.claim}]{alone}"
-    )
+    return about_rows(str(figure), summary.row_unit) + alone
 
 
 def _measured(summary: Summary) -> dict[str, str]:

@@ -53,7 +53,7 @@ from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.mttkrp import squared_error
 from dpfact_flower.tensor import Factors, SparseTensor
-from dpfact_flower.tensor.cp import CPModel, factor_match_score
+from dpfact_flower.tensor.cp import CPModel, factor_match_score, unit_columns
 from dpfact_flower.tensor.error import SquaredError
 
 
@@ -271,11 +271,7 @@ def code_frequencies(tensors: Iterable[SparseTensor]) -> Factors:
         for tensor in tensors
     )
     sums = [reduce(add, of_mode) for of_mode in zip(*counts, strict=True)]
-    tiny = np.finfo(float).tiny
-    return tuple(
-        (total / max(float(np.linalg.norm(total)), tiny)).astype(np.float32)[:, None]
-        for total in sums
-    )
+    return tuple(unit_columns(total[:, None]).astype(np.float32) for total in sums)
 
 
 def _some(

@@ -5,7 +5,7 @@ null for the first keys of the class and omits its other keys.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpfact_flower.errors import DataError
@@ -94,7 +94,7 @@ class SiteFit:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of the sites' own models on all data. The first three fields are for the last round."""
+    """Errors of the sites' own models on all data. The first three are for the last round."""
 
     rmse: float
     fit: float
@@ -224,15 +224,10 @@ class Summary:
         """Read the result of `to_dict`. Unknown keys are ignored."""
         if not isinstance(content, Mapping):
             raise DataError("must be an object")
-
-        def has_any(part: type[Errors | Measured]) -> bool:
-            return any(content.get(field.name) is not None for field in fields(part))
-
-        errors = content if has_any(Errors) else None
-        measured = errors or has_any(Measured)
+        errors = content if "error_by_round" in content else None
         parts = {
             "spent": None if content.get("privacy") == "none" else content,
             "exchange": content,
-            "measured": {**content, "errors": errors} if measured else None,
+            "measured": {**content, "errors": errors} if "fit_shared" in content else None,
         }
         return parse_as(cls, {**content, **parts}, unnamed=(*parts, "errors"))
