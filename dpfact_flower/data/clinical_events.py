@@ -141,15 +141,18 @@ def refuse_equal_hashes(connection: Connection) -> None:
 
 
 def replace_codes(
-    connection: Connection, mode: str, groups: Mapping[str, list[tuple[str, str]]]
+    connection: Connection,
+    mode: str,
+    members: Mapping[str, Sequence[str]],
+    texts: Mapping[str, str],
 ) -> tuple[int, int]:
     """Replace a mode's codes with groups. Each group counts once per time and encounter.
 
-    `groups` maps each code to its groups and their descriptions. A code may be in several groups.
-    Events of other codes are dropped. Return the numbers of dropped events and codes.
+    `members` maps each group to its codes, and `texts` maps it to its description. A code may be in
+    several groups. Events of other codes are dropped. Return the numbers of dropped events and
+    codes.
     """
-    pairs = [(code, group) for code, found in groups.items() for group, _ in found]
-    names = {group: text for found in groups.values() for group, text in found}
+    pairs = [(code, group) for group, codes in members.items() for code in codes]
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE grouping AS
            SELECT hash(unnest($codes::VARCHAR[])) AS code, hash(unnest($groups::VARCHAR[])) AS kind
@@ -159,7 +162,7 @@ def replace_codes(
     lost = "code NOT IN (SELECT code FROM grouping)"
     events = count_rows(connection, table_of(mode), lost)
     known = f"(SELECT key AS code FROM codes WHERE mode = {literal(mode)})"
-    codes = count_rows(connection, known, lost)
+    lost_codes = count_rows(connection, known, lost)
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE {table_of(mode)} AS
             SELECT DISTINCT patient, encounter, time, kind AS code
@@ -170,6 +173,6 @@ def replace_codes(
         connection.execute(
             f"""INSERT INTO {table} SELECT $mode, code, {values} FROM
                 (SELECT unnest($codes::VARCHAR[]) AS code, unnest($texts::VARCHAR[]) AS text)""",
-            {"mode": mode, "codes": list(names), "texts": list(names.values())},
+            {"mode": mode, "codes": list(texts), "texts": list(texts.values())},
         )
-    return events, codes
+    return events, lost_codes

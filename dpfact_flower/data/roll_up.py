@@ -33,7 +33,6 @@ from dpfact_flower.data.code_names import (
     VERSIONS,
     category,
     chapter,
-    clearer,
     holds_procedures,
     name_of,
     parts,
@@ -62,67 +61,54 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
     """Replace the codes of a mode's events with groups. Drop codes that have no group."""
     grouping = _grouping(how)
     found = connection.execute(
-        f"""SELECT c.code, any_value(d.description), count(*)
+        f"""SELECT c.code, coalesce(any_value(d.description), '')
             FROM codes c JOIN {table_of(mode)} e ON e.code = c.key
             LEFT JOIN descriptions d ON d.code = c.code AND d.mode = c.mode
             WHERE c.mode = $mode GROUP BY c.code ORDER BY count(*) DESC, c.code""",
         {"mode": mode},
     ).fetchall()
-    uses = {code: (text or "", count) for code, text, count in found}
-    if how in _OF_DIAGNOSES and holds_procedures(mode, list(uses)):
+    described = dict(found)  # frequent codes come first
+    if how in _OF_DIAGNOSES and holds_procedures(mode, list(described)):
         raise SettingsError(
             f"roll-up: {how} groups diagnoses, but {mode} holds procedures; "
             f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
         )
-    groups = _groups(mode, uses, how, grouping)
-    if not groups:
+    members, texts = _groups(mode, described, how, grouping)
+    if not members:
         raise DataError(
             f"roll-up: no code of {mode} has a group by {how}; is it for codes of another kind?"
         )
-    events, codes = replace_codes(connection, mode, groups)
-    count(connection, mode, f"codes before the roll-up by {Path(how).name}", len(uses))
+    events, codes = replace_codes(connection, mode, members, texts)
+    count(connection, mode, f"codes before the roll-up by {Path(how).name}", len(described))
     count(connection, mode, "codes without a group, left out", codes)
     count(connection, mode, "events of codes without a group, left out", events)
 
 
 def _groups(
-    mode: str, uses: Mapping[str, tuple[str, int]], how: RollUp, grouping: Grouping
-) -> dict[str, list[tuple[str, str]]]:
-    """Map each code to its groups and their descriptions. In `uses`, frequent codes come first."""
-    default = version_of(uses)
-    raw = {}
-    for code, system in zip(uses, systems(mode, list(uses)), strict=True):
+    mode: str, described: Mapping[str, str], how: RollUp, grouping: Grouping
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the codes and the description of each group, given each code's description."""
+    default = version_of(described)
+    members: dict[str, list[str]] = {}
+    texts: dict[str, str] = {}
+    for code, system in zip(described, systems(mode, list(described)), strict=True):
         named, bare = parts(code)
         version = VERSIONS.get(named, "")
         prefix = f"icd{version}:" if version and how != "ccs" else ""
         own = system if _FIRST.fullmatch(str(how)) else ""
         if how == "icd3":
             own = f"icd{version or default}cm"
-        if found := grouping(version or default, bare):
-            raw[code] = [
-                (prefix + group, name or (name_of(own, group, exact=True) if own else ""))
-                for group, name in found
-            ]
-    members: dict[str, list[str]] = {}
-    for code, found in raw.items():
-        for group, _ in found:
+        for bare_group, name in grouping(version or default, bare):
+            group = prefix + bare_group
             members.setdefault(group, []).append(code)
-    texts = {group: _described(group, codes, uses) for group, codes in members.items()}
-    return {
-        code: [
-            (group, clearer(uses.get(group, ("", 0))[0], name) or texts[group])
-            for group, name in found
-        ]
-        for code, found in raw.items()
-    }
-
-
-def _described(group: str, codes: list[str], uses: Mapping[str, tuple[str, int]]) -> str:
-    own = uses.get(group, ("", 0))[0]
-    text = own or next((uses[code][0] for code in codes if uses[code][0]), "")
-    if not text or own or len(codes) == 1:
-        return text
-    return f"{text}, and {len(codes) - 1} more"
+            usual = name_of(own, bare_group, exact=True) if own else ""
+            texts[group] = described.get(group) or name or usual or texts.get(group, "")
+    for group, codes in members.items():
+        if not texts[group]:
+            text = next((described[code] for code in codes if described[code]), "")
+            more = f", and {len(codes) - 1} more" if text and len(codes) > 1 else ""
+            texts[group] = text + more
+    return members, texts
 
 
 def _grouping(how: RollUp) -> Grouping:
