@@ -20,15 +20,12 @@ from scipy.special import expit
 from dpfact_flower.data.site_data import DIED, Cohort, SiteData, Truth
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.settings import NAME, Scalar, Settings, setting
 from dpfact_flower.tensor import Floats, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
 
 Ints = NDArray[np.int64]
 
 _MOST_ACTIVE = 4
-_NUMBER = r"\d*\.?\d+"
-_MODE = rf"[a-z][a-z0-9_-]*:\d{{1,6}}:{_NUMBER}"
 _SINGULAR = {"diagnoses": "diagnosis"}
 
 TOPICS = (
@@ -53,40 +50,35 @@ class Mode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SyntheticSettings(Settings):
-    """Settings of an artificial cohort. The defaults are the preset ``demo``."""
+class SyntheticSettings:
+    """Settings of an artificial cohort. The defaults are the preset ``demo``.
 
-    name: str = setting("demo", "name of the cohort", NAME)
-    seed: int = setting(0, "equal seeds give equal data", "[0, 9223372036854775807]")
-    patients: int = setting(6000, "number of patients at all sites", "[1, 10000000]")
-    modes: str = setting(
-        "procedures:120:2.8,diagnoses:200:6",
-        "feature modes, each name:codes:mean codes drawn per window",
-        rf"{_MODE}(,{_MODE})*",
-    )
-    shares: str = setting(
-        "0.35,0.16,0.14,0.14,0.11,0.10",
-        "each site's share of the patients",
-        rf"{_NUMBER}(,{_NUMBER})*",
-    )
-    phenotypes: int = setting(12, "number of planted phenotypes", "[1, 1000]")
-    local: float = setting(0.2, "share of phenotypes that exist at a single site", "[0, 1]")
-    distinct: int = setting(
-        0, "number (from 1) of a site with very different patients, such as a NICU; 0: none",
-        "[0, inf)",
-    )  # fmt: skip
-    active: float = setting(1.7, "mean number of active phenotypes, at most 4", "[1, 4]")
-    windows: float = setting(3.0, "mean number of an active phenotype's windows", "[1, 1000]")
-    repeats: float = setting(
-        1.5, "mean number of times that a window's codes occur, as in repeat visits", "[1, 1000]"
-    )
-    dispersion: float = setting(
-        1.5, "variance of how often patients visit, relative to the mean", "[0.001, 100]"
-    )
-    background: float = setting(
-        0.15, "share of codes drawn from all codes instead of the phenotype's", "[0, 1]"
-    )
-    mortality: float = setting(0.1, "share of patients who die in hospital", "(0, 1)")
+    - `modes`: the feature modes, each name:codes:mean codes drawn per window
+    - `shares`: each site's share of the patients
+    - `phenotypes`: number of planted phenotypes; the share `local` of them exists at a single site
+    - `distinct`: number (from 1) of a site with very different patients, such as a NICU; 0: none
+    - `active`: mean number of active phenotypes, at most 4
+    - `windows`: mean number of an active phenotype's windows
+    - `repeats`: mean number of times that a window's codes occur, as in repeat visits
+    - `dispersion`: variance of how often patients visit, relative to the mean
+    - `background`: share of codes drawn from all codes instead of the phenotype's
+    - `mortality`: share of patients who die in hospital
+    """
+
+    name: str = "demo"
+    seed: int = 0
+    patients: int = 6000
+    modes: str = "procedures:120:2.8,diagnoses:200:6"
+    shares: str = "0.35,0.16,0.14,0.14,0.11,0.10"
+    phenotypes: int = 12
+    local: float = 0.2
+    distinct: int = 0
+    active: float = 1.7
+    windows: float = 3.0
+    repeats: float = 1.5
+    dispersion: float = 1.5
+    background: float = 0.15
+    mortality: float = 0.1
 
     @property
     def feature_modes(self) -> tuple[Mode, ...]:
@@ -108,21 +100,6 @@ class SyntheticSettings(Settings):
         short = self.patients - int(sizes.sum())
         sizes[np.argsort(sizes - exact, kind="stable")[:short]] += 1
         return sizes
-
-    def _check_together(self) -> None:
-        modes, sites = self.feature_modes, self.shares.count(",") + 1
-        if len({mode.name for mode in modes}) != len(modes):
-            raise SettingsError(f"modes: names must differ; got {self.modes!r}")
-        if any(mode.size < 2 or mode.per_window < 1 for mode in modes):
-            raise SettingsError(f"modes: need 2 codes, 1 per window or more; got {self.modes!r}")
-        if not all(float(share) > 0 for share in self.shares.split(",")):
-            raise SettingsError(f"shares: must be positive; got {self.shares!r}")
-        if self.distinct > sites:
-            raise SettingsError(f"distinct: there are {sites} sites; got {self.distinct}")
-        if sites > 1 and round(self.local * self.phenotypes) >= self.phenotypes:
-            raise SettingsError(f"local: all sites must share a phenotype; got {self.local:g}")
-        if (self.site_sizes < 1).any():
-            raise SettingsError(f"patients: {self.patients} leave one of {sites} sites empty")
 
 
 PRESETS: Mapping[str, SyntheticSettings] = {
@@ -174,11 +151,11 @@ class _Windows(NamedTuple):
     times: Ints
 
 
-def preset(name: str, /, **changes: Scalar) -> SyntheticSettings:
+def preset(name: str, /, **changes: Any) -> SyntheticSettings:
     """Return one of `PRESETS`, such as ``demo`` or ``paper-mimic``, with some fields changed."""
     if name not in PRESETS:
         raise SettingsError(f"preset: must be one of {', '.join(PRESETS)}; got {name!r}")
-    return replace(PRESETS[name], **changes)  # type: ignore[arg-type]
+    return replace(PRESETS[name], **changes)
 
 
 def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
@@ -201,10 +178,8 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
     return Cohort(settings.name, sites, Truth(unit, planted.prevalence > 0))
 
 
-def true_memberships(settings: SyntheticSettings | str = "demo") -> tuple[NDArray[np.bool_], ...]:
+def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
     """Return the phenotypes of `synthetic`'s patients: one array of shape (I_t, R) per site."""
-    if isinstance(settings, str):
-        settings = preset(settings)
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting), drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))

@@ -67,20 +67,6 @@ class Option:
     default: bool | int | str | dict[str, str] | list[str]
     choices: Sequence[str] = ()
 
-    def check(self, name: str, value: Any) -> None:
-        """Refuse a value that has the wrong type or is not one of the choices."""
-        if self.choices and value not in (*self.choices, self.default):
-            raise SettingsError(
-                f"{name}: must be one of {', '.join(self.choices)}; got {shown(value)}"
-            )
-        blank = isinstance(value, dict) and not (
-            all(value.values()) and (value or not self.default)
-        )
-        if type(value) is not type(self.default) or blank or (type(value) is int and value < 1):
-            kinds = {bool: "true or false", int: "an integer of at least 1", str: "a text"}
-            kind = kinds.get(type(self.default), "a value for each name")
-            raise SettingsError(f"{name}: need {kind}, got {shown(value)}")
-
 
 class Statement(NamedTuple):
     """An SQL statement with its main directive (`kind` and `what`) and `more` directives."""
@@ -131,10 +117,14 @@ class Script:
             raise DataError(f"{path}: cannot be read as a reader: {error}") from None
 
     def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Check the given values, and return the values of all options."""
+        """Return the values of all options. Refuse a value that is not one of the choices."""
         values = {name: option.default for name, option in self.options.items()} | dict(given)
         for name, option in self.options.items():
-            option.check(name.replace("_", "-"), values[name])
+            if option.choices and values[name] not in (*option.choices, option.default):
+                choices, found = ", ".join(option.choices), shown(values[name])
+                raise SettingsError(
+                    f"{name.replace('_', '-')}: must be one of {choices}; got {found}"
+                )
         return values
 
     def chosen(self, values: Mapping[str, Any]) -> tuple[str, ...]:

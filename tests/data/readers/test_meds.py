@@ -2,7 +2,7 @@ import duckdb
 import pytest
 
 from dpfact_flower.data.readers.runner import read
-from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.errors import DataError
 from tests.data.readers.cells import cells_of
 
 ROWS = """(VALUES
@@ -56,5 +56,3 @@ def test_what_cannot_be_read_is_named(folder, tmp_path):
         read("meds", folder, name="north", mode={"rx": "RX//", "dx": "DIAGNOSIS//"})
     with pytest.raises(DataError, match="lacks the table data"):
         read("meds", tmp_path / "metadata", name="north")
-    with pytest.raises(SettingsError, match="mode: need a value for each name"):
-        read("meds", folder, name="north", mode={"rx": "", "dx": "DIAGNOSIS//"})

@@ -108,9 +108,3 @@ def test_what_is_wrong_with_a_script_is_said_without_a_value(text, says, source,
     with pytest.raises(DataError, match=says) as caught:
         read(written(tmp_path, text), source)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("level", [0, "2", True])
-def test_options_are_of_their_defaults_kind(level, source, tmp_path):
-    with pytest.raises(SettingsError, match="level: need an integer of at least 1, got"):
-        read(written(tmp_path, HEAD + BODY), source, level=level)
