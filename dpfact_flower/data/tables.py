@@ -70,25 +70,19 @@ class Rows(NamedTuple):
     """Rows of frames or of an attached database, and their name for error messages.
 
     `frames` of pandas, polars, Arrow or DuckDB are concatenated. Alternatively, `table` is the SQL
-    name of a table in an attached database. With `mode`, only rows with this value in the column
-    ``mode`` are used. `renamed` maps column names to new names. `sites`, if given, names the site
-    of each frame. The rows then get a column ``site``, and identifiers become ``SITE/PATIENT``,
-    because two sites may use the same identifier.
+    name of a table in an attached database. Only rows that meet the SQL condition `where` are used.
+    `sites`, if given, names the site of each frame. The rows then get a column ``site``, and
+    identifiers become ``SITE/PATIENT``, because two sites may use the same identifier.
     """
 
     name: str
     frames: Sequence[Any] = ()
     table: str = ""
-    mode: str = ""
+    where: str = "true"
     sites: Sequence[str] = ()
-    renamed: Mapping[str, str] = {}
 
     def __str__(self) -> str:
         return self.name
-
-    def given(self, column: str) -> str:
-        """Return a column's name in the frame, before any renaming."""
-        return next((old for old, new in self.renamed.items() if new == column), column)
 
     def sql(self, connection: Connection) -> str:
         """Register the frames on a connection, and return SQL for the rows."""
@@ -99,15 +93,12 @@ class Rows(NamedTuple):
                 frame.write_parquet(str(path))
                 frame = connection.read_parquet(str(path))  # noqa: PLW2901
             connection.register(f"frame_{number}", frame)
-        pairs = (f"{quoted(old)} AS {quoted(new)}" for old, new in self.renamed.items())
-        everything = f"* RENAME ({', '.join(pairs)})" if self.renamed else "*"
         own = [f"* REPLACE ({literal(site + '/')} || patient AS patient), {literal(site)} AS site"
-               for site in self.sites] or [everything] * len(self.frames)  # fmt: skip
+               for site in self.sites] or ["*"] * len(self.frames)  # fmt: skip
         below = " UNION ALL BY NAME ".join(
             f"SELECT {columns} FROM frame_{n}" for n, columns in enumerate(own)
         )
-        rows = self.table or f"({below})"
-        return f"(FROM {rows} WHERE mode::VARCHAR = {literal(self.mode)})" if self.mode else rows
+        return f"(FROM {self.table or f'({below})'} WHERE {self.where})"
 
 
 def columns_of(frame: Any) -> list[str]:
@@ -387,7 +378,7 @@ def check_columns(
     if not missing:
         return
     if kind != "CSV" or len(missing) < len(wanted):
-        what = f"; it has {list(map(place.given, found) if isinstance(place, Rows) else found)}"
+        what = f"; it has {list(found)}"
     else:  # the first line may hold a patient's data, so do not quote it
         what = " (does its first line name the columns, with this delimiter?)"
     what += f"; try {hint}" * bool(hint)
@@ -442,7 +433,6 @@ def refuse_rows(
 ) -> None:
     """Raise an error if any row meets `where`. The error says that the column must be `right`."""
     if wrong := count_rows(connection, table, where):
-        column = place.given(column) if isinstance(place, Rows) else column
         raise DataError(f"{place}: column {column} must be {right}; {wrong} row(s) are not")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables
 from dpfact_flower.data.site_data import DIED, Cohort
-from dpfact_flower.data.tables import Rows, columns_of, connect
+from dpfact_flower.data.tables import Rows, columns_of, connect, literal, quoted
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
@@ -43,22 +43,23 @@ def read_events(
     after the label. `event_tables` explains the other arguments.
     """
     own = dict(columns or {})
-    renamed = {own.pop(column): column for column in (MODE, SITE) if column in own}
+    given = {column: own.pop(column) for column in (MODE, SITE) if column in own}
+    mode_column, site_column = given.get(MODE, MODE), given.get(SITE, SITE)
     if isinstance(events, Mapping):
         parts = list(events.values())
-        tables = {mode: Rows(mode, [frame], renamed=renamed) for mode, frame in events.items()}
-    elif MODE in _columns(events, renamed):
+        tables = {mode: Rows(mode, [frame]) for mode, frame in events.items()}
+    elif mode_column.lower() in _columns(events):
         parts = [events]
-        tables = _by_mode(Rows("events", parts, renamed=renamed))
+        tables = _by_mode(Rows("events", parts), mode_column)
     else:
         raise DataError(
             "events: need a DataFrame with a column mode (or columns={'mode': its name}), or a "
             f'frame for each feature mode, as {{"diagnoses": frame, ...}}; got '
             f"{type(events).__name__} with the columns {columns_of(events)}"
         )
-    if missing := {name for frame in parts for name in renamed if name not in columns_of(frame)}:
+    if missing := {n for frame in parts for n in given.values() if n not in columns_of(frame)}:
         raise DataError(f"events: no column {min(missing)}; there are {columns_of(parts[0])}")
-    having = [SITE in _columns(frame, renamed) for frame in parts]
+    having = [site_column.lower() in _columns(frame) for frame in parts]
     if any(having) and not all(having):
         raise DataError(f"events: the column {SITE} must be in all modes' frames, or in none")
     by_name = labels if isinstance(labels, Mapping) else {DIED: labels}
@@ -72,7 +73,7 @@ def read_events(
         {mode: event_tables.EventTable([rows], names, time_format=time_format)
          for mode, rows in tables.items()},
         name, columns=names, window_days=window_days,
-        sites=Rows("sites", parts, renamed=renamed) if all(having) else None,
+        sites=event_tables.LabelTable(Rows("sites", parts), site_column) if all(having) else None,
         labels={
             label: event_tables.LabelTable(Rows(f"labels of {label}", [frame]))
             for label, frame in by_name.items() if frame is not None
@@ -89,29 +90,34 @@ def read_sites(
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
     cohort = event_tables.read(
-        _by_mode(rows), name, window_days=window_days, sites=rows._replace(name="sites"), **options
-    )
-    return Cohort(name, tuple(
+        _by_mode(rows, MODE), name, window_days=window_days, sites=rows._replace(name="sites"),
+        **options,
+    )  # fmt: skip
+    sites = (
         replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
         for site in cohort.sites
-    ))  # fmt: skip
+    )
+    return replace(cohort, sites=tuple(sites))
 
 
-def _columns(frame: Any, renamed: Mapping[str, str] | None = None) -> set[str]:
-    return {(renamed or {}).get(name, name).strip().lower() for name in columns_of(frame)}
+def _columns(frame: Any) -> set[str]:
+    return {name.strip().lower() for name in columns_of(frame)}
 
 
-def _by_mode(events: Rows) -> dict[str, Rows]:
+def _by_mode(events: Rows, column: str) -> dict[str, Rows]:
     """Return the rows of each mode, in the order in which modes first appear."""
+    text = f"{quoted(column)}::VARCHAR"
     with connect() as connection:
         found = connection.execute(
-            f"""SELECT mode::VARCHAR, count(*) FROM
-                    (SELECT mode, row_number() OVER () AS place FROM {events.sql(connection)})
+            f"""SELECT mode, count(*) FROM
+                    (SELECT {text} AS mode, row_number() OVER () AS place
+                     FROM {events.sql(connection)})
                 GROUP BY mode ORDER BY min(place)"""
         ).fetchall()
     for mode, rows in found:
         if mode is None:
-            column = events.given(MODE)
             raise DataError(f"events: column {column} must not be blank; {rows} row(s) are")
         check_name("mode", mode)
-    return {mode: events._replace(name=mode, mode=mode) for mode, _ in found}
+    return {
+        mode: events._replace(name=mode, where=f"{text} = {literal(mode)}") for mode, _ in found
+    }
