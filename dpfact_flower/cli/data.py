@@ -272,7 +272,7 @@ def data_events(
     dialect = Dialect(delimiter, encoding)
     tables = _read_event_tables(mode, columns, dialect, time_format)
     file, own = _with_keys(sites, ["patient", "site"])
-    table = LabelTable(file, own.get("site", ""), own.get("patient", ""))
+    table = LabelTable(Path(file), own.get("site", ""), own.get("patient", ""))
     asked = Asked(out, top, codes, rolled_up, min_patients, memory, force)
     _save(
         lambda: event_tables.read(
@@ -382,5 +382,5 @@ def _read_labels(died: Path | None, others: Sequence[str] | None) -> dict[str, L
         if name in found:
             raise SettingsError("--label: --labels already gives the table of died")
         file, own = _with_keys(given, ["column", "patient", "missing"])
-        found[name] = LabelTable(file, **own)
+        found[name] = LabelTable(Path(file), **own)
     return found

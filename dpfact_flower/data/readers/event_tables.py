@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import re
 import shlex
@@ -46,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 SITE = "site"
 """Name of the site column in the table of sites."""
-Place = str | Path | Rows
+Place = Path | Rows
 
 # Texts that programs write for missing values, and characters that cannot be printed.
 _NO_VALUE = "lower({0}) IN ('nan', 'nat', 'null', 'none', '<na>', '#n/a', '#ref!', '#value!')"
@@ -59,7 +58,6 @@ _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
-_ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """Number added to minutes to mark them as UTC, and number that stands for an invalid time."""
 _LIKELY = {
@@ -76,13 +74,6 @@ _LIKE_A_NAME = re.compile(
 """Form of a column name. A first line with other texts may hold a patient's data."""
 _NUMBER = re.compile(r"\d\D?\d\D?\d")
 """Three digits, as in a year. A first line with these may hold a patient's data."""
-_ODD_CODES = {
-    "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
-    "codes that differ from another only in leading zeros, dots or case": """
-        (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
-            PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
-}
-"""Kinds of codes that are read unchanged but may be mistakes."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -133,8 +124,6 @@ class EventTable:
     time_format: str = ""
 
     def __post_init__(self) -> None:
-        if not self.files:
-            raise SettingsError("event table: need at least one file")
         dates = ({"Y", "y"}, {"m", "b", "B"}, {"d", "-d"})
         letters = {part[:1] for part in self.time_format.replace("%-", "%").split("%")}
         if self.time_format and not all(date & letters for date in dates):
@@ -174,7 +163,7 @@ def read(
     *,
     columns: Columns | None = None,
     window_days: int | None = 30,
-    sites: Place | LabelTable | None = None,
+    sites: LabelTable | None = None,
     labels: Mapping[str, LabelTable] | None = None,
     dialect: Dialect | None = None,
     **options: Unpack[Options],
@@ -207,9 +196,6 @@ def read(
         for mode, source in sources.items():
             _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
-        _count_twins(connection, sources)
-        if sites is not None and not isinstance(sites, LabelTable):
-            sites = LabelTable(sites)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
@@ -245,8 +231,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE described (code VARCHAR, description VARCHAR, uses BIGINT)"
     )
-    for file in source.files:
-        place, names = _place(file), source.columns.names
+    names = source.columns.names
+    for place in source.files:
         found = _load_rows(connection, mode, place, source, window)
         with report_progress(mode):
             added = add_events(connection, mode, "loaded")
@@ -259,8 +245,6 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         count(connection, place.name, what, found["true"] - added, warn=True)
         what = f"rows without {names[window.column]}, left out"
         count(connection, place.name, what, found[window.unplaced], warn=True)
-        what = "rows of a year before 1900 or after 2300"
-        count(connection, place.name, what, count_rows(connection, "loaded", _ODD_YEAR), warn=True)
         connection.execute(
             """INSERT INTO described SELECT code, description, count(*) FROM loaded
                WHERE description IS NOT NULL GROUP BY ALL"""
@@ -273,15 +257,9 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         {"mode": mode},
     )
     connection.execute("DROP TABLE loaded")
-    for what, odd in _ODD_CODES.items():
-        count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
 
 
-def _place(given: Place) -> Path | Rows:
-    return given if isinstance(given, Rows) else Path(given)
-
-
-def _text(place: Path | Rows, column: str) -> str:
+def _text(place: Place, column: str) -> str:
     """Return the rule for identifiers and codes, and advice for rows that break it."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
@@ -289,7 +267,7 @@ def _text(place: Path | Rows, column: str) -> str:
 
 
 def _load_rows(
-    connection: Connection, mode: str, place: Path | Rows, source: EventTable, window: Window
+    connection: Connection, mode: str, place: Place, source: EventTable, window: Window
 ) -> dict[str, int]:
     """Load a file into table ``loaded``, check it, and count the rows that meet each condition."""
     names = source.columns.names
@@ -348,7 +326,7 @@ def _load_rows(
 
 
 def _hint(
-    mode: str, place: Path | Rows, names: Mapping[str, str], window: Window, found: Collection[str]
+    mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
     """Return arguments to suggest to the user, with COLUMN for each name that cannot be guessed."""
     written = {name.lower(): name for name in found}
@@ -389,7 +367,7 @@ def _likely(what: str, mode: str, free: Collection[str], found: Collection[str])
 def _refuse_header(
     connection: Connection,
     table: str,
-    place: Path | Rows,
+    place: Place,
     columns: Mapping[str, str],
     dialect: Dialect,
 ) -> None:
@@ -430,15 +408,6 @@ def _whole_minutes(time: str) -> str:
     return f"(epoch_us({time}) + {60_000_000 * _YEAR_1}) // 60000000 - {_YEAR_1}"
 
 
-def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
-    """Log a warning if a mode has exactly the same events as another mode."""
-    for one, other in itertools.combinations(sources, 2):
-        events = count_rows(connection, table_of(one))
-        both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
-        if events == count_rows(connection, table_of(other)) == count_rows(connection, both):
-            count(connection, other, f"events, all of which are also in {one}", events, warn=True)
-
-
 def _load_patients(
     connection: Connection,
     sources: Mapping[str, EventTable],
@@ -465,9 +434,8 @@ def _load_patients(
     complete = " ".join(
         f"SEMI JOIN {table_of(mode)} e{n} ON e{n}.patient = p.key" for n, mode in enumerate(sources)
     )
-    known = "(FROM people SEMI JOIN patients USING (patient){})"
-    some = (known.format(" LIMIT 1000"), known.format(""))  # a lookup of few patients is faster
-    if not any(count_rows(connection, f"(SELECT 1 FROM {p} p {complete})") for p in some):
+    known = "(FROM people SEMI JOIN patients USING (patient)) p"
+    if not count_rows(connection, f"(FROM {known} {complete})"):
         files = [file for source in sources.values() for file in source.files]
         named = ", ".join(map(str, [*files, *([sites.file] if sites else [])]))
         raise DataError(
@@ -501,12 +469,12 @@ def _load_label(
 
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
-) -> Path | Rows:
+) -> Place:
     """Create the table ``facts`` with the columns patient and value, and one value per patient.
 
     `example` shows the user how to name the columns. In it, ``{}`` stands for the file.
     """
-    place, patient, column = _place(table.file), table.patient, table.column
+    place, patient, column = table.file, table.patient, table.column
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),
         select=f"{quoted(patient)} AS patient, {form.format(quoted(column))} AS value",

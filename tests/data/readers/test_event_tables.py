@@ -122,7 +122,10 @@ def test_times_are_cut_to_the_minute(one, other, together, tables):
 
 
 def test_sites_and_labels(tables, write):
-    sites, labels = write("sites.csv", SITES), events.LabelTable(write("labels.csv", LABELS))
+    sites, labels = (
+        events.LabelTable(write(f"{name}.csv", text))
+        for name, text in (("sites", SITES), ("labels", LABELS))
+    )
     cohort = events.read(tables, "region", sites=sites, labels={"died": labels})
     found = [(site.name, site.patients, site.labels["died"].tolist()) for site in cohort.sites]
     assert found == [("north", ("1",), [0]), ("south-east", ("2",), [1])]
@@ -131,7 +134,8 @@ def test_sites_and_labels(tables, write):
 
 
 def test_patients_outside_the_table_of_sites_are_counted_and_left_out(tables, write, caplog):
-    cohort = events.read(tables, "region", sites=write("sites.csv", "patient,site\n2,\n"))
+    sites = events.LabelTable(write("sites.csv", "patient,site\n2,\n"))
+    cohort = events.read(tables, "region", sites=sites)
     assert [(site.name, site.patients) for site in cohort.sites] == [("unknown", ("2",))]
     assert "sites.csv: patients with events who are not in it, left out: 2" in caplog.text
 
@@ -189,10 +193,9 @@ def test_a_column_of_any_name_is_looked_for_and_no_sql(tables):
     ],
 )
 def test_sites_and_labels_are_checked(table, text, message, tables, write):
-    place = write(f"{table}.csv", text)
-    given = {"died": events.LabelTable(place)} if table == "labels" else place
+    given = events.LabelTable(write(f"{table}.csv", text))
     with pytest.raises(DataError, match=rf"{table}\.csv.*: {message}"):
-        events.read(tables, "north", **{table: given})
+        events.read(tables, "north", **{table: {"died": given} if table == "labels" else given})
 
 
 @pytest.mark.parametrize(
@@ -235,27 +238,6 @@ def test_what_is_not_used_is_logged_in_numbers(tables, caplog):
 def cells_with(tables, diagnoses):
     """Cells of patients with other diagnoses."""
     return cells_of(events.read({**tables, "diagnoses": diagnoses}, "north"))
-
-
-def test_what_may_be_a_mistake_is_counted(tables, write):
-    tables["diagnoses"] = write(
-        "odd.csv",
-        "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
-        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n",
-    )
-    found = events.read(tables, "north").read_report
-    assert {
-        ("odd.csv", "rows of a year before 1900 or after 2300", 1),
-        ("diagnoses", "codes of more than 60 characters", 1),
-        ("diagnoses", "codes that differ from another only in leading zeros, dots or case", 3),
-    } <= set(found)
-
-
-def test_two_modes_with_the_same_events_are_counted(tables):
-    what = "events, all of which are also in procedures"
-    assert what not in {found for _, found, _ in events.read(tables, "north").read_report}
-    tables["diagnoses"] = tables["procedures"]
-    assert ("diagnoses", what, 4) in events.read(tables, "north").read_report
 
 
 def test_semicolons_tabulators_and_headers_in_any_script(tables, write):
@@ -447,9 +429,10 @@ def test_no_header_becomes_an_event_or_a_site(mark, tables, write):
     tables["diagnoses"] = write("d.csv", mark + rows + rows.upper() + rows)
     with pytest.raises(DataError, match=r"d\.csv: 2 row\(s\) repeat the names of the columns"):
         events.read(tables, "north", window_days=None)
+    tables["diagnoses"] = write("e.csv", D)
+    sites = events.LabelTable(write("sites.csv", SITES + "patient,site\n4,east\n"))
     with pytest.raises(DataError, match=r"sites\.csv: 1 row.* the first is line 6; delete these"):
-        events.read({"procedures": tables["procedures"], "diagnoses": write("e.csv", D)}, "north",
-                    sites=write("sites.csv", SITES + "patient,site\n4,east\n"))  # fmt: skip
+        events.read(tables, "north", sites=sites)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
