@@ -19,7 +19,7 @@ from dpfact_flower.data.clinical_events import Options
 from dpfact_flower.data.readers import event_tables, runner, script, tns
 from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
 from dpfact_flower.data.site_data import COHORT, Cohort, remove_cohort
-from dpfact_flower.data.tables import Dialect, watched
+from dpfact_flower.data.tables import Dialect
 from dpfact_flower.data.vocabulary import Vocabulary, load_codes
 from dpfact_flower.errors import SettingsError
 
@@ -294,12 +294,15 @@ def data_show(folder: opt.Folder) -> None:
 def _save(make: Callable[[], Cohort], out: Path, *, force: bool) -> None:
     """Make and write a cohort, and show the sites. Refuse a folder that holds another cohort."""
     used = opt.refuse_overwrite(out, COHORT, "a cohort", force=force)
-    with progress() as watch, watched(watch):
+    with progress() as watch:
+        watch("reading", 0.0)
         cohort = make()
+        watch("reading", 1.0)
+        watch("writing", 0.0)
         out.mkdir(parents=True, exist_ok=True)
         if used:
             remove_cohort(out)
-        cohort.save(out, watch=watch)
+        cohort.save(out)
     _show(cohort)
     say(f"written to {out}")
 

@@ -24,7 +24,6 @@ events. If the window requires the same encounter, the origin may differ between
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,7 +40,7 @@ from dpfact_flower.data.clinical_events import (
 from dpfact_flower.data.code_names import named
 from dpfact_flower.data.roll_up import roll_up
 from dpfact_flower.data.site_data import PATIENT, Cohort, SiteData
-from dpfact_flower.data.tables import count_rows, quoted, report_progress
+from dpfact_flower.data.tables import count_rows, quoted
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError, shown
 from dpfact_flower.tensor import SparseTensor
@@ -49,13 +48,9 @@ from dpfact_flower.tensor import SparseTensor
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-logger = logging.getLogger(__name__)
-
 MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
-_MANY_LEFT_OUT = 0.1
-"""Share of patients without a cell above which their number is logged as a warning."""
 COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
 """Names that no label can have, because columns in the tables of patients have these names."""
 
@@ -118,30 +113,29 @@ def build_cohort(
     identifier. `labels` are columns of ``patients``, in which NULL means 0. Small sites are merged
     into the site ``other``, which may still have fewer than `min_patients` patients.
     """
-    with report_progress("counting"):
-        refuse_equal_hashes(connection)
-        for mode, how in (options.get("rolled_up") or {}).items():
-            roll_up(connection, mode, how)
-        vocabularies = choose_vocabularies(connection, modes, options)
-        _name_sites(connection, name)
-        _count_cells(connection, vocabularies, window)
-        if not count_rows(connection, "cells"):
-            events = ", ".join(
-                f"{mode} ({count_rows(connection, f'mode_{n}')} events)"
-                for n, mode in enumerate(modes, 1)
-            )
-            raise DataError(
-                f"{name}: no patient has an event of each of {events} within {window}; is the "
-                "window too short, or does a code list belong to another hospital?"
-            )
-        least, keep_empty = options.get("min_patients", 1), options.get("keep_empty", False)
-        _assign_sites(connection, least, keep_empty, row_unit)
-        sites = [
-            _site(connection, number, site, vocabularies, labels, row_unit)
-            for number, site in connection.execute(
-                "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
-            ).fetchall()
-        ]
+    refuse_equal_hashes(connection)
+    for mode, how in (options.get("rolled_up") or {}).items():
+        roll_up(connection, mode, how)
+    vocabularies = choose_vocabularies(connection, modes, options)
+    _name_sites(connection, name)
+    _count_cells(connection, vocabularies, window)
+    if not count_rows(connection, "cells"):
+        events = ", ".join(
+            f"{mode} ({count_rows(connection, f'mode_{n}')} events)"
+            for n, mode in enumerate(modes, 1)
+        )
+        raise DataError(
+            f"{name}: no patient has an event of each of {events} within {window}; is the "
+            "window too short, or does a code list belong to another hospital?"
+        )
+    least, keep_empty = options.get("min_patients", 1), options.get("keep_empty", False)
+    _assign_sites(connection, least, keep_empty, row_unit)
+    sites = [
+        _site(connection, number, site, vocabularies, labels, row_unit)
+        for number, site in connection.execute(
+            "SELECT DISTINCT site_number, site FROM members ORDER BY site_number"
+        ).fetchall()
+    ]
     return Cohort(name, tuple(sites), read_report=read_report(connection))
 
 
@@ -326,8 +320,8 @@ def _assign_sites(
     place = f"{row_unit}s"
     everybody, kept = count_rows(connection, "named"), count_rows(connection, "members")
     count(connection, place, "in the tables", everybody)
-    count(connection, place, "left out, since no window holds a code of each mode",
-         everybody - kept, warn=everybody - kept > _MANY_LEFT_OUT * everybody)  # fmt: skip
+    what = "left out, since no window holds a code of each mode"
+    count(connection, place, what, everybody - kept, warn=True)
     count(connection, place, "kept", kept)
 
 

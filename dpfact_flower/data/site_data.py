@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import replacing
-from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.parsed import from_json, load_npz, parse_as
 from dpfact_flower.settings import check_name
 from dpfact_flower.tensor import SparseTensor
@@ -295,7 +294,7 @@ class Cohort:
         truth = self.truth and self.truth.select_codes(kept)
         return Cohort(self.name, sites, truth, self.read_report)
 
-    def save(self, folder: str | Path, *, watch: ProgressCallback = no_progress) -> None:
+    def save(self, folder: str | Path) -> None:
         """Write a file for each site and each vocabulary, the truth, and finally ``cohort.json``.
 
         Therefore a folder with ``cohort.json`` is complete, even if it held another cohort before.
@@ -303,10 +302,8 @@ class Cohort:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / COHORT).unlink(missing_ok=True)
-        for number, site in enumerate(self.sites):
-            watch("writing", number / len(self.sites))
+        for site in self.sites:
             site.save(folder / f"{site.name}.npz")
-        watch("writing", 1.0)
         for vocabulary in self.vocabularies:
             vocabulary.save(folder / f"{vocabulary.name}.vocabulary.json")
         if self.truth is not None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
-import logging
 import re
 import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
@@ -24,12 +22,9 @@ from unicodedata import normalize
 
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 from dpfact_flower.machine.files import private_scratch
-from dpfact_flower.machine.logs import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
-
-logger = logging.getLogger(__name__)
 
 _COLUMN = re.compile(r"[^\W\d].*|_.*|", re.DOTALL)
 _DELIMITERS = ",;\t|"
@@ -41,7 +36,6 @@ _TEXT_OR_WHOLE = re.compile(  # DuckDB's names of types; a code is never a fract
 MEMORY = "2GB"
 """Memory that DuckDB may use before it spills to disk. The tensors need additional memory."""
 _MEMORY = re.compile(r"\d+(\.\d+)? ?([KMGT]i?)?B", re.IGNORECASE)
-_watch: ContextVar[ProgressCallback] = ContextVar("watch", default=no_progress)
 
 
 @dataclass(frozen=True)
@@ -156,25 +150,6 @@ def _spill_of(connection: Connection) -> str:
     return str(spill)
 
 
-@contextmanager
-def watched(watch: ProgressCallback) -> Iterator[None]:
-    """Pass each progress report that `report_progress` makes inside the block to `watch`."""
-    token = _watch.set(watch)
-    try:
-        yield
-    finally:
-        _watch.reset(token)
-
-
-@contextmanager
-def report_progress(name: str) -> Iterator[None]:
-    """Report the beginning and the end of a task."""
-    watch = _watch.get()
-    watch(name, 0.0)
-    yield
-    watch(name, 1.0)
-
-
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
@@ -241,11 +216,10 @@ def load_table(
             f"CREATE OR REPLACE TEMP TABLE {into} AS SELECT {select} "
             f"FROM (SELECT {_fields(found, wanted)} FROM {source}) WHERE {table.where}"
         )
-        with report_progress(place.name):
-            if isinstance(place, Path) and kind == "CSV":
-                _run_csv(connection, query, place, dialect)
-            else:
-                connection.execute(query)
+        if isinstance(place, Path) and kind == "CSV":
+            _run_csv(connection, query, place, dialect)
+        else:
+            connection.execute(query)
     except (
         duckdb.IOException, duckdb.InvalidInputException, OSError, EOFError, UnicodeError,
         zlib.error,

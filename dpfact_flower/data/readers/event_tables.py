@@ -33,7 +33,6 @@ from dpfact_flower.data.tables import (
     load_table,
     quoted,
     refuse_rows,
-    report_progress,
 )
 from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
@@ -234,8 +233,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
     names = source.columns.names
     for place in source.files:
         found = _load_rows(connection, mode, place, source, window)
-        with report_progress(mode):
-            added = add_events(connection, mode, "loaded")
+        added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
             if count_rows(connection, texts, _NO_TEXT.format(what)):  # fewer than rows
                 bad, name = _NO_TEXT.format(what), names[what]
