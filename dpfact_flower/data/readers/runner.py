@@ -20,7 +20,6 @@ from dpfact_flower.settings import check_name
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-_READMITTED, _DAYS = "readmitted", 30
 _CREATED = re.compile(r"CREATE TABLE (\w+)\s*\(", re.IGNORECASE)
 _VALUE = re.compile(r"\$([a-z]\w*)")
 _MINUTES = {
@@ -77,11 +76,9 @@ def read(
         lines = script.source == "lines"
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
             work.run(opened)
-        alone = {"days": window_days is None, "days alone": False, "days in encounter": True}
-        window = Window()
-        if script.window != "encounter":
-            window = Window(days=window_days, same_encounter=alone[script.window])
-        labels = tuple(work.labels)
+        days = None if script.window == "encounter" else window_days
+        in_encounter = days is None if script.window == "days" else "encounter" in script.window
+        window, labels = Window(days, in_encounter), tuple(work.labels)
         return build_cohort(connection, name, modes, window, options, labels, script.row_unit)
 
 
@@ -137,13 +134,9 @@ class _Work:
                 {"codes": [*named], "names": [*named.values()]},
             )
         elif statement.kind == "stays" and self._holds(statement):
-            self.labels += _label_readmissions(connection, f"({sql})", "patients")
+            self.labels += _label_readmissions(connection, sql)
         elif statement.kind == "label" and self._holds(statement):
-            connection.execute(
-                f"""ALTER TABLE patients ADD COLUMN {quoted(what)} BOOLEAN DEFAULT false;
-                    UPDATE patients SET {quoted(what)} = true WHERE patient IN ({sql})"""
-            )
-            self.labels.append(what)
+            self.labels += _label(connection, what, sql)
         elif not statement.kind:
             connection.execute(sql)
 
@@ -220,27 +213,32 @@ class _Work:
             add_events(self._connection, mode, query)
 
 
-def _label_readmissions(connection: Connection, stays: str, patients: str) -> tuple[str, ...]:
-    """Add the label ``readmitted`` (within 30 days of discharge) to a table of patients.
+def _label_readmissions(connection: Connection, stays: str) -> list[str]:
+    """Label patients with a stay that begins within 30 days of another's end, and return the label.
 
     `stays` is SQL for a relation with columns patient, begun and ended (TIMESTAMP or NULL). Stays
     that overlap or touch count as one. If no stay has both times, no label is added.
     """
-    dated = f"(FROM {stays} WHERE begun IS NOT NULL AND ended IS NOT NULL)"
+    dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
     if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():
-        count(connection, "stays", f"tables without both dates: no label {_READMITTED}", 1)
-        return ()
-    connection.execute(
-        f"""ALTER TABLE {patients} ADD COLUMN {_READMITTED} BOOLEAN DEFAULT false;
-            UPDATE {patients} SET {_READMITTED} = true WHERE patient IN (
-                SELECT patient FROM (
+        count(connection, "stays", "tables without both dates: no label readmitted", 1)
+        return []
+    again = f"""SELECT patient FROM (
                     SELECT patient, begun, max(ended) OVER (PARTITION BY patient
                         ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
                         AS gone
                     FROM {dated})
-                WHERE begun > gone AND begun <= gone + INTERVAL {_DAYS} DAYS)"""
+                WHERE begun > gone AND begun <= gone + INTERVAL 30 DAYS"""
+    return _label(connection, "readmitted", again)
+
+
+def _label(connection: Connection, name: str, patients: str) -> list[str]:
+    """Label the patients whom an SQL query selects, and return the label."""
+    connection.execute(
+        f"""ALTER TABLE patients ADD COLUMN {quoted(name)} BOOLEAN DEFAULT false;
+            UPDATE patients SET {quoted(name)} = true WHERE patient IN ({patients})"""
     )
-    return (_READMITTED,)
+    return [name]
 
 
 def _created(script: Script, sql: str) -> str:
