@@ -73,7 +73,7 @@ def export(
     so it must stay at the hospital. Only its owner can read the file. A site that took part needs
     only global_model.npz and config.toml of the run.
     """
-    from dpfact_flower.data.site_data import load_site, site_files
+    from dpfact_flower.data.site_data import SiteData, site_files
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
     from dpfact_flower.evaluation.prose import titles
@@ -98,7 +98,7 @@ def export(
         say(f"{phenotypes}: {len(rows):,} rows of codes, as public as the model")
     if patients is not None and data is not None:
         files = site_files(data) if data.is_dir() else [data]
-        by_site = {file.stem: model.memberships(load_site(file)) for file in files}
+        by_site = {file.stem: model.memberships(SiteData.load(file)) for file in files}
         if data.is_dir():
             write_memberships(patients, by_site)
         else:
@@ -161,11 +161,11 @@ def review(
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
     elif read is None and data is not None and phenotype is not None:
-        from dpfact_flower.data.site_data import load_site
+        from dpfact_flower.data.site_data import SiteData
         from dpfact_flower.evaluation.review import write_sheet
 
         stem = out or Path(f"review-{phenotype}")
-        sheet = write_sheet(run, load_site(data), phenotype, stem, patients=patients, seed=seed)
+        sheet = write_sheet(run, SiteData.load(data), phenotype, stem, patients=patients, seed=seed)
         say(
             f"{sheet}: {patients} patients; begin with {sheet.with_suffix('.html')}\n"
             f"{sheet.with_suffix('.key.json')}: the scores; keep it, unread, beside the sheet\n"

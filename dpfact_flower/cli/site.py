@@ -176,12 +176,12 @@ def site_refit(
     Runs in patient mode end without this model. The model is fitted without noise, stays in the
     job's folder and is never sent. To fit a model again, name its run with --job.
     """
-    from dpfact_flower.data.site_data import load_site
+    from dpfact_flower.data.site_data import SiteData
     from dpfact_flower.site.hospital import read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
 
     settings = read_site_settings(config)
-    site = load_site(settings.data_path)
+    site = SiteData.load(settings.data_path)
     folder = Path(settings.state_dir, settings.site or site.name)
     jobs = [job] if job else unfitted(folder)
     if not jobs:

@@ -10,8 +10,3 @@ occur together. A run reads the hospital's `SiteData` file, and does not need Du
 All sites share a `Vocabulary` for each feature mode. A run with a privacy guarantee needs
 vocabularies from public lists, not from patients. Pass them to the reader as ``vocabularies=``.
 """
-
-from dpfact_flower.data.site_data import Cohort, SiteData, Truth
-from dpfact_flower.data.vocabulary import Vocabulary
-
-__all__ = ["Cohort", "SiteData", "Truth", "Vocabulary"]

@@ -69,8 +69,6 @@ class Window:
     def __post_init__(self) -> None:
         if self.days is not None and (type(self.days) is not int or self.days < 0):
             raise SettingsError(f"window days: need an integer of at least 0, got {self.days!r}")
-        if self.days is None and not self.same_encounter:
-            raise SettingsError("window: need a number of days, the same encounter, or both")
 
     def __str__(self) -> str:
         if self.days is None:
@@ -241,12 +239,6 @@ def _name_sites(connection: Connection, cohort: str) -> None:
         )
     blank = count_rows(connection, "named", "given = ''")
     count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
-    renamed = connection.execute(
-        """SELECT given, site, count(*) FROM named WHERE given NOT IN ('', site)
-           GROUP BY ALL ORDER BY given"""
-    ).fetchall()
-    for given, site, patients in renamed:
-        count(connection, "sites", f"patients of {shown(given)}, renamed {site}", patients)
 
 
 def _count_cells(

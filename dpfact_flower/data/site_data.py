@@ -322,7 +322,8 @@ class Cohort:
         """Read and validate a folder that `save` wrote."""
         folder = Path(folder)
         content = _read_cohort(folder / COHORT)
-        sites = tuple(load_site(path) for path in site_files(folder))  # shared with the clients
+        # The clients share the cached sites.
+        sites = tuple(open_site(path).read() for path in site_files(folder))
         truth = None
         try:
             if content.truth:
@@ -423,11 +424,6 @@ SiteSource = SiteData | SiteFile
 def open_site(path: str | Path) -> SiteFile:
     """Open a site's data file without reading the patients' data."""
     return _open_version(Path(path), *_version(Path(path)))
-
-
-def load_site(path: str | Path) -> SiteData:
-    """Read a site's data file."""
-    return open_site(path).read()
 
 
 def _version(path: Path) -> tuple[int, int, int]:

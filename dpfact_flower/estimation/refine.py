@@ -236,21 +236,16 @@ class RunningAverage:
 
     def arrays(self) -> dict[str, Array]:
         """Return the averages as arrays for a checkpoint, from which `restore` loads them."""
-        found: dict[str, Array] = {}
-        for mode, average in self._averages.items():
-            found[f"average_{mode}"] = average.values
-            found[f"average_{mode}_sites"] = np.array(average.sites)
-            found[f"average_{mode}_sigma"] = np.array(average.sigma)
-        return found
+        return {
+            f"average_{mode}_{field}": np.array(value)
+            for mode, average in self._averages.items()
+            for field, value in average._asdict().items()
+        }
 
     def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
         """Load the averages of `modes` modes from `arrays`, ignoring all other arrays."""
-        self._averages = {
-            mode: Average(
-                tuple(arrays[f"{name}_sites"].tolist()),
-                arrays[name],
-                float(arrays[f"{name}_sigma"]),
-            )
-            for mode in range(modes)
-            if (name := f"average_{mode}") in arrays
-        }
+        for mode in range(modes):
+            if f"average_{mode}_sites" in arrays:
+                fields = (arrays[f"average_{mode}_{field}"] for field in Average._fields)
+                sites, values, sigma = fields
+                self._averages[mode] = Average(tuple(sites.tolist()), values, float(sigma))

@@ -80,14 +80,12 @@ def start_factors(
     rank: int,
     sigma: float,
     rng: np.random.Generator,
-    *,
-    restarts: int = _RESTARTS,
 ) -> Start:
     """Fit factors to all sites' packed co-occurrences (noise of standard deviation `sigma`)."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
     packed, roots = _pooled(releases, codes)
     with one_blas_thread:  # sums must not depend on the machine
-        best = _best_candidate(packed, codes, rank, sigma, rng, restarts)
+        best = _best_candidate(packed, codes, rank, sigma, rng)
         sites = unpack(packed, codes)
         threshold = _THRESHOLD * noise
         fitted = fit(sites, best, threshold=threshold, iterations=_LAST, settled=_SETTLED)
@@ -124,14 +122,13 @@ def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[
 
 
 def _best_candidate(
-    packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator,
-    restarts: int,
-) -> Model:  # fmt: skip
+    packed: Sequence[NDArray[Any]], codes: int, rank: int, sigma: float, rng: np.random.Generator
+) -> Model:
     """Return the candidate that best explains held-out data, or all data if there is no noise."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
     _see(packed, sigma, rng, seen)
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
-    candidates = _candidates(seen, rank, noise, restarts)
+    candidates = _candidates(seen, rank, noise)
 
     def judged(begun: Model) -> tuple[Model, float]:
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
@@ -141,14 +138,12 @@ def _best_candidate(
             for (own, z), d in zip(again, model.d, strict=True)
         )
 
-    def begun_and_judged(
-        candidate: tuple[_Candidate, np.random.Generator],
-    ) -> tuple[Model, float] | None:
-        begin, own_rng = candidate
-        begun = begin(own_rng)
+    def begun_and_judged(begin: Callable[[], Model | None]) -> tuple[Model, float] | None:
+        begun = begin()
         return None if begun is None else judged(begun)
 
-    seeded = list(zip(candidates, rng.spawn(len(candidates)), strict=True))
+    rngs = rng.spawn(len(candidates))
+    seeded = [partial(begin, own) for begin, own in zip(candidates, rngs, strict=True)]
     tried = list(in_order(begun_and_judged, seeded, threads=thread_count()))
     found = [each for each in tried if each]
     best, score = first = max(found, key=lambda each: each[1])  # the first of equal scores
@@ -180,11 +175,11 @@ def _with_fresh(
         yield own, np.float32(sigma) * rng.standard_normal(own.shape, np.float32)
 
 
-def _candidates(sites: Sites, rank: int, noise: float, restarts: int) -> list[_Candidate]:
+def _candidates(sites: Sites, rank: int, noise: float) -> list[_Candidate]:
     total = sites.sum(axis=1, keepdims=True)
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
-    return [growth] + [random] * restarts  # the longest first
+    return [growth] + [random] * _RESTARTS  # the longest first
 
 
 def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:

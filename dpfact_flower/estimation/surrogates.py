@@ -135,12 +135,11 @@ def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, A
         frequency += sums
         frequency[begin:end] -= sums[begin:end]
         given[begin:end] /= np.maximum(sums, TINY).astype(np.float32)
-    if chance:
-        given *= np.float32(1 - chance)
-        for begin, end in pairwise(offsets):
-            among = frequency[begin:end] / max(float(frequency[begin:end].sum()), TINY)
-            given[begin:end] += (chance * among).astype(np.float32)[:, None]
-        np.fill_diagonal(given, 0)  # no code is drawn twice
+    given *= np.float32(1 - chance)
+    for begin, end in pairwise(offsets):
+        among = frequency[begin:end] / max(float(frequency[begin:end].sum()), TINY)
+        given[begin:end] += (chance * among).astype(np.float32)[:, None]
+    np.fill_diagonal(given, 0)  # no code is drawn twice
     return frequency.astype(np.float32), given
 
 

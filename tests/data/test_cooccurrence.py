@@ -144,9 +144,7 @@ def test_site_names_are_made_fit_to_stand(connection):
              None: "unknown"}  # fmt: skip
     for raw, expected in names.items():
         fill(connection, [("p", raw, None)], [(mode, "p", "e", 0, "x") for mode in MODES[:2]])
-        cohort = build(connection)
-        assert cohort.sites[0].name == expected
-        assert ("sites: patients of 'süd', renamed sud: 1" in repr(cohort)) == (raw == "süd")
+        assert build(connection).sites[0].name == expected
 
 
 @pytest.mark.parametrize("names", [("süd", "sud"), ("a b", "a-b"), ("North", "north"), ("", "!")])
@@ -191,8 +189,6 @@ def test_windows_are_checked():
     for days in (-1, 1.5, True, "30"):
         with pytest.raises(SettingsError, match="window days"):
             Window(days=days)
-    with pytest.raises(SettingsError, match="number of days, the same encounter, or both"):
-        Window(days=None, same_encounter=False)
 
 
 @pytest.mark.parametrize("least", [0, 1.5, True])

@@ -96,7 +96,7 @@ def test_candidates_are_judged_by_noise_they_were_not_fitted_to(monkeypatch):
     assert explained(sites, loaded) > explained(sites, Model(F, usage))
     known = [lambda _: loaded, lambda _: None, lambda _: Model(F, usage)]
     monkeypatch.setattr(module, "_candidates", lambda *_: known)
-    found = module._best_candidate(noisy, len(F), RANK, sigma, rng, 1)
+    found = module._best_candidate(noisy, len(F), RANK, sigma, rng)
     assert found.F.shape == F.shape
 
 
@@ -110,7 +110,7 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
     known = [lambda _: nothing]
     monkeypatch.setattr(module, "_candidates", lambda sites, *_: seen.append(sites) or known)
     monkeypatch.setattr(module, "explained", lambda sites, _: unseen.append(sites) or 0.0)
-    module._best_candidate(noise, codes, 1, sigma, rng, 1)
+    module._best_candidate(noise, codes, 1, sigma, rng)
     upper = np.triu_indices(codes, 1)
     tested, fitted = (
         np.concatenate(s, axis=1).transpose(1, 0, 2)[:, *upper].ravel() * math.sqrt(2) / sigma
@@ -125,6 +125,7 @@ def test_fresh_noise_is_independent_of_what_is_tested_and_as_large_as_said(monke
 def test_candidates_agree_unless_growth_has_found_more_than_they(monkeypatch, best):
     parts, usage, packed = planted()
     asked = noted(monkeypatch, "_consensus")
+    monkeypatch.setattr(module, "_RESTARTS", 2)
     monkeypatch.setattr(module, "_POOLED", 1)  # too few iterations for a random start
     monkeypatch.setattr(module, "_JOINT", 1)
     truth = Model(np.concatenate(parts), usage / len(parts))
@@ -132,7 +133,7 @@ def test_candidates_agree_unless_growth_has_found_more_than_they(monkeypatch, be
     monkeypatch.setattr(module, "grown", lambda *given: truth if best else None)
     rng = np.random.default_rng(1)
     noisy = [(p + rng.normal(0, 0.3, p.shape)).astype(np.float32) for p in packed]
-    start_factors(noisy, SIZES, RANK, 0.3, rng, restarts=2)
+    start_factors(noisy, SIZES, RANK, 0.3, rng)
     assert list(map(len, asked)) == ([] if best else [2])
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from dpfact_flower.estimation import start as start_module
 from dpfact_flower.estimation import surrogates
 from dpfact_flower.estimation.pair_fit import unpack
 from dpfact_flower.estimation.start import start_factors
@@ -176,12 +177,13 @@ def test_patients_of_one_mode_have_none_for_nothing_tells_how_many_codes_they_ha
 def test_start_and_surrogates_stay_within_the_memory_that_a_plan_foresees(sites, monkeypatch):
     monkeypatch.setattr(outlook, "_SURROGATE_BYTES", 0)  # the codes do not change this
     monkeypatch.setattr(surrogates, "_CHUNK", 50)  # grows with the codes, not with their pairs
+    monkeypatch.setattr(start_module, "_RESTARTS", 1)
     sizes = (400, 400)
     plan = plan_patient(PrivacySettings(patients=10_000), sizes=sizes, rank=3, sites=sites)
     release = cooccurrence(patients((1, 2), sizes, 1_000), sigma=SIGMA).total.astype(np.float32)
     releases, rng = [release] * sites, np.random.default_rng(0)
     tracemalloc.start()
-    start = start_factors(releases, sizes, 3, SIGMA, rng, restarts=1)
+    start = start_factors(releases, sizes, 3, SIGMA, rng)
     for_start = tracemalloc.get_traced_memory()[1]
     tracemalloc.reset_peak()
     few = 500  # their own memory does not grow with the codes

@@ -104,7 +104,5 @@ FROM listed JOIN placed USING (patientunitstayid) WHERE of_icd9;
 -- @describe
 SELECT mode, code, code AS description FROM codes WHERE mode = 'treatments'
 UNION ALL
-SELECT 'diagnoses', code, first(diagnosisstring ORDER BY uses DESC, diagnosisstring)
-FROM (SELECT code, diagnosisstring, count(*) AS uses FROM listed
-      WHERE diagnosisstring IS NOT NULL AND of_icd9 GROUP BY ALL)
-GROUP BY code;
+SELECT 'diagnoses', code, mode(diagnosisstring ORDER BY diagnosisstring)
+FROM listed WHERE diagnosisstring IS NOT NULL AND of_icd9 GROUP BY code;

@@ -227,9 +227,6 @@ def _check_format(connection: Connection, time_format: str) -> None:
 
 
 def _load_events(connection: Connection, mode: str, source: EventTable, window: Window) -> None:
-    connection.execute(
-        "CREATE OR REPLACE TEMP TABLE described (code VARCHAR, description VARCHAR, uses BIGINT)"
-    )
     names = source.columns.names
     for place in source.files:
         found = _load_rows(connection, mode, place, source, window)
@@ -244,16 +241,11 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         what = f"rows without {names[window.column]}, left out"
         count(connection, place.name, what, found[window.unplaced], warn=True)
         connection.execute(
-            """INSERT INTO described SELECT code, description, count(*) FROM loaded
-               WHERE description IS NOT NULL GROUP BY ALL"""
+            """INSERT INTO descriptions SELECT $mode, code, mode(description ORDER BY description)
+               FROM loaded WHERE description IS NOT NULL AND code NOT IN
+                   (SELECT code FROM descriptions WHERE mode = $mode) GROUP BY code""",
+            {"mode": mode},
         )
-    connection.execute(
-        """INSERT INTO descriptions
-           SELECT $mode, code, first(description ORDER BY uses DESC, description)
-           FROM (SELECT code, description, sum(uses) AS uses FROM described GROUP BY ALL)
-           GROUP BY code""",
-        {"mode": mode},
-    )
     connection.execute("DROP TABLE loaded")
 
 

@@ -42,8 +42,6 @@ def read(
     tensor = read_tns(path)
     if not 1 <= patients <= tensor.ndim:
         raise SettingsError(f"patients: need a mode from 1 to {tensor.ndim}, got {patients}")
-    if parts < 1:
-        raise SettingsError(f"parts: need a number of at least 1, got {parts}")
     order = [patients - 1, *(mode for mode in range(tensor.ndim) if mode != patients - 1)]
     shape = tuple(tensor.shape[mode] for mode in order)
     turned = SparseTensor.from_coo(tensor.indices[:, order], tensor.values, shape)

@@ -34,7 +34,6 @@ def test_names_lists_and_parts(write):
     ("options", "error", "says"),
     [
         ({"patients": 4}, SettingsError, "patients: need a mode from 1 to 3, got 4"),
-        ({"parts": 0}, SettingsError, "parts: need"),
         ({"modes": ("dx",)}, SettingsError, "needs 2 feature modes, got 1"),
         ({"vocabularies": (Vocabulary("dx", ("a",)), Vocabulary("rx", ("x", "y")))},
          DataError, "mode 1 has 2 codes, but the list of dx has 1"),
