@@ -192,7 +192,7 @@ def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabu
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
-                  FROM {_events(connection, mode)} GROUP BY code)
+                  FROM {_events(mode)} GROUP BY code)
             JOIN codes c USING (key)
             LEFT JOIN (SELECT code, max(description) AS description FROM descriptions
                        WHERE mode = $mode GROUP BY code) d ON d.code = c.code
@@ -207,10 +207,8 @@ def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabu
     return Vocabulary(mode, tuple(code for code, _ in kept), tuple(text or "" for _, text in kept))
 
 
-def _events(connection: Connection, mode: str) -> str:
+def _events(mode: str) -> str:
     """Return SQL for a mode's events, limited to patients in the table ``patients``."""
-    if not count_rows(connection, "(FROM people ANTI JOIN patients USING (patient))"):
-        return table_of(mode)  # no patient to leave out, so avoid the costly join
     known = "(SELECT hash(patient) AS patient FROM patients)"
     return f"(FROM {table_of(mode)} SEMI JOIN {known} USING (patient))"
 
@@ -267,7 +265,7 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
             SELECT e.patient, e.encounter, e.time, c.position AS code
-            FROM {_events(connection, mode)} e
+            FROM {_events(mode)} e
             JOIN (SELECT hash(unnest($codes)) AS code, unnest(range(len($codes))) AS position) c
                 USING (code)""",
         {"codes": list(vocabulary.codes)},

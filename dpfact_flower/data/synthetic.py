@@ -130,27 +130,6 @@ PRESETS: Mapping[str, SyntheticSettings] = {
 """All presets by name."""
 
 
-class _Planted(NamedTuple):
-    """The population model, from which patients are drawn.
-
-    `sources` has an array of shape (I_n, R + 1) for each mode. Its columns are distributions of
-    codes: R phenotypes, then the background. `prevalence` is each phenotype's relative frequency at
-    each site, shape (T, R). `risk` is what a phenotype adds to the log odds of death, shape (R,).
-    """
-
-    sources: tuple[Floats, ...]
-    prevalence: Floats
-    risk: Floats
-
-
-class _Windows(NamedTuple):
-    """All time windows, one per row. `times` counts how often each window's codes occur."""
-
-    patient: Ints
-    phenotype: Ints
-    times: Ints
-
-
 def preset(name: str, /, **changes: Any) -> SyntheticSettings:
     """Return one of `PRESETS`, such as ``demo`` or ``paper-mimic``, with some fields changed."""
     if name not in PRESETS:
@@ -163,35 +142,41 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
     if isinstance(settings, str):
         settings = preset(settings)
     planting, drawing, seeing, dying = np.random.default_rng(settings.seed).spawn(4)
-    planted = _plant(settings, planting)
-    members = _members(settings, planted, drawing)
-    windows = _windows(settings, members, seeing)
+    sources, prevalence, risk = _plant(settings, planting)
+    members = _members(settings, prevalence, drawing)
+    patient, phenotype, times = _windows(settings, members, seeing)
     codes = [
-        _codes_in_windows(mode, source, windows, settings.background, seeing)
-        for mode, source in zip(settings.feature_modes, planted.sources, strict=True)
+        _codes_in_windows(mode, source, phenotype, settings.background, seeing)
+        for mode, source in zip(settings.feature_modes, sources, strict=True)
     ]
-    died = _deaths(members, planted.risk, settings.mortality, dying)
-    factors = [source[:, :-1] for source in planted.sources]
+    died = _deaths(members, risk, settings.mortality, dying)
+    factors = [source[:, :-1] for source in sources]
     vocabularies = tuple(map(_vocabulary, settings.feature_modes, factors))
-    sites = _sites(settings, windows, codes, died, vocabularies)
+    sites = _sites(settings, patient, times, codes, died, vocabularies)
     unit = tuple(factor / np.linalg.norm(factor, axis=0) for factor in factors)
-    return Cohort(settings.name, sites, Truth(unit, planted.prevalence > 0))
+    return Cohort(settings.name, sites, Truth(unit, prevalence > 0))
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
     """Return the phenotypes of `synthetic`'s patients: one array of shape (I_t, R) per site."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
-    members = _members(settings, _plant(settings, planting), drawing)
+    members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
 
 
-def _plant(settings: SyntheticSettings, rng: np.random.Generator) -> _Planted:
+def _plant(
+    settings: SyntheticSettings, rng: np.random.Generator
+) -> tuple[list[Floats], Floats, Floats]:
+    """Draw the population model: each mode's distributions, and phenotypes' prevalence and risk."""
     sources = [_plant_mode(mode.size, settings.phenotypes, rng) for mode in settings.feature_modes]
-    return _Planted(tuple(sources), _plant_prevalence(settings, rng), _plant_risk(settings, rng))
+    return sources, _plant_prevalence(settings, rng), _plant_risk(settings, rng)
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw a few codes for each phenotype. Frequent codes belong to more phenotypes."""
+    """Draw distributions of codes: of a few codes for each phenotype, then of the background.
+
+    The result has shape (codes, R + 1). Frequent codes belong to more phenotypes.
+    """
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -205,6 +190,7 @@ def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
 
 
 def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
+    """Draw each phenotype's relative frequency at each site, shape (T, R)."""
     shares, rank = settings.site_shares, settings.phenotypes
     sites = len(shares)
     common = (np.arange(rank) + 4.0) ** -0.7
@@ -235,14 +221,14 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 
 
 def _members(
-    settings: SyntheticSettings, planted: _Planted, rng: np.random.Generator
+    settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Draw each patient's active phenotypes, shape (I, R), without replacement (Gumbel's trick)."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
     with np.errstate(divide="ignore"):  # log 0: never drawn
-        log_prevalence = np.log(planted.prevalence)
+        log_prevalence = np.log(prevalence)
     keys = np.repeat(log_prevalence, sizes, axis=0) + rng.gumbel(size=shape)
     most = min(_MOST_ACTIVE, settings.phenotypes)
     best = np.argsort(keys, axis=1)[:, : -most - 1 : -1]
@@ -254,23 +240,26 @@ def _members(
 
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
-) -> _Windows:
-    """Draw the windows of each active phenotype. Patients who visit often have more windows."""
+) -> tuple[Ints, Ints, Ints]:
+    """Draw each window's patient, phenotype and number of times that its codes occur.
+
+    Patients who visit often have more windows.
+    """
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
     patient, phenotype = np.repeat(patient, windows), np.repeat(phenotype, windows)
     times = rng.geometric(1 / settings.repeats, len(patient))
-    return _Windows(patient, phenotype, times)
+    return patient, phenotype, times
 
 
 def _codes_in_windows(
-    mode: Mode, source: Floats, windows: _Windows, background: float, rng: np.random.Generator
+    mode: Mode, source: Floats, phenotype: Ints, background: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
     """Draw the distinct codes of one mode in each window: (window, code), sorted by window."""
-    drawn = 1 + rng.poisson(mode.per_window - 1, len(windows.patient))
+    drawn = 1 + rng.poisson(mode.per_window - 1, len(phenotype))
     window = np.repeat(np.arange(len(drawn)), drawn)
-    column = windows.phenotype[window]
+    column = phenotype[window]
     column[rng.random(len(window)) < background] = source.shape[1] - 1
     key = distinct(window * mode.size + _categorical(source, column, rng))
     return key // mode.size, key % mode.size
@@ -317,13 +306,14 @@ def _deaths(
 
 def _sites(
     settings: SyntheticSettings,
-    windows: _Windows,
+    patient: Ints,
+    times: Ints,
     codes: list[tuple[Ints, Ints]],
     died: NDArray[np.int8],
     vocabularies: tuple[Vocabulary, ...],
 ) -> tuple[SiteData, ...]:
     window, combinations = _combinations(codes)
-    patient, times = windows.patient[window], windows.times[window]
+    patient, times = patient[window], times[window]
     feature_shape = tuple(mode.size for mode in settings.feature_modes)
     sites, first = [], 0
     for number, size in enumerate(settings.site_sizes.tolist(), 1):
