@@ -7,8 +7,6 @@ For each feature mode, a reader supplies a relation with four columns and one ro
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
 raised. No originals are kept for encounters, because two patients' encounters may share a hash.
-
-`count` records how many rows were read, kept and left out, for the cohort's `read_report`.
 """
 
 from __future__ import annotations

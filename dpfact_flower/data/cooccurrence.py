@@ -1,22 +1,15 @@
 """Count which of a patient's codes occur together, within a time window or an encounter.
 
 In the paper's tensor (section Dataset), a cell (patient, code_1, ..., code_m) counts combinations
-of the patient's events. A combination has one event for each code, all in one window.
-
-- An event is a distinct (encounter, time, code) of a patient in a mode.
-- A window is an encounter, a number of days, or both. Events share a window of n days if no two of
-  them are more than n days apart. An event that lacks the encounter or time is in no window that
-  needs it.
-- A patient without a cell is left out by default.
+of the patient's events. A combination has one event for each code, all in one `Window`. An event is
+a distinct (encounter, time, code) of a patient in a mode. A patient without a cell is left out by
+default.
 
 A reader fills one DuckDB connection with the events of each mode (see
 `dpfact_flower.data.clinical_events`) and with two tables of text:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
     descriptions  mode, code, description                            one row per code, optional
-
-Accents are removed from site names, and other forbidden characters are replaced by hyphens. An
-error is raised if this gives two sites the same name.
 
 `time` counts whole minutes from an arbitrary origin, which must be the same for all of a patient's
 events. If the window requires the same encounter, the origin may differ between encounters.
@@ -60,7 +53,8 @@ class Window:
     """The rule that decides which events of one patient belong together.
 
     `days` is the largest distance between any two events, or None if there is no limit. With
-    `same_encounter`, all events must belong to one encounter.
+    `same_encounter`, all events must belong to one encounter. An event that lacks the encounter or
+    time is in no window that needs it.
     """
 
     days: int | None = None
@@ -214,7 +208,7 @@ def _events(mode: str) -> str:
 
 
 def _name_sites(connection: Connection, cohort: str) -> None:
-    """Create the table ``named``: patients with hashed identifiers and valid site names."""
+    """Create the table ``named``: patients with hashed identifiers and valid, distinct sites."""
     connection.execute(
         """CREATE OR REPLACE TEMP TABLE named AS
            SELECT * EXCLUDE (patient, site), patient AS id, hash(patient) AS patient,

@@ -256,7 +256,18 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
         ):
             shutil.copyfileobj(old, new)
         connection.execute(query.replace(_literal_path(path), _literal_path(copy)))
-        _refuse_rejected(path, _take_rejected(connection), dialect)
+        rejected = _take_rejected(connection)
+    if rejected:
+        wrong = {
+            "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (or set --encoding)",
+            "UNQUOTED VALUE": "an open quote",
+        }
+        fields = "too few or too many fields (does a field with the delimiter lack quotes?)"
+        kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
+        raise DataError(
+            f"{path}: {len(rejected)} row(s) have {', or '.join(kinds)}; the first is row "
+            f"{rejected[0][0]} (the header is row 1)"
+        )
 
 
 def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
@@ -266,21 +277,6 @@ def _take_rejected(connection: Connection) -> list[tuple[int, str]]:
     ).fetchall()
     connection.execute("DROP TABLE reject_errors; DROP TABLE reject_scans")
     return found
-
-
-def _refuse_rejected(path: Path, rejected: list[tuple[int, str]], dialect: Dialect) -> None:
-    if not rejected:
-        return
-    wrong = {
-        "INVALID ENCODING": f"text that is not {dialect.encoding.upper()} (or set --encoding)",
-        "UNQUOTED VALUE": "an open quote",
-    }
-    fields = "too few or too many fields (does a field with the delimiter lack quotes?)"
-    kinds = sorted({wrong.get(kind, fields) for _, kind in rejected})
-    raise DataError(
-        f"{path}: {len(rejected)} row(s) have {', or '.join(kinds)}; the first is row "
-        f"{rejected[0][0]} (the header is row 1)"
-    )
 
 
 def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:

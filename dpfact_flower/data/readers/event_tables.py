@@ -221,7 +221,8 @@ def _check_format(connection: Connection, time_format: str) -> None:
     import duckdb  # noqa: PLC0415 - the connection came from it
 
     try:
-        connection.execute("SELECT try_strptime('', $form)", {"form": time_format or "%Y"})
+        form = {"form": time_format or "%Y"}
+        connection.execute("SELECT try_strptime('', $form)", form).fetchall()
     except duckdb.InvalidInputException:
         raise SettingsError(f"time format: {time_format!r} has an unknown % code") from None
 

@@ -89,10 +89,9 @@ def read_sites(
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
-    cohort = event_tables.read(
-        _by_mode(rows, MODE), name, window_days=window_days, sites=rows._replace(name="sites"),
-        **options,
-    )  # fmt: skip
+    homes = event_tables.LabelTable(rows._replace(name="sites"))
+    modes = _by_mode(rows, MODE)
+    cohort = event_tables.read(modes, name, window_days=window_days, sites=homes, **options)
     sites = (
         replace(site, patients=tuple(known.partition("/")[2] for known in site.patients or ()))
         for site in cohort.sites

@@ -1,9 +1,8 @@
 """Parse readers that a data engineer writes as SQL scripts.
 
-A script begins with a head, which is a comment in TOML. The head contains ``help``, ``modes``,
-``window`` and the script's own ``options``. ``modes`` gives the number of codes to keep in each
-feature mode (0: all). Then come statements, which DuckDB runs in order. Each statement ends with a
-semicolon at the end of a line. A line above each statement says what the statement is for:
+A script begins with a head, which is a comment in TOML with the fields of `Script`. Then come
+statements, which DuckDB runs in order. Each statement ends with a semicolon at the end of a line. A
+line above each statement says what the statement is for:
 
 - ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
   types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
@@ -81,8 +80,8 @@ class Statement(NamedTuple):
 class Script:
     """A reader that is an SQL script. Its head sets all fields except name and statements.
 
-    - `modes`: how many codes to keep in each feature mode, in the tensor's order. If an option has
-      the same name as a mode, the mode exists only if the option is true.
+    - `modes`: how many codes to keep in each feature mode (0: all), in the tensor's order. If an
+      option has the same name as a mode, the mode exists only if the option is true.
     - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
       number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
     - `source`: tables, or one file of lines, which becomes the table ``lines`` with the columns
