@@ -111,6 +111,9 @@ _LETTERS = 3
 """Fewest different first letters of ICD-10 codes. With fewer, codes may be numbers such as D01."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
 """Length of the shortest group whose name may stand for a code without a name of its own."""
+_UNSPECIFIED = {"nos", "nec"}
+_SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
+_WORDS = re.compile(r"[a-z0-9]+")
 
 
 def name_of(system: str, code: str, *, exact: bool = False) -> str:
@@ -166,13 +169,45 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary with names for codes that have no description."""
+    """Return the vocabulary with names for codes whose description is missing or abbreviated."""
     own = systems(vocabulary.name, vocabulary.codes)
     texts = (
-        text or (name_of(system, code) if system else "")
+        clearer(text, name_of(system, code)) if system else text
         for system, code, text in zip(own, vocabulary.codes, vocabulary.descriptions, strict=True)
     )
     return replace(vocabulary, descriptions=tuple(texts))
+
+
+def clearer(text: str, name: str) -> str:
+    """Return the hospital's text, or the name if the text is empty or abbreviates the name."""
+    return name if name and (not text or abbreviates(text, name)) else text
+
+
+def abbreviates(text: str, name: str) -> bool:
+    """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
+
+    A text with NOS or NEC is an abbreviation. Any other abbreviation is shorter than the name, has
+    a shortened word, and takes at least half of its words from the name. These words may be whole,
+    shortened by two or more letters, or reduced to initials.
+    """
+    words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
+    initials = "".join(word[0] for word in whole)
+    rest = [word for word in words if word not in whole]
+    cut = sum(
+        word in _SHORT
+        or (len(word) > 1 and word in initials)
+        or any(_is_cut(word, other) for other in whole)
+        for word in rest
+    )
+    known = len(words) - len(rest) + cut
+    return not _UNSPECIFIED.isdisjoint(rest) or (
+        len(text) < len(name) and cut > 0 and 2 * known >= len(words)
+    )
+
+
+def _is_cut(word: str, whole: str) -> bool:
+    letters = iter(whole)
+    return len(word) + 2 <= len(whole) and word[0] == whole[0] and all(x in letters for x in word)
 
 
 def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:

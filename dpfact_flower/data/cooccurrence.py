@@ -231,6 +231,12 @@ def _name_sites(connection: Connection, cohort: str) -> None:
         )
     blank = count_rows(connection, "named", "given = ''")
     count(connection, "sites", f"patients of no site, who are at {UNKNOWN_SITE}", blank)
+    renamed = connection.execute(
+        """SELECT given, site, count(*) FROM named WHERE given NOT IN ('', site)
+           GROUP BY ALL ORDER BY given"""
+    ).fetchall()
+    for given, site, patients in renamed:
+        count(connection, "sites", f"patients of {shown(given)}, renamed {site}", patients)
 
 
 def _count_cells(

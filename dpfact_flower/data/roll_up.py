@@ -33,6 +33,7 @@ from dpfact_flower.data.code_names import (
     VERSIONS,
     category,
     chapter,
+    clearer,
     holds_procedures,
     name_of,
     parts,
@@ -101,8 +102,8 @@ def _groups(
         for bare_group, name in grouping(version or default, bare):
             group = prefix + bare_group
             members.setdefault(group, []).append(code)
-            usual = name_of(own, bare_group, exact=True) if own else ""
-            texts[group] = described.get(group) or name or usual or texts.get(group, "")
+            usual = name or (name_of(own, bare_group, exact=True) if own else "")
+            texts[group] = clearer(described.get(group, ""), usual) or texts.get(group, "")
     for group, codes in members.items():
         if not texts[group]:
             text = next((described[code] for code in codes if described[code]), "")

@@ -94,21 +94,41 @@ def test_the_codes_of_a_mode_say_what_they_are_of():
         assert set(code_names.systems(mode, codes)) == expected, mode
 
 
-def test_names_fill_what_is_missing_and_keep_the_hospitals_own():
+def test_names_fill_what_is_missing_or_abbreviated_and_keep_the_hospitals_own():
     codes = ("4019", "41401", "V5861", "43491", "25000", "99999")
-    texts = ("", "Verkalkte Kranzarterien", "Takes warfarin", "Stroke", "Diabetes", "")
+    texts = ("", "Verkalkte Kranzarterien", "Takes warfarin", "Crbl art ocl NOS w infrc",
+             "DMII wo cmp nt st uncntr", "")  # fmt: skip
     found = code_names.named(Vocabulary("diagnoses", codes, texts))
     assert found.descriptions == (
         "Unspecified essential hypertension",
         "Verkalkte Kranzarterien",
         "Takes warfarin",
-        "Stroke",
-        "Diabetes",
+        "Cerebral artery occlusion, unspecified with cerebral infarction",
+        "Diabetes mellitus without mention of complication, type II or unspecified type, not "
+        "stated as uncontrolled",
         "Other and unspecified complications of medical care, not elsewhere classified",
     )
     assert found.digest == Vocabulary("diagnoses", codes).digest
     unknown = Vocabulary("drugs", ("4019", "x"), ("", "y"))
     assert code_names.named(unknown) == unknown
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "short"),
+    [
+        ("CHF", "Congestive heart failure, unspecified", True),
+        ("Heart failure NOS", "Heart failure", True),
+        ("DM: uncomplicated", "Diabetes mellitus without mention of complication", True),
+        ("Heart attack", "Acute myocardial infarction", False),
+        ("Atrial fibrillation", "Unspecified atrial fibrillation", False),
+        ("Herzinsuffizienz", "Congestive heart failure, unspecified", False),
+        ("Pneumonie", "Pneumonia, organism unspecified", False),
+        ("Diabetes mellitus Typ 2", "Type 2 diabetes mellitus with hyperglycemia", False),
+        ("Acute kidney failure", "Acute kidney failure", False),
+    ],
+)
+def test_what_is_an_abbreviation(text, name, short):
+    assert code_names.abbreviates(text, name) is short
 
 
 ICD9 = {

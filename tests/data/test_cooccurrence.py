@@ -144,7 +144,9 @@ def test_site_names_are_made_fit_to_stand(connection):
              None: "unknown"}  # fmt: skip
     for raw, expected in names.items():
         fill(connection, [("p", raw, None)], [(mode, "p", "e", 0, "x") for mode in MODES[:2]])
-        assert build(connection).sites[0].name == expected
+        cohort = build(connection)
+        assert cohort.sites[0].name == expected
+        assert ("sites: patients of 'süd', renamed sud: 1" in repr(cohort)) == (raw == "süd")
 
 
 @pytest.mark.parametrize("names", [("süd", "sud"), ("a b", "a-b"), ("North", "north"), ("", "!")])

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import shlex
@@ -57,6 +58,7 @@ _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
+_ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
 """Number added to minutes to mark them as UTC, and number that stands for an invalid time."""
 _LIKELY = {
@@ -73,6 +75,13 @@ _LIKE_A_NAME = re.compile(
 """Form of a column name. A first line with other texts may hold a patient's data."""
 _NUMBER = re.compile(r"\d\D?\d\D?\d")
 """Three digits, as in a year. A first line with these may hold a patient's data."""
+_ODD_CODES = {
+    "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
+    "codes that differ from another only in leading zeros, dots or case": """
+        (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
+            PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
+}
+"""Kinds of codes that are read unchanged but may be mistakes."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -195,6 +204,7 @@ def read(
         for mode, source in sources.items():
             _check_format(connection, source.time_format)
             _load_events(connection, mode, source, window)
+        _count_twins(connection, sources)
         _load_patients(connection, sources, name, columns.patient, sites, dialect)
         for label, label_table in labels.items():
             _load_label(connection, label, label_table, columns.patient, dialect)
@@ -241,6 +251,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         count(connection, place.name, what, found["true"] - added, warn=True)
         what = f"rows without {names[window.column]}, left out"
         count(connection, place.name, what, found[window.unplaced], warn=True)
+        what = "rows of a year before 1900 or after 2300"
+        count(connection, place.name, what, count_rows(connection, "loaded", _ODD_YEAR), warn=True)
         connection.execute(
             """INSERT INTO descriptions SELECT $mode, code, mode(description ORDER BY description)
                FROM loaded WHERE description IS NOT NULL AND code NOT IN
@@ -248,6 +260,8 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
             {"mode": mode},
         )
     connection.execute("DROP TABLE loaded")
+    for what, odd in _ODD_CODES.items():
+        count(connection, mode, what, count_rows(connection, odd, f"mode = '{mode}'"), warn=True)
 
 
 def _text(place: Place, column: str) -> str:
@@ -397,6 +411,15 @@ def _minutes(time: str, time_format: str) -> str:
 
 def _whole_minutes(time: str) -> str:
     return f"(epoch_us({time}) + {60_000_000 * _YEAR_1}) // 60000000 - {_YEAR_1}"
+
+
+def _count_twins(connection: Connection, sources: Mapping[str, EventTable]) -> None:
+    """Log a warning if a mode has exactly the same events as another mode."""
+    for one, other in itertools.combinations(sources, 2):
+        events = count_rows(connection, table_of(one))
+        both = f"(FROM {table_of(one)} INTERSECT ALL FROM {table_of(other)})"
+        if events == count_rows(connection, table_of(other)) == count_rows(connection, both):
+            count(connection, other, f"events, all of which are also in {one}", events, warn=True)
 
 
 def _load_patients(

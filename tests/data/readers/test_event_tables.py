@@ -240,6 +240,27 @@ def cells_with(tables, diagnoses):
     return cells_of(events.read({**tables, "diagnoses": diagnoses}, "north"))
 
 
+def test_what_may_be_a_mistake_is_counted(tables, write):
+    tables["diagnoses"] = write(
+        "odd.csv",
+        "patient,time,code\n1,0024-01-01,0389\n1,2024-01-01,389\n1,2024-01-01,38.9\n"
+        f"2,2024-05-05,{'and so on ' * 9}\n2,2024-05-05,4019\n",
+    )
+    found = events.read(tables, "north").read_report
+    assert {
+        ("odd.csv", "rows of a year before 1900 or after 2300", 1),
+        ("diagnoses", "codes of more than 60 characters", 1),
+        ("diagnoses", "codes that differ from another only in leading zeros, dots or case", 3),
+    } <= set(found)
+
+
+def test_two_modes_with_the_same_events_are_counted(tables):
+    what = "events, all of which are also in procedures"
+    assert what not in {found for _, found, _ in events.read(tables, "north").read_report}
+    tables["diagnoses"] = tables["procedures"]
+    assert ("diagnoses", what, 4) in events.read(tables, "north").read_report
+
+
 def test_semicolons_tabulators_and_headers_in_any_script(tables, write):
     text = "Größe;Médicament;Дата\n1;41401;2024-01-31\n"
     columns = events.Columns(patient="größe", code="MÉDICAMENT", time="дата")
