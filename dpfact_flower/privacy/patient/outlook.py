@@ -200,7 +200,7 @@ def _levers(
     power = math.log(2) / math.log(twice / epsilon)
     needed = epsilon_gaussian_discrete(mu * lacking, delta, 1)
     needed = needed if math.isfinite(needed) else 0.0  # outside the proof for discrete noise
-    codes, fewest = sum(facts.sizes), 2 * len(facts.sizes)
+    codes, fewest = sum(facts.sizes), facts.rank * len(facts.sizes)
     fewer, root = math.floor(codes / lacking**2), math.sqrt(2)
     steep, gain = (1, 2.0) if facts.sharing else (2, root)
     found = (

@@ -259,11 +259,11 @@ def test_a_lever_is_good_from_where_it_says(name):
     assert at(int(enough) - 1 if whole else 0.999 * enough) == "weak"
 
 
-def test_fewer_codes_are_proposed_only_if_each_mode_keeps_two():
-    for changes, enough in (({"epsilon": 2.0}, True), ({"sizes": (3, 3), "patients": 100}, False)):
-        found = plan(**changes).outlook
+def test_fewer_codes_are_proposed_only_if_a_mode_keeps_as_many_as_there_are_phenotypes():
+    for patients, enough in ((9_000, True), (8_800, False)):
+        found = plan(epsilon=2.0, rank=20, patients=patients).outlook
         (codes,) = (lever.good for lever in found.levers if lever.name == "codes")
-        assert (codes >= 4) == ("codes = " in found.sentence) == enough
+        assert (codes >= 2 * 20) == ("codes = " in found.sentence) == enough
 
 
 def test_a_lever_is_not_rounded_to_what_a_run_has():
