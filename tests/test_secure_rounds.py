@@ -17,7 +17,7 @@ from dpfact_flower.privacy.secure_sum.keys import new_signing_key, public_text, 
 from dpfact_flower.runtime.grid import InProcessGrid
 from dpfact_flower.runtime.serve import _sites_app
 from dpfact_flower.server.rule import initial_factors
-from dpfact_flower.server.secure import SecureSums
+from dpfact_flower.server.secure import Attempt, SecureSum
 from dpfact_flower.settings import PrivacySettings, RunSettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.strategy import DPFact
@@ -352,9 +352,9 @@ def test_a_site_answers_a_round_under_one_list_of_names(tmp_path, caplog):
 )  # fmt: skip
 def test_a_vector_that_does_not_fit_is_not_added_up(site, context, size, says):
     made = strategy(number=3).coordinator
-    planned, sums = made.planned_release(1), SecureSums(made.secure)
-    sums.members = tuple(MemberKey(name, bytes(32), bytes(64)) for name in NAMES[:3])
-    adding = sums.begin(made.request(1), planned)
+    planned = made.planned_release(1)
+    members = tuple(MemberKey(name, bytes(32), bytes(64)) for name in NAMES[:3])
+    adding = SecureSum(members, Attempt(0, 0, ()), made.request(1), planned)
     adding.attempt()
     words = bytes(planned.count * made.secure.slots * adding._question.width + size)
     with pytest.raises(MessageError, match=says):
