@@ -218,8 +218,10 @@ def personal(
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()
+    # The l2,1 weight acts from the first pass, because the global phenotypes are final.
+    with_l21 = replace(request, solver=replace(request.solver, mu_from_round=1))
     patients = fitted_patients(tensor, request.anchors)
-    solver = local_settings(request, (patients, *request.anchors))
+    solver = local_settings(with_l21, (patients, *request.anchors))
     solver = replace(solver, tau=max(solver.tau, _PERSONAL_PASSES))
     start = SiteState(0, (patients, *request.anchors), solver.eta)
     return solved(tensor, start, request, solver, rng, began)
