@@ -28,19 +28,14 @@ Two processes may use the same ledger. The folder must be on a local disk, becau
 are unreliable on network shares.
 """
 
-from dpfact_flower.privacy.ledger.file import (
-    LEDGER,
-    Head,
-    LedgerRow,
-    ReleaseKey,
-    data_key,
-    data_tag,
-    read_key,
-    verified_head,
-)
-from dpfact_flower.privacy.ledger.ledger import Ledger, back_up, restore
-
-__all__ = [
-    "LEDGER", "Head", "Ledger", "LedgerRow", "ReleaseKey", "back_up", "data_key", "data_tag",
-    "read_key", "restore", "verified_head",
-]  # fmt: skip
+from dpfact_flower.privacy.ledger.file import LEDGER as LEDGER
+from dpfact_flower.privacy.ledger.file import Head as Head
+from dpfact_flower.privacy.ledger.file import LedgerRow as LedgerRow
+from dpfact_flower.privacy.ledger.file import ReleaseKey as ReleaseKey
+from dpfact_flower.privacy.ledger.file import data_key as data_key
+from dpfact_flower.privacy.ledger.file import data_tag as data_tag
+from dpfact_flower.privacy.ledger.file import read_key as read_key
+from dpfact_flower.privacy.ledger.file import verified_head as verified_head
+from dpfact_flower.privacy.ledger.ledger import Ledger as Ledger
+from dpfact_flower.privacy.ledger.ledger import back_up as back_up
+from dpfact_flower.privacy.ledger.ledger import restore as restore
