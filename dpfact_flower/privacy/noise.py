@@ -83,12 +83,6 @@ def _one_in(k: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
 
 
 @compiled()
-def _fraction(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
-    """Return True with probability numerator / 2**bits, which is at most 1."""
-    return _take(bits, words, cursor) >= (1 << bits) - numerator
-
-
-@compiled()
 def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> bool:
     """Return True with probability exp(-gamma), gamma = numerator / 2**bits <= 1 (Algorithm 1).
 
@@ -96,7 +90,7 @@ def _exp(numerator: int, bits: int, words: Bits, cursor: NDArray[np.int64]) -> b
     probabilities 1/k and gamma. The coin that uses fewer bits comes first.
     """
     k = 1
-    while _one_in(k, words, cursor) and _fraction(numerator, bits, words, cursor):
+    while _one_in(k, words, cursor) and _take(bits, words, cursor) >= (1 << bits) - numerator:
         k += 1
     return k % 2 == 1
 

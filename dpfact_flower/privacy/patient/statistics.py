@@ -124,16 +124,12 @@ def refinement(
     The sum contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or
     removing a patient changes the sum by at most `bound` in L2 norm.
 
-    `factors` and `ridge`, of shape (R,), are public or released. An infinite ridge removes a
-    phenotype.
+    `factors` (one per feature mode) and `ridge`, of shape (R,), are public or released. An infinite
+    ridge removes a phenotype. The plan has limited the size of the sum to `MOST_REFINED`.
     """
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
     rank = stack.shape[1]
-    if [len(factor) for factor in factors] != list(tensor.feature_shape):
-        raise DataError("factors: do not match the tensor's feature modes")
-    if rank * max(tensor.feature_shape) + rank * rank > MOST_REFINED:
-        raise SettingsError(f"rank: {rank} makes a statistic of more than {MOST_REFINED:,} values")
     gram = np.ones((rank, rank))
     for columns in whole:
         # BLAS is not used here, because sums must not depend on the threads or on the processor.
@@ -173,10 +169,13 @@ def _summed(
     """Sum the patients' parts in several threads, each with its own patients and total.
 
     Integers are added exactly, so the division of patients among threads does not affect the
-    result. ``add_up(starts, *arguments, total)`` adds some patients' parts to `total`. Those
-    patients are given by `starts`, a slice of `_patients`.
+    result. ``add_up(starts, *arguments, total)`` adds some patients' parts to `total`. `starts`
+    lists the first non-zero of each of them, and ends with the index after their last non-zero.
     """
-    starts = _patients(tensor)
+    if tensor.n_patients > MAX_PATIENTS:
+        raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
+    rows = np.arange(tensor.n_patients + 1)
+    starts = np.searchsorted(tensor.indices[:, 0], rows).astype(np.int64)
     threads = sum_threads(size)
     cuts = np.searchsorted(starts, np.linspace(0, starts[-1], threads + 1))
     cuts[0], cuts[-1] = 0, tensor.n_patients
@@ -187,14 +186,6 @@ def _summed(
         return total
 
     return reduce(np.add, in_order(part, range(threads), threads=threads))
-
-
-def _patients(tensor: SparseTensor) -> NDArray[np.int64]:
-    """Return the index of each patient's first non-zero, then the number of non-zeros."""
-    if tensor.n_patients > MAX_PATIENTS:
-        raise DataError(f"the site has more than {MAX_PATIENTS} patients: split it")
-    rows = np.arange(tensor.n_patients + 1)
-    return np.searchsorted(tensor.indices[:, 0], rows).astype(np.int64)
 
 
 # --- Compiled code: IEEE arithmetic, one patient after another; only the total is shared ----------
