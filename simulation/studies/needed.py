@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from dpfact_flower.privacy.patient.outlook import good_strength
+from dpfact_flower.privacy.patient.outlook import GOOD_STRENGTH
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.settings import PrivacySettings
 
@@ -26,7 +26,7 @@ def patients_needed(sizes: Sequence[int], rank: int, sites: int, epsilon: float)
     """Return the smallest total number of patients for which a plan's verdict is "good"."""
     settings = PrivacySettings(epsilon=epsilon, delta=1e-5, patients=_ASKED)
     signal = plan_patient(settings, sizes=sizes, rank=rank, sites=sites).outlook.signal
-    return math.ceil(_ASKED * good_strength() / (signal * math.sqrt(rank)))
+    return math.ceil(_ASKED * GOOD_STRENGTH / (signal * math.sqrt(rank)))
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Figure:

@@ -6,6 +6,7 @@ root of the rank. This relation was calibrated on real cohorts.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from dpfact_flower.privacy.conversions import epsilon_gaussian_discrete
@@ -18,6 +19,8 @@ _MIDDLE, _STEEP = 22.0, 4.0
 """Strength at which the chance is one half, and slope of the chance's log-odds over the logarithm
 of strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
+GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
+"""Lowest strength at which the verdict is good."""
 _CLEAR = 1.5
 """Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""
 _MANY_CODES = 2_000
@@ -134,11 +137,6 @@ def chance_of(strength: float) -> float:
     return float(1 / (1 + (_MIDDLE / strength) ** _STEEP))
 
 
-def good_strength() -> float:
-    """Return the lowest strength at which the verdict is good."""
-    return float(_MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP))
-
-
 def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: float) -> Outlook:
     """Forecast a run at Gaussian-DP cost `mu`. `start` is the zCDP cost of its start."""
     if not facts.known:
@@ -148,7 +146,7 @@ def outlook_of(facts: Facts, start: float, mu: float, epsilon: float, delta: flo
     strength = signal * math.sqrt(facts.rank)
     chance = chance_of(strength)
     verdict: Verdict = "weak"
-    if strength >= good_strength():
+    if strength >= GOOD_STRENGTH:
         verdict = "good"
     elif chance < _HOPELESS and signal < _CLEAR:
         verdict = "hopeless"
@@ -168,22 +166,18 @@ def delta_warning(delta: float, patients: int) -> str:
     )
 
 
-def needs_of(counts: tuple[int, ...], facts: Facts, chosen: str) -> Needs:
+def needs_of(counts: Sequence[int], facts: Facts, chosen: str) -> Needs:
     """Return the memory and traffic that a run needs. `chosen` is the setting `codes`."""
     slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
     many = not chosen and sum(facts.sizes) > _MANY_CODES
+    values, apart = strict_size(sum(facts.sizes)), min(facts.sums, _APART)
+    each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
     return Needs(
         memory=BYTES_A_VALUE * max(counts) * slots,
-        server=_server_bytes(facts) if facts.sites else 0,
+        server=max(values * each, _SURROGATE_BYTES) if facts.sites else 0,
         sent=sum(counts) * slots * bits // 8,
         codes=_fewer(facts.sizes, _MANY_CODES) if many else "",
     )
-
-
-def _server_bytes(facts: Facts) -> int:
-    values, apart = strict_size(sum(facts.sizes)), min(facts.sums, _APART)
-    each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
-    return max(values * each, _SURROGATE_BYTES)
 
 
 def _levers(
@@ -194,7 +188,7 @@ def _levers(
     Strength is proportional to mu and to the number of patients, and inversely proportional to the
     square roots of rank and number of codes. In secure sums, more sites add hardly any noise.
     """
-    lacking = good_strength() / strength
+    lacking = GOOD_STRENGTH / strength
     twice = epsilon_gaussian_discrete(2 * mu, delta, 1)
     # mu is nearly a power of epsilon. The epsilon at twice the mu gives the exponent.
     power = math.log(2) / math.log(twice / epsilon)
@@ -230,7 +224,7 @@ def _sentence(
         f"{facts.patients:,} patients at {facts.sites} site(s), {sum(facts.sizes)} codes and "
         f"{facts.rank} phenotypes at epsilon {epsilon:g}"
     )
-    good = good_strength() / math.sqrt(facts.rank)
+    good = GOOD_STRENGTH / math.sqrt(facts.rank)
     chance = f"{100 * chance_of(signal * math.sqrt(facts.rank)):.0f} in 100"
     held = f"about {chance} runs on real cohorts like this one found real phenotypes"
     if verdict == "good":

@@ -28,10 +28,10 @@ from dpfact_flower.privacy.conversions import (
 )
 from dpfact_flower.privacy.guarantee import Guarantee, account
 from dpfact_flower.privacy.patient.outlook import (
+    GOOD_STRENGTH,
     Facts,
     Needs,
     Outlook,
-    good_strength,
     needs_of,
     outlook_of,
 )
@@ -138,16 +138,18 @@ def plan_patient(
 
     total = total_rho(settings.epsilon, settings.delta)
     split = _split(settings, facts, total)
-    is_weak = facts.known and facts.start_signal(split.start) * math.sqrt(rank) < good_strength()
+    is_weak = facts.known and facts.start_signal(split.start) * math.sqrt(rank) < GOOD_STRENGTH
     if sharing and not settings.secure_slots and is_weak:  # too weak for more than one slot
-        facts = facts._replace(sharing=sharing._replace(slots=1))
+        sharing = sharing._replace(slots=1)
+        facts = facts._replace(sharing=sharing)
         split = _split(settings, facts, total)
     bound = settings.bound or _planned_bound(facts, total - split.codes)
     memory = _MEMORY if facts.signal(total - split.codes) < _CLEAR else 0.0
-    releases = tuple(
-        _planned(number, *step, every=every, facts=facts, bound=bound)
-        for number, step in enumerate(split.schedule(len(kept)), start=1)
-    )
+    releases: list[PlannedRelease] = []
+    for number, (kind, mode, rho) in enumerate(split.schedule(len(kept)), start=1):
+        sensitivity = bound if KINDS[kind].clipped else 1.0
+        count, sigma = KINDS[kind].size(every, kept, mode, rank), sigma_of(rho, sensitivity)
+        releases.append(PlannedRelease(kind, number, mode, sensitivity, sigma, count, rho, sharing))
     if any(release.sigma > _MOST_NOISE * release.sensitivity for release in releases):
         raise SettingsError(
             f"epsilon {settings.epsilon:g}: with these shares, a release would have noise of more "
@@ -155,36 +157,25 @@ def plan_patient(
         )
     mu = math.sqrt(2 * total)
     outlook = outlook_of(facts, split.start, mu, settings.epsilon, settings.delta)
-    counts = tuple(release.count for release in releases)
-    needs = needs_of(counts, facts, settings.codes)
+    needs = needs_of([release.count for release in releases], facts, settings.codes)
     return PatientPlan(
-        releases, len(releases) + 1, split.share, split.rounds, bound, memory, settings.delta,
-        outlook, needs, facts.sharing,
+        tuple(releases), len(releases) + 1, split.share, split.rounds, bound, memory,
+        settings.delta, outlook, needs, sharing,
     )  # fmt: skip
-
-
-def _planned(
-    number: int, kind: str, mode: int | None, rho: float, *,
-    every: Sequence[int], facts: Facts, bound: float,
-) -> PlannedRelease:  # fmt: skip
-    sensitivity = KINDS[kind].sensitivity(bound)
-    count = KINDS[kind].size(every, facts.sizes, mode, facts.rank)
-    sigma = sigma_of(rho, sensitivity)
-    return PlannedRelease(kind, number, mode, sensitivity, sigma, count, rho, facts.sharing)
 
 
 def _check_size(every: Sequence[int], kept: Sequence[int], rank: int) -> None:
     """Before any large array is made, refuse releases that are too large for a site."""
-    codes = sum(kept)
+    start, refinement = strict_size(sum(kept)), rank * max(kept) + rank * rank
+    sizes = "x".join(map(str, every))
     for what, count, most, advice in (
-        ("sizes", strict_size(codes), MOST_VALUES, "fewer codes, or set codes"),
-        ("rank", rank * max(kept) + rank * rank, MOST_REFINED, "fewer phenotypes"),
+        (f"sizes: {sizes}", start, MOST_VALUES, "fewer codes, or set codes"),
+        (f"rank: {rank}", refinement, MOST_REFINED, "fewer phenotypes"),
     ):
         if count > most:
-            got = rank if what == "rank" else "x".join(map(str, every))
             raise SettingsError(
-                f"{what}: {got} makes a release of {count:,} values, but the limit is {most:,}; "
-                f"choose {advice}"
+                f"{what} makes a release of {count:,} values, but the limit is {most:,}; choose "
+                f"{advice}"
             )
 
 

@@ -100,10 +100,6 @@ class ReleaseKind:
     clipped: bool
     carries: tuple[str, ...]
 
-    def sensitivity(self, bound: float) -> float:
-        """Return the largest norm of one patient's part."""
-        return bound if self.clipped else 1.0
-
 
 def _refined(
     tensor: SparseTensor, planned: PlannedRelease, factors: Factors, ridge: Ridge
