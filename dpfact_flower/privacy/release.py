@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +60,6 @@ class ReleaseEvent:
         if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:
             raise SettingsError("own_sigma: must be below sigma, to which all sites contribute")
         object.__setattr__(self, "count", at_least_one("count", self.count))
-        for field, allowed in (("unit", get_args(Unit)), ("neighbours", get_args(Neighbours))):
-            if (got := getattr(self, field)) not in allowed:
-                raise SettingsError(
-                    f"{field}: must be one of {', '.join(allowed)}; got {shown(got)}"
-                )
         # If the ratio underflowed to 0, the release would seem to cost nothing.
         if not 0 < self.rho < math.inf:
             raise SettingsError(
@@ -166,9 +161,9 @@ class Share:
         return claim_of(self.events)
 
 
-def release_masked(parts: Sequence[Array]) -> Release:
+def release_masked(*parts: bytes) -> Release:
     """Make a release from masked bytes. It has no events, because the `Share` was charged."""
-    return Release(tuple(parts), ())
+    return Release(tuple(np.frombuffer(part, np.uint8) for part in parts), ())
 
 
 def replay(arrays: Sequence[Array], events: Sequence[ReleaseEvent]) -> Release:

@@ -30,7 +30,7 @@ from dpfact_flower.settings import SiteSettings
 from dpfact_flower.site.hospital import Hospital
 from dpfact_flower.site.round import stream
 from dpfact_flower.wire.protocol import RoundRequest
-from dpfact_flower.wire.secure import SecureStage, packed_bytes, sealed_text
+from dpfact_flower.wire.secure import SecureStage, sealed_text
 
 _JOB, _ROUND = "secure-job.json", "secure-round.npz"
 _PENDING = ".secure-job"  # no job can have this name
@@ -63,8 +63,7 @@ class SecureRound:
     def keys(self) -> Release:
         """Store this site's key for the job, and return the public part of the key."""
         self.files.keep_pending(self.job)
-        member = self.job.member
-        return release_masked([packed_bytes(part) for part in (member.key, member.signature)])
+        return release_masked(self.job.member.key, self.job.member.signature)
 
     def answer(self, draw: Callable[[], NDArray[np.int64]]) -> Release:
         """Store the answer's state on disk, and return the masked vector."""
@@ -76,8 +75,7 @@ class SecureRound:
         if state is not self.state:
             self.files.keep(self.job, state)
         answer = rules.masked(self.job, state)
-        parts = (answer.context, answer.words, sealed_text(answer.sealed))
-        return release_masked([packed_bytes(part) for part in parts])
+        return release_masked(answer.context, answer.words, sealed_text(answer.sealed))
 
     def opened(self) -> Release:
         """Store the opening on disk, and return the secrets that open the site's last attempt."""
@@ -87,8 +85,7 @@ class SecureRound:
         if state is not self.state:
             self.files.keep(self.job, state)
         assert state.opening is not None
-        parts = (state.opening.seed, sealed_text(state.opening.shares))
-        return release_masked([packed_bytes(part) for part in parts])
+        return release_masked(state.opening.seed, sealed_text(state.opening.shares))
 
 
 def secure_round(

@@ -24,21 +24,21 @@ _LEVEL = 1
 """Compression level of zlib. Higher levels do not compress noise better."""
 
 
-def pack(values: NDArray[np.float32], step: float) -> Bytes | None:
-    """Pack float32 multiples of `step`. Return None if this is impossible or saves no bytes."""
+def pack(values: NDArray[np.float32], step: float) -> Bytes | NDArray[np.float32]:
+    """Pack a vector of multiples of `step`. If this is impossible or saves no bytes, return it."""
     with np.errstate(over="ignore", invalid="ignore"):
         steps = np.rint(values / np.float64(step))
     if not (len(steps) and np.abs(steps).max() < _FARTHEST):  # false for NaN
-        return None
+        return values
     whole = steps.astype(np.int64)
     if not np.array_equal(_values(whole, step).view(np.int32), values.view(np.int32)):
-        return None
+        return values
     signless = ((whole << 1) ^ (whole >> 63)).astype("<u8")
     planes = max(1, (int(signless.max()).bit_length() + 7) // 8)
     columns = signless.view(np.uint8).reshape(-1, 8)[:, :planes]
     body = zlib.compress(np.ascontiguousarray(columns.T).data, _LEVEL)
     packed = np.frombuffer(np.array([step], "<f8").tobytes() + body, np.uint8)
-    return packed if packed.nbytes < values.nbytes else None
+    return packed if packed.nbytes < values.nbytes else values
 
 
 def unpack(packed: Bytes, count: int, where: str) -> NDArray[np.float32]:

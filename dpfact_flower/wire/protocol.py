@@ -110,9 +110,9 @@ class RoundRequest:
         except SettingsError as error:
             raise MessageError(f"request: {error}") from None
         secure = SecureStage.from_text(_field(config, _SECURE, str)) if _SECURE in config else None
-        rounds = _field(config, "rounds", int, low=1)
+        rounds = _whole(config, "rounds", least=1)
         # There is no budget for a round after the planned rounds.
-        number = _field(config, "round", int, low=1, high=rounds)
+        number = _whole(config, "round", least=1, most=rounds)
         present = _present(arrays)
         anchors, selection, weights = _split(present)
         # In mode none, a start's first request has no arrays, and the second has only a selection.
@@ -126,7 +126,7 @@ class RoundRequest:
             job=_name(config, "job"),
             round=number,
             rounds=rounds,
-            seed=_field(config, "seed", int, low=0),
+            seed=_whole(config, "seed", least=0),
             solver=solver,
             privacy=privacy,
             vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
@@ -180,7 +180,7 @@ class RoundRequest:
 class SiteReply:
     """A site's reply: the site's public name and the released arrays.
 
-    If `step` is not 0, the values of each vector are multiples of `step`.
+    If `step` is not 0, each array is a vector of multiples of `step`.
     """
 
     site: str
@@ -188,11 +188,10 @@ class SiteReply:
     step: float = 0.0
 
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
-        """Return the arrays and the config. If `step` is not 0, vectors are packed as bytes."""
-        arrays: list[NDArray[Any]] = list(self.arrays)
-        for place, array in enumerate(self.arrays if self.step else ()):
-            packed = pack(array, self.step) if array.ndim == 1 else None
-            arrays[place] = array if packed is None else packed
+        """Return the arrays and the config. If `step` is not 0, the arrays are packed as bytes."""
+        arrays: list[NDArray[Any]] = [
+            pack(array, self.step) if self.step else array for array in self.arrays
+        ]
         return arrays or [*_NO_ARRAYS], {"site": self.site}
 
     @classmethod
@@ -309,21 +308,19 @@ def _usages(config: Mapping[str, object]) -> NDArray[np.float64] | None:
     return usages
 
 
-def _field(
-    config: Mapping[str, object],
-    key: str,
-    kind: type[_T],
-    *,
-    low: int | None = None,
-    high: int | None = None,
-) -> _T:
+def _field(config: Mapping[str, object], key: str, kind: type[_T]) -> _T:
     value = config.get(key)
     if type(value) is not kind:
         raise MessageError(f"{key}: need {kind.__name__}, got {type(value).__name__}")
-    if low is not None and int(value) < low:
-        raise MessageError(f"{key}: must be at least {low}, got {shown(value)}")
-    if isinstance(value, int) and value > (LARGEST if high is None else high):
-        raise MessageError(f"{key}: must be at most {shown(high or LARGEST)}, got {shown(value)}")
+    return value
+
+
+def _whole(config: Mapping[str, object], key: str, *, least: int, most: int = LARGEST) -> int:
+    value = _field(config, key, int)
+    if value < least:
+        raise MessageError(f"{key}: must be at least {least}, got {shown(value)}")
+    if value > most:
+        raise MessageError(f"{key}: must be at most {most}, got {shown(value)}")
     return value
 
 

@@ -87,11 +87,6 @@ class SecureStage:
         return cls(stage, attempt, members, asked, sealed)
 
 
-def packed_bytes(content: bytes) -> NDArray[np.uint8]:
-    """Return bytes as an array for a reply."""
-    return np.frombuffer(content, np.uint8)
-
-
 def read_parts(
     arrays: Sequence[NDArray[Any]], config: Mapping[str, object], number: int
 ) -> tuple[str, list[bytes]]:

@@ -41,16 +41,12 @@ def summed(
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:
         context = context_of(terms, question)
-        seeds = {site: _seed(site, question, openings) for site in question.sites}
-        masks.mask(total, (), [own_key(seed, context, site) for site, seed in seeds.items()])
+        seeds = {site: opening.seed for site, opening in openings.items()}
+        for site in question.sites:
+            if site not in seeds:
+                seeds[site] = masks.seed_from(_shares(site, question, openings))
+        masks.mask(total, (), [own_key(seeds[site], context, site) for site in question.sites])
     return masks.signed(total, question.width)
-
-
-def _seed(site: str, question: Question, openings: Mapping[str, Opening]) -> bytes:
-    """Return a member's seed, as sent by the member or recovered from shares."""
-    if site in openings:
-        return openings[site].seed
-    return masks.seed_from(_shares(site, question, openings))
 
 
 def _shares(site: str, question: Question, openings: Mapping[str, Opening]) -> dict[int, bytes]:

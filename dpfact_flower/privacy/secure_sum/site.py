@@ -32,7 +32,6 @@ from dpfact_flower.privacy.secure_sum import keys, masks
 from dpfact_flower.privacy.secure_sum.keys import Member, Question, Terms, context_of
 
 RandomBytes = Callable[[int], bytes]
-KEY_BYTES = 32
 _NONCE = bytes(12)  # each key seals one share
 _KEPT = {"ser_json_bytes": "hex", "val_json_bytes": "hex", "arbitrary_types_allowed": True}
 _Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
@@ -111,7 +110,7 @@ def join(
     for other in terms.sites:
         if other != site:
             keys.pinned(peers, other)
-    key = X25519PrivateKey.from_private_bytes(random_bytes(KEY_BYTES))
+    key = X25519PrivateKey.from_private_bytes(random_bytes(32))
     member = keys.signed_member(terms, site, key.public_key().public_bytes_raw(), signing_key)
     return JobSecrets(terms, key.private_bytes_raw(), member)
 
