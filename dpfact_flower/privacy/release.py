@@ -133,11 +133,6 @@ class Release:
     arrays: tuple[Array, ...]
     events: tuple[ReleaseEvent, ...]
 
-    @property
-    def label(self) -> str:
-        """The claim for this release, as text to print."""
-        return claim_of(self.events) if self.arrays else "nothing was released"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Share:
@@ -154,11 +149,6 @@ class Share:
     def arrays(self) -> tuple[NDArray[np.int64], ...]:
         """`values` in a tuple, so that the ledger can treat a share like a release."""
         return (self.values,)
-
-    @property
-    def label(self) -> str:
-        """The claim for this share, as text to print."""
-        return claim_of(self.events)
 
 
 def release_masked(*parts: bytes) -> Release:

@@ -18,6 +18,7 @@ from dpfact_flower.data.site_data import forget_patients
 from dpfact_flower.errors import MessageError, RoundFailedError, StateError
 from dpfact_flower.privacy import Release, ReleaseEvent, Share, release_nothing, release_unprotected
 from dpfact_flower.privacy.ledger import Ledger, LedgerRow, ReleaseKey, data_key, data_tag
+from dpfact_flower.privacy.release import claim_of
 from dpfact_flower.site.admission import Admitted, admitted, check_budget, check_follows
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately
 from dpfact_flower.site.hospital import Hospital, check_choices, check_data_site
@@ -185,7 +186,8 @@ class Site:
         progress.charged = sent
         self._clean_up(store, outcome)
         if not hospital.simulation:  # the hospital can later compare this with the ledger
-            _logger.info("round %d: %s; ledger: %s", request.round, release.label, ledger.head())
+            claim = claim_of(release.events) if release.arrays else "nothing was released"
+            _logger.info("round %d: %s; ledger: %s", request.round, claim, ledger.head())
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:

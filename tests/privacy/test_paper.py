@@ -9,6 +9,7 @@ from dpfact_flower.errors import PrivacyRefusedError, SettingsError
 from dpfact_flower.privacy import PAPER_CLAIM, SEEDED_CLAIM, Noise, account, release_unprotected
 from dpfact_flower.privacy.noise_source import _standard_normal
 from dpfact_flower.privacy.paper import perturb, psgd_sensitivity
+from dpfact_flower.privacy.release import claim_of
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 
 ALPHA = 1e-6
@@ -106,8 +107,8 @@ def test_seeded_noise_repeats_and_streams_differ():
 def test_seeded_release_says_so():
     release = release_of(bounded(), 0.5, Noise.from_seed(3))
     assert all(event.seeded for event in release.events)
-    assert release.label == f"{SEEDED_CLAIM} ({PAPER_CLAIM})"
-    assert release.label in str(account(release.events, 1e-4))
+    assert claim_of(release.events) == f"{SEEDED_CLAIM} ({PAPER_CLAIM})"
+    assert claim_of(release.events) in str(account(release.events, 1e-4))
 
 
 def test_a_real_site_refuses_a_seed():
@@ -142,14 +143,14 @@ def test_release_records_one_event_a_factor():
     assert [event.name for event in release.events] == ["round 4, procedures", "round 4, diagnoses"]
     assert [event.count for event in release.events] == [3 * RANK, 7 * RANK]
     assert {(event.unit, event.neighbours) for event in release.events} == {("entry", "replace")}
-    assert release.label == PAPER_CLAIM
+    assert claim_of(release.events) == PAPER_CLAIM
 
 
 def test_unprotected_release_says_that_nothing_protects_it():
     factors = bounded(rows=(3, 4))[0]
     release = release_unprotected(factors)
     assert release.events == ()
-    assert release.label == "none: no privacy guarantee"
+    assert claim_of(release.events) == "none: no privacy guarantee"
     for sent, given in zip(release.arrays, factors, strict=True):
         assert np.array_equal(sent, given)
     with pytest.raises(SettingsError, match="nothing was released"):

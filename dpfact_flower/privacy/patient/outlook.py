@@ -59,11 +59,6 @@ class Facts(NamedTuple):
         shared = self.sharing
         return shared.slots * shared.sites / shared.honest if shared else self.sites
 
-    @property
-    def sums(self) -> int:
-        """Number of vectors that the server learns from each release."""
-        return self.sharing.slots if self.sharing else self.sites
-
     def start_signal(self, rho: float) -> float:
         """Return the signal of a start that costs `rho` (see `Outlook.signal`)."""
         noise = math.sqrt(2 * sum(self.sizes) * self.noises)
@@ -168,9 +163,11 @@ def delta_warning(delta: float, patients: int) -> str:
 
 def needs_of(counts: Sequence[int], facts: Facts, chosen: str) -> Needs:
     """Return the memory and traffic that a run needs. `chosen` is the setting `codes`."""
-    slots, bits = (facts.sums, _MASKED_BITS) if facts.sharing else (1, _SENT_BITS)
+    slots, bits, learned = 1, _SENT_BITS, facts.sites
+    if facts.sharing:
+        slots, bits, learned = facts.sharing.slots, _MASKED_BITS, facts.sharing.slots
     many = not chosen and sum(facts.sizes) > _MANY_CODES
-    values, apart = strict_size(sum(facts.sizes)), min(facts.sums, _APART)
+    values, apart = strict_size(sum(facts.sizes)), min(learned, _APART)
     each = _REPLY_BYTES * facts.sites + _APART_BYTES * apart + _BESIDE_BYTES
     return Needs(
         memory=BYTES_A_VALUE * max(counts) * slots,
