@@ -72,22 +72,18 @@ def locked(folder: Path) -> Iterator[bool]:
 
     The lock ends with the process. Raise a StateError for a folder that other users can change.
     """
-    try:
+    with disk_errors(folder):
         private_folder(folder)
         check_own(folder)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise StateError(f"{folder}: {error.strerror}") from None
-    waited = False
-    try:
+        handle = for_owner(str(folder / ".lock"), os.O_RDWR | os.O_CREAT)
+    with os.fdopen(handle, "rb"):
+        waited = False
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             waited = True
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield waited
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -53,8 +53,6 @@ class ReleaseEvent:
     own_sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.name or not self.claim:
-            raise SettingsError("release event: name and claim must not be empty")
         for number in ("sensitivity", "sigma"):
             object.__setattr__(self, number, positive(number, getattr(self, number)))
         if self.own_sigma and not positive("own_sigma", self.own_sigma) < self.sigma:

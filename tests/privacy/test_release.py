@@ -39,8 +39,8 @@ def test_numpy_scalars_become_plain_ones():
 
 
 BAD = {
-    "name": ("", None), "sensitivity": (0.0, -1.0, math.nan, "1", True), "count": (0, 1.5, True),
-    "sigma": (0.0, math.inf, math.nan), "claim": ("",),
+    "sensitivity": (0.0, -1.0, math.nan, "1", True), "count": (0, 1.5, True),
+    "sigma": (0.0, math.inf, math.nan),
 }  # fmt: skip
 
 

@@ -186,7 +186,6 @@ CREATE TABLE releases (
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_VERSION};
 """
-_MOST_BYTES_OF_A_HEAD = 100
 
 
 def create_ledger(path: Path) -> None:
@@ -245,9 +244,7 @@ def translated(path: Path) -> Iterator[None]:
 
 # --- The note of the newest head, next to the ledger ----------------------------------------------
 #
-# The note is written after the charge. A ledger that lacks the noted row was rolled back or
-# replaced, and its spent budget is unknown. If the note is missing or damaged, or cannot be
-# written, only this check is lost.
+# If the note is missing or damaged, or cannot be written, only the check for old copies is lost.
 
 
 def head_file(ledger: Path) -> Path:
@@ -258,7 +255,7 @@ def head_file(ledger: Path) -> Path:
 def verified_head(ledger: Path) -> Head | None:
     """Return the newest head from the note, or None if none can be read."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
-        return Head.parse(file.read(_MOST_BYTES_OF_A_HEAD).decode())
+        return Head.parse(file.read(100).decode())
     return None
 
 
@@ -271,9 +268,8 @@ def note_head(ledger: Path, head: Head) -> None:
 # --- The key of the data's fingerprint ------------------------------------------------------------
 #
 # With a plain hash of the data, anyone who knows all other patients' data could test whether a
-# given patient is included. The key is random, stays at the site, and is not in the backups made by
-# `dpfact ledger backup`. No budget depends on the key. If the key is lost, the site makes a new
-# one. Running jobs then cannot continue, but all charges still count.
+# given patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
+# continue, but all charges still count.
 
 
 def read_key(folder: Path) -> bytes | None:
