@@ -25,7 +25,7 @@ from dpfact_flower.server.history import Failure
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import SiteNames, called, judge, write_readiness
 from dpfact_flower.wire import records
-from dpfact_flower.wire.protocol import RoundRequest, SiteReply, checked_factors
+from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
@@ -94,20 +94,18 @@ class DPFact(TrainOnlyStrategy):
     ) -> Result:
         """Run the remaining rounds (see `flwr.serverapp.strategy.Strategy.start`).
 
-        By default, the run settings determine the rounds and the timeout, and the public seed
-        determines the start. In a resumed run, the history keeps the run's round numbers, but
-        Flower's `Result` counts from 1. Raise a `QuorumError` if too few sites connect or answer.
+        By default, the run settings determine the rounds and the timeout. In a resumed run, the
+        history keeps the run's round numbers, but Flower's `Result` counts from 1. Raise a
+        `QuorumError` if too few sites connect or answer.
         """
         coordinator, planned = self.coordinator, self.coordinator.rounds
         if num_rounds is not None and num_rounds > planned:
             raise SettingsError(f"num_rounds: at most the run's {planned}, got {num_rounds}")
-        if train_config or evaluate_config:
-            raise SettingsError("train_config, evaluate_config: not used; give settings to DPFact")
+        if initial_arrays or train_config or evaluate_config:
+            unused = "initial_arrays, train_config, evaluate_config"
+            raise SettingsError(f"{unused}: not used; give settings to DPFact")
         self._resumed = coordinator.finished_rounds
         self._timeout = coordinator.run.round_timeout if timeout is None else timeout
-        if initial_arrays is not None and not (self._resumed or coordinator.resumed):
-            arrays, rank = initial_arrays.to_numpy_ndarrays(), coordinator.solver.rank
-            coordinator.start_from(checked_factors(arrays, rank=rank, who="initial arrays"))
         rounds = planned if num_rounds is None else num_rounds
         in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
         grid = RetryingGrid(grid, self._sent.append)
@@ -117,22 +115,18 @@ class DPFact(TrainOnlyStrategy):
             timeout=self._timeout, evaluate_fn=evaluate_fn,
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
-            dispatcher = self._dispatcher(grid, coordinator)
+            dispatcher = AsyncDispatcher(
+                grid, coordinator, names=self._names, left_out=self._left_out, read=self._read,
+                timeout=self._timeout, wait=lambda first: self._wait_for_sites(grid, first=first),
+            )  # fmt: skip
+            if self._resumed:
+                dispatcher.resume()
             while coordinator.finished_rounds < rounds:
                 if dispatcher.step() and evaluate_fn:
                     evaluate_fn(coordinator.finished_rounds, self.arrays)
         coordinator.check_learned()
         result.arrays = self.arrays
         return result
-
-    def _dispatcher(self, grid: Grid, coordinator: OnArrival) -> AsyncDispatcher:
-        dispatcher = AsyncDispatcher(
-            grid, coordinator, names=self._names, left_out=self._left_out, timeout=self._timeout,
-            read=self._read, wait=lambda first: self._wait_for_sites(grid, first=first),
-        )  # fmt: skip
-        if self._resumed:
-            dispatcher.resume()
-        return dispatcher
 
     @property
     def arrays(self) -> ArrayRecord:
@@ -259,10 +253,8 @@ class DPFact(TrainOnlyStrategy):
         ]
 
     def _by_node(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Return this round's replies, keyed by the node that got the request.
-
-        A reply's node ID is not used, because the error for a lost node has the SuperLink's ID.
-        """
+        """Return this round's replies, keyed by the node that got the request."""
+        # The error for a lost node has the SuperLink's ID, so a reply's own node ID is not used.
         node_of = {sent.metadata.message_id: sent.metadata.dst_node_id for sent in self._sent}
         came: dict[int, Message] = {}
         for reply in replies:
@@ -305,8 +297,7 @@ class DPFact(TrainOnlyStrategy):
             return frozenset()
         if coordinator.run_dir is not None:
             write_readiness(coordinator.run_dir, sites)
-        leave_out = run.preflight == "leave-out"
-        return judge(sites, quorum=run.min_sites, leave_out=leave_out)
+        return judge(sites, quorum=run.min_sites, leave_out=run.preflight == "leave-out")
 
     def _wait_for_sites(self, grid: Grid, *, first: bool) -> list[int]:
         """Wait for the quorum, or for all expected sites in the `first` round. Return the nodes."""

@@ -177,13 +177,13 @@ def test_a_name_belongs_to_the_node_that_had_it_first():
 
 
 def test_start_uses_its_arguments_or_refuses_them():
-    given = [np.full((n, 3), 0.5, np.float32) for n in SHAPE]
     strategy = make_strategy(rounds=1)
-    strategy.start(FakeGrid({0: reply("a", 0.5)}), ArrayRecord(given), timeout=7.0)
-    assert all((factor == 0.5).all() for factor in strategy.coordinator.factors)
+    strategy.start(FakeGrid({0: reply("a", 0.5)}), timeout=7.0)
     assert {message.metadata.ttl for message in strategy._sent} == {7.0}
     grid = FakeGrid({0: reply("a")})
     with pytest.raises(SettingsError, match="at most the run's 3, got 4"):
         make_strategy(rounds=3).start(grid, num_rounds=4)
-    with pytest.raises(SettingsError, match="not used"):
-        make_strategy().start(grid, train_config=ConfigRecord({"tau": 7}))
+    given = ArrayRecord([np.full((n, 3), 0.5, np.float32) for n in SHAPE])
+    for unused in ({"train_config": ConfigRecord({"tau": 7})}, {"initial_arrays": given}):
+        with pytest.raises(SettingsError, match="not used"):
+            make_strategy().start(grid, **unused)

@@ -130,15 +130,6 @@ class Coordinator:
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
-    def start_from(self, factors: Factors) -> None:
-        """Start from the given global factors instead of random factors from the public seed."""
-        shapes = [factor.shape for factor in self.factors]
-        if [factor.shape for factor in factors] != shapes:
-            raise SettingsError(f"initial arrays: need shapes {shapes}")
-        if self.privacy.privacy == "patient":
-            raise SettingsError("initial arrays: patient mode computes its own start")
-        self.rule.factors = factors
-
     def request(self, round_number: int) -> RoundRequest:
         """Return the request for a round, which is the same for every site."""
         if round_number > self.rounds:  # sites have planned their budget for `rounds`

@@ -51,7 +51,7 @@ class ElasticRule:
         self.selection: Selection = ()
         self._sizes = [int(size) for size in feature_shape]
         self._paired = paired_codes(self._sizes)
-        self._factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
+        self.factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
         self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
         if type(self).update is not ElasticRule.update:  # it needs factors in every round
             if run.start == "cooccurrence":
@@ -63,23 +63,14 @@ class ElasticRule:
         self._solver = privacy.resolved(solver)
         self._run = run
 
-    @property
-    def factors(self) -> Factors:
-        """The current global factors. Assigning to this property replaces the start."""
-        return self._factors
-
-    @factors.setter
-    def factors(self, factors: Factors) -> None:
-        self._factors, self._started = factors, True
-
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple until the start is over."""
-        return self._factors if self._started else ()
+        return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
         """Return the shapes of the factors or, during a start, of the counts of codes or pairs."""
         if self._started:
-            return [factor.shape for factor in self._factors]
+            return [factor.shape for factor in self.factors]
         if self._counts_codes:
             return [(sum(self._sizes),)]
         return [(strict_size(sum(self._paired or self._sizes)),)]
@@ -88,7 +79,7 @@ class ElasticRule:
         """Return one event per factor in mode "paper", or an empty tuple in mode "none"."""
         if self.privacy.privacy == "none":
             return ()
-        sizes = {f"mode {mode}": f.size for mode, f in enumerate(self._factors, start=1)}
+        sizes = {f"mode {mode}": f.size for mode, f in enumerate(self.factors, start=1)}
         rho, seeded = paper_rho(self.privacy, self.rounds, len(sizes)), self.privacy.noise_seed >= 0
         return planned_events(self._solver, rho, sizes, round_number=round_number, seeded=seeded)
 
@@ -122,7 +113,7 @@ class ElasticRule:
     def state(self) -> dict[str, Array]:
         """Return the global factors, the progress of the start, and each site's usage."""
         return {
-            **numbered("factor", self._factors),
+            **numbered("factor", self.factors),
             **numbered("kept", self.selection),
             "started": np.array(self._started),
             "usage_sites": np.array(list(self._usage), np.str_),
@@ -131,7 +122,7 @@ class ElasticRule:
 
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore the arrays that `state` returned."""
-        self._factors = unnumbered(arrays, "factor")
+        self.factors = unnumbered(arrays, "factor")
         self.selection = unnumbered(arrays, "kept")
         self._started = bool(arrays["started"])
         self._usage = dict(zip(arrays["usage_sites"].tolist(), arrays["usage"], strict=True))
@@ -150,7 +141,7 @@ class ElasticRule:
             if stale:
                 weights *= np.array(shares)[:, np.newaxis]
                 weights /= weights.sum(axis=0)
-            self._factors = weighted_mean(arrays, weights)
+            self.factors = weighted_mean(arrays, weights)
             return
         # Limit the step to a stable value, because sites may have joined after the first round.
         step = min(elastic_step(self._solver, self._run.elastic_step, 1), 1 / len(replies))
@@ -158,7 +149,7 @@ class ElasticRule:
             remaining = 1 - step * len(replies)
             remaining = remaining if remaining > _ROUNDING else 0.0  # T * (1 / T) need not be 1
             step = (1 - remaining ** (1 / parts)) / len(replies)
-        self._factors = elastic_average(self._factors, arrays, step, shares)
+        self.factors = elastic_average(self.factors, arrays, step, shares)
 
     @property
     def _counts_codes(self) -> bool:
@@ -172,8 +163,8 @@ class ElasticRule:
         factors, usage = fitted_to_surrogates(start, released, 0.0, rng), start.usage
         if factors is not start.factors:  # the phenotypes and their order have changed
             usage = np.array([usage_of(pairs, factors, 0.0)[0] for pairs in released])
-        self.factors = self._of_all_codes(factors)
-        self.selection = ()
+        self.factors, self.selection = self._of_all_codes(factors), ()
+        self._started = True
         self._usage = dict(zip((reply.site for reply in replies), usage, strict=True))
 
     def _of_all_codes(self, factors: Factors) -> Factors:

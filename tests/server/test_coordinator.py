@@ -14,7 +14,6 @@ from dpfact_flower.server import coordinator as coordinator_module
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.server.elastic import elastic_average
 from dpfact_flower.server.history import CHECKPOINT, HISTORY, Failure, RoundRecord, read_history
-from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.wire.protocol import SiteReply
 from tests.bits import assert_bits
@@ -113,16 +112,6 @@ def test_the_first_round_needs_its_quorum_and_later_ones_go_on(caplog):
     for sites in (2, 0):
         coordinator.check_connected(sites, first=False)
         assert f"{sites} of 3 sites connected; continuing" in caplog.text
-
-
-def test_given_factors_are_the_start_of_a_run_that_has_one():
-    coordinator, given = make(), initial_factors(SHAPE, 3, 8)
-    coordinator.start_from(given)
-    assert_bits(coordinator.request(1).anchors, given)
-    with pytest.raises(SettingsError, match="initial arrays: need shapes"):
-        coordinator.start_from(given[:1])
-    with pytest.raises(SettingsError, match="patient mode computes its own start"):
-        Coordinator(SHAPE, solver=SOLVER).start_from(given)
 
 
 def test_a_round_beyond_those_planned_is_not_asked_for():
