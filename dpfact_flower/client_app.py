@@ -83,9 +83,6 @@ class DPFactClient(NumPyClient):
         self._came_in = came_in
         self._time_left = math.inf if simulation else time_left
 
-    def __repr__(self) -> str:
-        return f"DPFactClient({self.site.name!r})"
-
     def fit(self, parameters: list[NDArray[Any]], config: Mapping[str, Any]) -> Answer:
         """Answer one round. After any failure, raise a `RoundRefusedError` with only a code."""
         delay = self._delay()

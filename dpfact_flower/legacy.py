@@ -66,9 +66,6 @@ class DPFact(Strategy):
         self._bytes_down = 0
         self._began = 0.0
 
-    def __repr__(self) -> str:
-        return f"DPFact({self.coordinator})"
-
     def initialize_parameters(self, client_manager: ClientManager) -> Parameters:
         """Return the server's global factors without sending a request to any client."""
         return ndarrays_to_parameters(list(self.coordinator.factors))

@@ -79,9 +79,6 @@ class DPFact(TrainOnlyStrategy):
         self._secure = SecureRounds(self.coordinator, self._names, self._ask) if secure else None
         self._came: list[Message] = []
 
-    def __repr__(self) -> str:
-        return f"DPFact({self.coordinator})"
-
     def start(
         self,
         grid: Grid,
