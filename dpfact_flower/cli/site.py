@@ -156,8 +156,7 @@ def site_metrics(
     The figures must stay in the hospital. Run this command as the executor's user.
     """
     from dpfact_flower.machine.prometheus import exposition, write_exposition
-    from dpfact_flower.site.hospital import read_site_settings
-    from dpfact_flower.site.metrics import site_gauges
+    from dpfact_flower.site.hospital import read_site_settings, site_gauges
 
     gauges = site_gauges(read_site_settings(config))
     if out is None:

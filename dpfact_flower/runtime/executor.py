@@ -23,8 +23,7 @@ from dpfact_flower.machine.flower import QUIET, refuse_unknown_version
 from dpfact_flower.machine.memory import leave_no_dump
 from dpfact_flower.machine.processes import listeners
 from dpfact_flower.site.check import MACHINE_CODE
-from dpfact_flower.site.hospital import read_site_settings
-from dpfact_flower.site.metrics import ANSWERING
+from dpfact_flower.site.hospital import ANSWERING, read_site_settings
 
 if TYPE_CHECKING:
     from dpfact_flower.runtime.supernode import Tasks

@@ -27,8 +27,7 @@ from dpfact_flower.machine.memory import hold_beside, offer_to_be_ended
 from dpfact_flower.runtime.supernode import OwnSuperNode, claimed
 from dpfact_flower.settings import Scalar, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay, log_privately, seconds_left
-from dpfact_flower.site.hospital import read_site_settings
-from dpfact_flower.site.metrics import ANSWERING
+from dpfact_flower.site.hospital import ANSWERING, read_site_settings
 from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")

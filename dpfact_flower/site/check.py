@@ -30,9 +30,13 @@ from dpfact_flower.machine.flower import KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.site.admission import largest_run
-from dpfact_flower.site.hospital import check_choices, check_data_site, read_site_settings
+from dpfact_flower.site.hospital import (
+    answering_seconds,
+    check_choices,
+    check_data_site,
+    read_site_settings,
+)
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
-from dpfact_flower.site.metrics import answering_seconds
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
 

@@ -23,8 +23,7 @@ from dpfact_flower.runtime.worker import (
     question_to_bytes,
 )
 from dpfact_flower.site.disclosure import ReplyDelay
-from dpfact_flower.site.hospital import read_site_settings
-from dpfact_flower.site.metrics import ANSWERING, answering_seconds
+from dpfact_flower.site.hospital import ANSWERING, answering_seconds, read_site_settings
 from tests.patience import PATIENCE
 from tests.runtime.deployment import site_config
 

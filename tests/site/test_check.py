@@ -21,11 +21,11 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import check, metrics
+from dpfact_flower.site import check, hospital
 from dpfact_flower.site.admission import largest_run
 from dpfact_flower.site.check import check_site, server_faults
+from dpfact_flower.site.hospital import ANSWERING, answering_seconds
 from dpfact_flower.site.lockout import rolled_back_faults
-from dpfact_flower.site.metrics import ANSWERING, answering_seconds
 from tests.commands import dpfact
 from tests.patience import Clock
 from tests.runtime.certificates import make_certificates
@@ -114,10 +114,10 @@ def test_a_message_that_has_been_answered_for_long_is_found(place, monkeypatch):
     note.touch()
     began = note.stat().st_mtime
     for now, seconds in ((began - 5, 0), (began + 3600, 3600)):  # the clock may have been set back
-        monkeypatch.setattr(metrics, "time", Clock(now))
+        monkeypatch.setattr(hospital, "time", Clock(now))
         assert answering_seconds(note.parent) == seconds
         assert faults(place) == {}
-    monkeypatch.setattr(metrics, "time", Clock(began + 3600.5))
+    monkeypatch.setattr(hospital, "time", Clock(began + 3600.5))
     ((name, (fault,)),) = faults(place).items()
     assert name == "the executor is the one from this package"
     assert "its process may hang" in fault
