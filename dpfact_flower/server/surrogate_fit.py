@@ -110,10 +110,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Return initial factors for a likelihood: no tiny entries, and the patient sums of `tensor`.
-
-    Columns have norm `_NORM`, because psgd's steps work well for factors of similar lengths.
-    """
+    """Return initial factors for a likelihood, with no tiny entry and `tensor`'s patient sums."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)

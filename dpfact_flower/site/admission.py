@@ -17,7 +17,6 @@ from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
-from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
@@ -91,13 +90,13 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)
-        secure, planned = None, _planned(work)
-        if planned is not None:
+        planned = getattr(work, "planned", None)  # only in patient mode
+        shared, secure = bool(planned and planned.sharing), None
+        if shared:
             secure = secure_round(hospital, request, planned, answered=repeated is not None)
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")
         store = hospital.store(request.job)
-        shared = planned is not None
         admission = Admitted(request, work, store, ledger, rows, last, repeated, shared, secure)
         if not hospital.simulation:
             check_not_rolled_back(request, hospital.name, last, hospital.folder)
@@ -121,12 +120,6 @@ def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
     check_folders(hospital, request.job)
     rule = site_rules.find(request.rule_name)
     return rule(hospital.source, request, site=hospital.name, simulation=hospital.simulation)
-
-
-def _planned(work: RoundWork) -> PlannedRelease | None:
-    """Return the round's planned release if it is part of a secure sum (patient mode only)."""
-    planned: PlannedRelease | None = getattr(work, "planned", None)
-    return planned if planned and planned.sharing else None
 
 
 def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow | None:

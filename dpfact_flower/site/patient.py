@@ -211,10 +211,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit the site's own factors without noise. The last request's factors are the anchors.
-
-    `tensor` contains only the selected codes.
-    """
+    """Fit factors without noise to the selected codes, with the last request's as anchors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

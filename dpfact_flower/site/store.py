@@ -39,10 +39,7 @@ measures in history.jsonl, and every result made from them. They are for this si
 
 @dataclass(frozen=True, eq=False)
 class SiteState:
-    """A site's own factors after a round, without noise. The patient factor comes first.
-
-    `eta` is the step size.
-    """
+    """A site's own factors without noise, the patient factor first, and its step size `eta`."""
 
     round: int
     factors: Factors
