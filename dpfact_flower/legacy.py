@@ -31,16 +31,6 @@ class DPFact(Strategy):
     privacy budget is planned. After a resume, set it to the number of remaining rounds. Also set
     ``round_timeout`` there, because Flower itself enforces the deadline in this API. The number of
     bytes recorded for a round is the size of its serialised arrays.
-
-    Examples
-    --------
-    ::
-
-        def server_fn(context):
-            privacy = PrivacySettings(epsilon=4.0, patients=40_000)
-            strategy = DPFact((202, 316), privacy=privacy, run=RunSettings(sites=6, min_sites=3))
-            config = ServerConfig(num_rounds=strategy.coordinator.rounds)
-            return ServerAppComponents(strategy=strategy, config=config)
     """
 
     def __init__(self, feature_shape: Sequence[int], **options: Unpack[CoordinatorOptions]) -> None:

@@ -30,12 +30,7 @@ from dpfact_flower.machine.flower import KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.site.admission import largest_run
-from dpfact_flower.site.hospital import (
-    answering_seconds,
-    check_choices,
-    check_data_site,
-    read_site_settings,
-)
+from dpfact_flower.site.hospital import check_choices, check_data_site, read_site_settings
 from dpfact_flower.site.lockout import check_attempts, rolled_back_faults
 from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
@@ -51,7 +46,6 @@ _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _KEY = "--auth-supernode-private-key"
 _LEAST_ROOM = 2**28
 """Number of bytes kept free for the ledger rows and last requests of other runs."""
-_LONG_SECONDS = 3600.0
 _CONNECT_SECONDS = 10.0
 _SOON = 30 * 86_400
 _CLOCK_SECONDS = 3.0
@@ -221,8 +215,6 @@ def _supernode(place: Place) -> Iterator[str]:
 
 def _executor(place: Place) -> Iterator[str]:
     yield from _runs_as(place.executor, place.executor_user, "the executor")
-    if (age := answering_seconds(place.state)) > _LONG_SECONDS:
-        yield f"one message has taken {age:.0f} s: its process may hang; the executor will end it"
     yield from _secret(place.executor, "--secret", place.executor_user)
 
 

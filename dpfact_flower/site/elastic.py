@@ -83,7 +83,7 @@ class ElasticRound:
         tensor = scaled(tensor, request.solver)
         rng = np.random.default_rng(stream(request, self._site))
         began = time.perf_counter()
-        start = starting_state(tensor, kept.state, request, rng)
+        start = initial_state(tensor, request, rng, kept.state)
         solver = local_settings(request, start.factors)
         state, measures = solved(tensor, start, request, solver, rng, began)
         return RoundOutcome(self._release(state.factors[1:]), state, measures)
@@ -98,32 +98,23 @@ class ElasticRound:
         )  # fmt: skip
 
 
-def starting_state(
-    tensor: SparseTensor, state: SiteState | None, request: RoundRequest, rng: np.random.Generator
-) -> SiteState:
-    """Return the factors from which a round starts.
-
-    In the paper, a site continues from its own feature factors, which overfit its data if
-    code lists are long. With a relative weight, each round starts from the global feature factors.
-    """
-    if state is None:
-        return initial_state(tensor, request, rng)
-    if request.privacy.resolved(request.solver).is_relative:
-        return replace(state, factors=(state.factors[0], *request.anchors))
-    return state
-
-
 def initial_state(
-    tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator
-) -> SiteState:
-    """Return patient factors and the global feature factors, for a site that has no state.
+    tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator,
+    kept: SiteState | None = None,
+) -> SiteState:  # fmt: skip
+    """Return the factors from which a round starts. `kept` is a site's own from an earlier round.
 
-    The patient factors are drawn uniformly from (0, 1), and then scaled. With the paper's elastic
-    weight, the scale gives the model the same squared norm as the data, which keeps the first pass
-    stable. With a relative weight, the scale minimises the squared error. A site that joins such a
-    run after round 1 fits its patient factors to the data instead.
+    In the paper, a site continues from its own feature factors, which overfit its data if code
+    lists are long. With a relative weight, each round starts from the global feature factors.
+
+    Without `kept`, the patient factors are drawn uniformly from (0, 1), and then scaled. With the
+    paper's elastic weight, the scale gives the model the same squared norm as the data, which keeps
+    the first pass stable. With a relative weight, the scale minimises the squared error. A site
+    that joins such a run after round 1 fits its patient factors to the data instead.
     """
     relative = request.privacy.resolved(request.solver).is_relative
+    if kept is not None:
+        return replace(kept, factors=(kept.factors[0], *request.anchors)) if relative else kept
     if relative and request.round > 1:
         fitted = fitted_patients(tensor, request.anchors, nonnegative=request.solver.nonnegative)
         return SiteState(0, (fitted, *request.anchors), request.solver.eta)

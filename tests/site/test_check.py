@@ -21,10 +21,9 @@ from dpfact_flower.privacy.ledger import LEDGER, Ledger
 from dpfact_flower.runtime import installation
 from dpfact_flower.runtime.superlink import free_port
 from dpfact_flower.settings import SiteSettings
-from dpfact_flower.site import check, hospital
+from dpfact_flower.site import check
 from dpfact_flower.site.admission import largest_run
 from dpfact_flower.site.check import check_site, server_faults
-from dpfact_flower.site.hospital import ANSWERING, answering_seconds
 from dpfact_flower.site.lockout import rolled_back_faults
 from tests.commands import dpfact
 from tests.patience import Clock
@@ -107,20 +106,6 @@ def test_what_others_can_read_is_found(place, path, mode, name):
     ((found, (fault,)),) = faults(place).items()
     assert found == name
     assert f"chmod {'700' if path.endswith('state') else '600'} {place / path}" in fault
-
-
-def test_a_message_that_has_been_answered_for_long_is_found(place, monkeypatch):
-    note = place / "site" / "state" / ANSWERING
-    note.touch()
-    began = note.stat().st_mtime
-    for now, seconds in ((began - 5, 0), (began + 3600, 3600)):  # the clock may have been set back
-        monkeypatch.setattr(hospital, "time", Clock(now))
-        assert answering_seconds(note.parent) == seconds
-        assert faults(place) == {}
-    monkeypatch.setattr(hospital, "time", Clock(began + 3600.5))
-    ((name, (fault,)),) = faults(place).items()
-    assert name == "the executor is the one from this package"
-    assert "its process may hang" in fault
 
 
 def test_rounds_that_the_ledger_lacks_are_found(place):

@@ -12,7 +12,7 @@ from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, DivergenceError, MessageError, PrivacyRefusedError
 from dpfact_flower.estimation import codes
 from dpfact_flower.settings import PrivacySettings, SolverSettings
-from dpfact_flower.site.elastic import ElasticRound, initial_state, starting_state
+from dpfact_flower.site.elastic import ElasticRound, initial_state
 from dpfact_flower.site.round import JobState, local_settings, stream
 from dpfact_flower.site.store import SiteState
 from dpfact_flower.solver.exact import fitted_patients
@@ -97,7 +97,7 @@ def test_a_relative_round_begins_at_the_global_factors_and_the_papers_at_the_sit
         asked = make_request(solver=SolverSettings(rank=4, gamma=gamma))
         rng = np.random.default_rng(0)
         own = SiteState(1, tuple(f + 1 for f in initial_state(tensor, asked, rng).factors), 0.01)
-        start = starting_state(tensor, own, replace(asked, round=2, rounds=3), rng)
+        start = initial_state(tensor, replace(asked, round=2, rounds=3), rng, own)
         wanted = own.factors[1:] if begins == "own" else asked.anchors
         np.testing.assert_array_equal(start.factors[0], own.factors[0])
         assert_bits(start.factors[1:], wanted)

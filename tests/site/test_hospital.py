@@ -7,7 +7,12 @@ import pytest
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.privacy import account
-from dpfact_flower.site.hospital import ANSWERING, read_site_settings, site_gauges
+from dpfact_flower.site.hospital import (
+    ANSWERING,
+    answering_seconds,
+    read_site_settings,
+    site_gauges,
+)
 from tests.site.federation import go_to, make_client, make_server, make_settings, rows_of
 
 WHOLE = 'site = "north"\ndata-path = "/d/n.npz"\nstate-dir = "/d/state"\nmax-epsilon = 4.0\n'
@@ -42,6 +47,9 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
     go_to(make_client(data, tmp_path), make_server(data), 2)
     (tmp_path / "state" / "site-1" / ".failed-attempts").write_bytes(b"+++")
     (tmp_path / "state" / ANSWERING).touch()
+    assert answering_seconds(tmp_path / "nowhere") == 0
+    os.utime(tmp_path / "state" / ANSWERING, (2**31 - 1, 2**31 - 1))  # the clock was set back
+    assert answering_seconds(tmp_path / "state") == 0
     os.utime(tmp_path / "state" / ANSWERING, (0, 0))
     rows = rows_of(tmp_path)
     spent = account([event for row in rows for event in row.events], 1e-5).headline.epsilon
