@@ -327,19 +327,18 @@ def ask_ready(
 
 
 def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:
-    replied = reply.metadata.created_at
-    seconds = min(max(replied - began, 0.0), ended - began)
     if reply.has_error():
         reason = format_error(reply.error)
         can_answer = not any(text in reason for text in _UNKNOWN)
-        return Readiness(node, fault=reason if can_answer else "", seconds=seconds)
+        return Readiness(node, fault=reason if can_answer else "")
     try:
         payload = records.read_reply(reply)
         site = SiteReply.from_wire(payload.arrays, payload.config, []).site
     except MessageError as error:
         return Readiness(node, fault=str(error))
+    replied = reply.metadata.created_at
     clock = replied - ended if replied > ended else min(replied - began, 0.0)
-    return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], seconds, clock)
+    return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], clock)
 
 
 # --- Asynchronous runs

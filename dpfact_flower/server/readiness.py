@@ -18,8 +18,6 @@ from dpfact_flower.machine.parsed import from_json
 
 _logger = logging.getLogger(__name__)
 READINESS = "preflight.json"
-_SLOW_SECONDS = 30.0
-"""Time after which Flower considers a process dead and starts another one."""
 _CLOCK_SECONDS = 2.0
 """Accepted difference between the clocks; Flower refuses a clock that is 5 s ahead."""
 _REGISTER = "register each key with its hospital's name: flwr supernode register --name"
@@ -44,16 +42,15 @@ def called(node: int, site: str) -> str:
 class Readiness:
     """A site's answer to the preflight, or a record that there is none. Unknown strings are empty.
 
-    `fault` is empty or says why the site would not answer a round. `seconds` is the time from the
-    request to the answer. `clock` is the error of the site's clock in seconds, and is negative if
-    the clock is behind. It is the smallest error that explains the answer's time stamp.
+    `fault` is empty or says why the site would not answer a round. `clock` is the error of the
+    site's clock in seconds, and is negative if the clock is behind. It is the smallest error that
+    explains the answer's time stamp.
     """
 
     node: int
     site: str = ""
     fault: str = ""
     version: str = ""
-    seconds: float = 0.0
     clock: float = 0.0
 
     def __post_init__(self) -> None:
@@ -74,12 +71,6 @@ class Readiness:
         if self.version and self.version != own:
             warnings.append(
                 f"{name} has version {self.version} of dpfact-flower; the server has {own}"
-            )
-        if self.seconds > _SLOW_SECONDS:
-            warnings.append(
-                f"{name} took {self.seconds:.0f} s to answer, although nothing was computed: its "
-                "reply-after is long or its machine is slow. After "
-                f"{_SLOW_SECONDS:g} s, Flower starts a second process"
             )
         if abs(self.clock) > _CLOCK_SECONDS:
             side = "ahead" if self.clock > 0 else "behind"

@@ -76,11 +76,8 @@ def read_site_settings(path: Path) -> SiteSettings:
 
 def check_choices(settings: SiteSettings) -> None:
     """Check the settings that each hospital must choose itself."""
-    for key, value in (
-        ("state-dir", settings.state_dir),
-        ("allow-privacy", settings.allow_privacy),
-    ):
-        if not value:
+    for key in ("state-dir", "allow-privacy"):
+        if not settings.to_config()[key]:
             raise SettingsError(f"{key}: must be set in the site's node config")
     if not Path(settings.state_dir).expanduser().is_absolute():
         raise SettingsError(
