@@ -125,10 +125,10 @@ def label(
     The name appears in exports and in the report, which is written again. An empty name removes the
     earlier name. Names are kept in names.toml in the run folder.
     """
-    from dpfact_flower.evaluation.run_folder import read_model, write_name
+    from dpfact_flower.evaluation.run_folder import Names, read_model, write_names
 
     factors, _ = read_model(run)
-    write_name(run, phenotype, name, factors[0].shape[1])
+    write_names(run, Names({phenotype: name}), factors[0].shape[1])
     _write_report_again(run)
 
 

@@ -4,7 +4,6 @@ The page begins with the phenotypes. If the model learned nothing, the page says
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -16,7 +15,7 @@ from dpfact_flower.data.code_names import BODY_SYSTEMS, body_systems
 from dpfact_flower.errors import DataError
 from dpfact_flower.evaluation import clinical, prose
 from dpfact_flower.evaluation.membership import LEAST_SCORE
-from dpfact_flower.evaluation.model import CodeRow, GlobalModel
+from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.prose import uninformative_message
@@ -30,13 +29,7 @@ from dpfact_flower.evaluation.run_folder import (
     read_summary,
 )
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
-from dpfact_flower.evaluation.tables import (
-    Phenotype,
-    PhenotypeTable,
-    Replication,
-    certainty,
-    pairs_of,
-)
+from dpfact_flower.evaluation.tables import PhenotypeTable, Replication, certainty, pairs_of
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
@@ -78,6 +71,7 @@ def _content(folder: Path) -> dict[str, Any]:
     unit = f"{summary.row_unit}s"
     reviews = read_names(folder, summary.rank).reviewed
     own = cards(model, table, replications, reviews, unit)
+    words = [card["certainty"] for card in own]
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
     shares = [share for each in measured for share in (each.prevalence, *each.by_site.values())]
     predictions = summary.measured.predictions if summary.measured else {}
@@ -88,7 +82,7 @@ def _content(folder: Path) -> dict[str, Any]:
     uninformative = uninformative_message(summary)
     return {
         "summary": summary,
-        "first_line": prose.first_line(table, summary.rank, [c.certainty for c in own], unit),
+        "first_line": prose.first_line(table, summary.rank, words, unit),
         "unit": unit,
         "cards": own,
         "systems": systems,
@@ -184,34 +178,18 @@ def _figures(
 # --- Cards ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Card:
-    """A phenotype's card in the report.
-
-    `title` is the name that a person gave the phenotype, or a title made from its codes. If a
-    person gave a name, `made` is the title made from the codes. `text` describes the patients, the
-    certainty and the chart review. `codes` lists the codes of each mode, largest share first.
-    `search` holds everyday words for the codes, which the page's search finds.
-    """
-
-    number: int
-    title: str
-    made: str
-    text: str
-    codes: Mapping[str, Sequence[CodeRow]]
-    measured: Phenotype | None
-    certainty: str
-    search: str
-
-
 def cards(
     model: GlobalModel,
     table: PhenotypeTable | None,
     replications: Sequence[Replication],
     reviews: Mapping[int, Review],
     unit: str,
-) -> list[Card]:
-    """Return the cards of a run's phenotypes. `unit` names the data's rows, such as patients."""
+) -> list[dict[str, Any]]:
+    """Return what the page says of each phenotype. `unit` names the data's rows, as in patients.
+
+    A name that a person gave is the title, and the title made from the codes comes below it. The
+    page's search also finds everyday words for the codes.
+    """
     lists = model.rank * len(model.vocabularies)
     most = _MOST_CODES // 2 if lists > _MANY_LISTS else _MOST_CODES
     codes = model.codes_by_mode()
@@ -232,17 +210,17 @@ def cards(
         ]
         named = model.names.get(number)
         found.append(
-            Card(
-                number=number,
-                title=named or made[number],
-                made=made[number] if named else "",
-                text=" ".join(filter(None, sentences)),
-                codes={mode: rows[:most] for mode, rows in by_mode.items()},
-                measured=measured,
-                certainty=certainty(pairs, chance),
-                search=prose.search_words(
+            {
+                "number": number,
+                "title": named or made[number],
+                "made": made[number] if named else "",
+                "text": " ".join(filter(None, sentences)),
+                "codes": {mode: rows[:most] for mode, rows in by_mode.items()},
+                "measured": measured,
+                "certainty": certainty(pairs, chance),
+                "search": prose.search_words(
                     row.description for rows in by_mode.values() for row in prose.leading(rows)
                 ),
-            )
+            }
         )
     return found

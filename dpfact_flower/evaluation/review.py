@@ -26,11 +26,11 @@ from dpfact_flower.evaluation.page import library, write_page
 from dpfact_flower.evaluation.prose import leading, titles
 from dpfact_flower.evaluation.run_folder import (
     MODEL,
+    Names,
     Review,
     read_json_as,
     write_json,
-    write_name,
-    write_review,
+    write_names,
 )
 from dpfact_flower.machine.parsed import parse_as
 
@@ -194,13 +194,12 @@ def read_sheet(folder: Path, sheet: Path) -> Verdicts:
 def apply_verdicts(folder: Path, found: Verdicts) -> None:
     """Record a sheet's decision and each `public_share` in ``names.toml``."""
     rank = GlobalModel.read(folder).rank
-    if found.decision == "name":
-        if not found.name:
-            raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
-        write_name(folder, found.phenotype, found.name, rank)
+    if found.decision == "name" and not found.name:
+        raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
+    names = {found.phenotype: found.name} if found.decision == "name" else {}
     shares = (*found.highest.public_share, *found.near.public_share)
     review = Review("drop" if found.decision == "drop" else "keep", *shares)
-    write_review(folder, found.phenotype, review, rank)
+    write_names(folder, Names(names, {found.phenotype: review}), rank)
 
 
 def _chosen(

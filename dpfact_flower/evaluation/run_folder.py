@@ -176,22 +176,14 @@ def read_names(folder: Path, rank: int) -> Names:
         return checked_names(parse_as(Names, content), rank)
 
 
-def write_name(folder: Path, number: int, name: str, rank: int) -> None:
-    """Name a phenotype, or remove the phenotype's name if `name` is empty."""
-    known = read_names(folder, rank)
-    _write_names(folder, replace(known, phenotypes=known.phenotypes | {number: name}), rank)
+def write_names(folder: Path, new: Names, rank: int) -> None:
+    """Add names and reviews to those in the file. An empty name removes an earlier name."""
 
-
-def write_review(folder: Path, number: int, review: Review, rank: int) -> None:
-    """Record a chart review of a phenotype, and replace any earlier review."""
-    known = read_names(folder, rank)
-    _write_names(folder, replace(known, reviewed=known.reviewed | {number: review}), rank)
-
-
-def _write_names(folder: Path, names: Names, rank: int) -> None:
     def known(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:  # TOML does not have None
         return {name: value for name, value in fields if value is not None}
 
+    old = read_names(folder, rank)
+    names = Names(old.phenotypes | new.phenotypes, old.reviewed | new.reviewed)
     tables = asdict(checked_names(names, rank), dict_factory=known)
     text = {title: {str(n): own[n] for n in sorted(own)} for title, own in tables.items()}
     with replacing(folder / NAMES) as file:

@@ -23,7 +23,7 @@ from dpfact_flower.evaluation.run_folder import (
     read_summary,
     write_config,
     write_model,
-    write_name,
+    write_names,
     write_phenotypes,
     write_summary,
 )
@@ -79,8 +79,8 @@ class Run:
         write_summary(place, self.summary)
         write_phenotypes(place, self.tables)
         write_history(place, self.records, durable=False)
-        for number, name in self.model.names.items():
-            write_name(place, number, name, self.model.rank)
+        if self.model.names:
+            write_names(place, Names(dict(self.model.names)), self.model.rank)
         return replace(self, folder=place)
 
     def __fspath__(self) -> str:
@@ -146,7 +146,7 @@ class Run:
         """
         names = checked_names(Names({**self.model.names, number: name}), self.model.rank)
         if self.folder:
-            write_name(self.folder, number, name, self.model.rank)
+            write_names(self.folder, Names({number: name}), self.model.rank)
         return replace(self, model=replace(self.model, names=names.phenotypes))
 
     def report(self, path: str | Path | None = None) -> Path:

@@ -14,9 +14,10 @@ from dpfact_flower.evaluation.membership import leading_codes
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import write_sheet
 from dpfact_flower.evaluation.run_folder import (
+    Names,
     read_model,
     write_model,
-    write_name,
+    write_names,
     write_replications,
     write_summary,
 )
@@ -41,7 +42,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
     top = tmp_path_factory.mktemp("pages")
     run, nothing = run_folder(top / "run"), run_folder(top / "nothing")
     other = run_folder(top / "other", noise=0.1)
-    write_name(run, 3, "renal failure", 5)
+    write_names(run, Names({3: "renal failure"}), 5)
     factors, lists = read_model(run)
     texts = list(lists[1].descriptions)
     texts[factors[1][:, 1].argmax()] = "Meanings|Myocardial infarction"

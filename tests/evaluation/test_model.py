@@ -17,10 +17,11 @@ from dpfact_flower.evaluation.prose import titles
 from dpfact_flower.evaluation.report import cards
 from dpfact_flower.evaluation.run_folder import (
     SUMMARY,
+    Names,
     read_model,
     read_names,
     read_summary,
-    write_name,
+    write_names,
     write_summary,
 )
 from dpfact_flower.evaluation.tables import Pair, Replication
@@ -173,10 +174,10 @@ def test_a_cohort_is_exported_site_after_site(run, cohort, cohort_folder, tmp_pa
 
 def test_no_two_columns_have_one_name(unnamed, cohort):
     for number, name in enumerate(("süd", "süd", "patient"), start=1):
-        write_name(unnamed, number, name, RANK)
+        write_names(unnamed, Names({number: name}), RANK)
     found = GlobalModel.read(unnamed).memberships(cohort.sites[0])
     assert found.names == ("süd (1)", "süd (2)", "patient (3)")
-    write_name(unnamed, 1, "has", RANK)
+    write_names(unnamed, Names({1: "has"}), RANK)
     assert GlobalModel.read(unnamed).memberships(cohort.sites[0]).names[0] == "has (1)"
 
 
@@ -189,11 +190,10 @@ def test_frames_hold_the_same(model, cohort):
 
 
 def test_names_are_given_changed_and_taken_away(unnamed):
-    write_name(unnamed, 3, "a", RANK)
-    write_name(unnamed, 1, "b", RANK)
-    write_name(unnamed, 3, " c ", RANK)
+    write_names(unnamed, Names({3: "a", 1: "b"}), RANK)
+    write_names(unnamed, Names({3: " c "}), RANK)
     assert read_names(unnamed, RANK).phenotypes == {1: "b", 3: "c"}
-    write_name(unnamed, 1, "", RANK)
+    write_names(unnamed, Names({1: ""}), RANK)
     assert read_names(unnamed, RANK).phenotypes == {3: "c"}
 
 
@@ -244,16 +244,16 @@ def test_tables_and_cards_say_how_likely_a_phenotype_is_real(run, tmp_path):
     write_summary(folder, replace(read_summary(folder), false_discovery=known))
     found = GlobalModel.read(folder)
     shown = cards(found, None, (), {}, "patients")
-    assert [card.certainty for card in shown] == ["likely real", "uncertain", "doubtful"]
+    assert [card["certainty"] for card in shown] == ["likely real", "uncertain", "doubtful"]
     written = dpfact("export", folder, "--phenotypes", tmp_path / "x.csv")
     assert "doubtful, or not found again: phenotype(s) 3\n" in written
     words = {row["phenotype"]: row["certainty"] for row in lines_of(tmp_path / "x.csv")}
     assert words == {"1": "likely real", "2": "uncertain", "3": "doubtful"}
-    assert all("Not checked" not in card.text for card in shown)
+    assert all("Not checked" not in card["text"] for card in shown)
     repeat = Replication("again", "", 3, (Pair(1, 1, 0.9, 0.7, 0.8),))  # its model has one pattern
     compared = cards(found, None, [repeat], {}, "patients")
-    assert [card.certainty for card in compared] == ["stable", "not found", "not found"]
-    assert not any("of phenotypes like this" in card.text for card in compared)
+    assert [card["certainty"] for card in compared] == ["stable", "not found", "not found"]
+    assert not any("of phenotypes like this" in card["text"] for card in compared)
     for line in lines_of(tmp_path / "x.csv"):
         assert float(line["false_discovery"]) == known[int(line["phenotype"]) - 1]
     dpfact("export", run, "--phenotypes", tmp_path / "codes.csv")

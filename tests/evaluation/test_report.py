@@ -19,12 +19,13 @@ from dpfact_flower.errors import DataError, MissingDependencyError
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.run_folder import (
+    Names,
     read_json,
     read_model,
     write_config,
     write_json,
     write_model,
-    write_name,
+    write_names,
     write_replications,
 )
 from dpfact_flower.evaluation.tables import Replication
@@ -423,7 +424,7 @@ def test_everything_from_outside_is_escaped(runs, run):
     factors, vocabularies = read_model(run)
     texts = [dataclasses.replace(v, descriptions=(bad,) * len(v)) for v in vocabularies]
     write_model(run, factors, texts)
-    write_name(run, 2, bad, RANK)
+    write_names(run, Names({2: bad}), RANK)
     page = Page(run)
     assert page.scripts == page_of(runs["simulated"]).scripts
     assert page.cards()[2].startswith(f"2 · {bad} ")

@@ -14,7 +14,7 @@ from dpfact_flower.evaluation.membership import LEADING, LEAST_SCORE
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.report import write_report
 from dpfact_flower.evaluation.review import Tally, apply_verdicts, read_sheet, write_sheet
-from dpfact_flower.evaluation.run_folder import Review, read_model, read_names, write_name
+from dpfact_flower.evaluation.run_folder import Names, Review, read_model, read_names, write_names
 from dpfact_flower.tensor.sparse import as_tensor
 from tests.commands import dpfact
 from tests.evaluation.folders import lines_of, refusal, run_folder
@@ -185,10 +185,10 @@ def test_without_a_decision_nothing_is_noted(run, sheet):
 
 
 def test_names_and_reviews_leave_each_other_alone(run, sheet):
-    write_name(run, 1, "a", RANK)
+    write_names(run, Names({1: "a"}), RANK)
     fill(sheet, confirm_highest, "keep")
     apply_verdicts(run, read_sheet(run, sheet))
-    write_name(run, 2, "b", RANK)
+    write_names(run, Names({2: "b"}), RANK)
     assert read_names(run, RANK).phenotypes == {1: "a", 2: "b"}
     assert read_names(run, RANK).reviewed[NUMBER].verdict == "keep"
     (run / "names.toml").write_text('[reviewed.3]\nverdict = "perhaps"')
