@@ -42,10 +42,9 @@ def alone(site: SiteData, patients: Sequence[Patient]) -> SiteData:
     return site_of(site.name, site.vocabularies, patients)
 
 
-def joined(site: SiteData, patients: Sequence[Patient], at: int | None = None) -> SiteData:
-    """Return the site with additional patients, inserted at row `at` or, by default, at the end."""
+def joined(site: SiteData, patients: Sequence[Patient], at: int = 0) -> SiteData:
+    """Return the site with additional patients, inserted at row `at`."""
     own = [patient_of(site, row) for row in range(site.tensor.n_patients)]
-    at = len(own) if at is None else at
     return alone(site, [*own[:at], *patients, *own[at:]])
 
 

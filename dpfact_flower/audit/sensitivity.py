@@ -11,15 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from dpfact_flower.audit import hostile
 from dpfact_flower.audit.finding import Finding, count_of
-from dpfact_flower.audit.hostile import (
-    CANARIES,
-    alone,
-    empty,
-    hostile_transcript,
-    joined,
-    random_patients,
-)
 from dpfact_flower.audit.target import (
     SIGMA,
     AuditTarget,
@@ -47,17 +40,17 @@ def audit_sensitivity(
     planned = target.plan.releases
     farthest = {release: Fraction(0) for release in planned}
     changed = dict.fromkeys(planned, 0)
-    canaries = list(CANARIES.values())
+    canaries = list(hostile.CANARIES.values())
     for trial in range(trials):
-        transcript = hostile_transcript(target, trial, rng)
+        transcript = hostile.hostile_transcript(target, trial, rng)
         site = _small_site(target, trial, rng)
         without = _totals(target, transcript, site)
         for extra in range(_CANARIES_A_TRIAL):
             turn = trial * _CANARIES_A_TRIAL + extra + trial // len(canaries)
             patient = canaries[turn % len(canaries)](site, transcript, rng)
             at = int(rng.integers(site.tensor.n_patients + 1))
-            with_extra = _totals(target, transcript, joined(site, [patient], at))
-            part = _totals(target, transcript, alone(site, [patient]))
+            with_extra = _totals(target, transcript, hostile.joined(site, [patient], at))
+            part = _totals(target, transcript, hostile.alone(site, [patient]))
             for release in planned:
                 moved = with_extra[release] - without[release]
                 farthest[release] = max(farthest[release], _share(moved, release))
@@ -78,11 +71,12 @@ def audit_sensitivity(
 
 def _small_site(target: AuditTarget, trial: int, rng: np.random.Generator) -> SiteData:
     """Return a site with some of the target's patients, with made-up ones or with an empty one."""
+    sizes = target.site.tensor.feature_shape
     if trial % 8 == 3:
-        return alone(target.site, [empty(target.site.tensor.feature_shape)])
+        return hostile.alone(target.site, [hostile.empty(sizes)])
     if trial % 4 < 2:
         return subsample(target.site, _PATIENTS, rng)
-    return alone(target.site, random_patients(target.site.tensor.feature_shape, _PATIENTS, rng))
+    return hostile.alone(target.site, hostile.random_patients(sizes, _PATIENTS, rng))
 
 
 def _totals(

@@ -176,7 +176,9 @@ def enrichments(
         own, chosen = vocabularies[mode], leading[mode][:, r]
         codes = tuple(own.codes[c] for c in np.flatnonzero(members & chosen))
         many, p, q = int(chosen.sum()), float(least[r]), float(q_values[r])
-        found.append(Enrichment(r + 1, own.name, _name(group), codes, many, p, q))
+        system, colon, _ = group.partition(":")
+        name = (name_of(system, group) if colon else None) or group
+        found.append(Enrichment(r + 1, own.name, name, codes, many, p, q))
     return tuple(found)
 
 
@@ -213,11 +215,6 @@ def _measured(
         known_pairs(model, known),
         float(np.mean([known_pairs(each, known) for each in others])),
     )
-
-
-def _name(group: str) -> str:
-    system, colon, _ = group.partition(":")
-    return (name_of(system, group) or group) if colon else group
 
 
 # --- Coherence, from patients' data -------------------------------------------------------------

@@ -22,15 +22,9 @@ from numpy.typing import NDArray
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.membership import column_norms, column_shares, has_phenotype, scores
 from dpfact_flower.evaluation.page import library
-from dpfact_flower.evaluation.run_folder import (
-    SUMMARY,
-    read_config,
-    read_model,
-    read_names,
-    read_summary,
-)
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.settings import SolverSettings
 from dpfact_flower.tensor import Factors
@@ -129,11 +123,11 @@ class GlobalModel:
     @classmethod
     def read(cls, folder: Path) -> GlobalModel:
         """Read the model of a finished run, with the names that people gave to its phenotypes."""
-        factors, vocabularies = read_model(folder)
-        solver = SolverSettings.from_config(read_config(folder)["run-config"])
-        names = read_names(folder, factors[0].shape[1]).phenotypes
-        known = (folder / SUMMARY).exists()  # a site may have the model alone
-        chances = read_summary(folder).false_discovery if known else ()
+        factors, vocabularies = run_folder.read_model(folder)
+        solver = SolverSettings.from_config(run_folder.read_config(folder)["run-config"])
+        names = run_folder.read_names(folder, factors[0].shape[1]).phenotypes
+        known = (folder / run_folder.SUMMARY).exists()  # a site may have the model alone
+        chances = run_folder.read_summary(folder).false_discovery if known else ()
         return cls(factors, vocabularies, solver.nonnegative, names, chances)
 
     @property
@@ -236,15 +230,14 @@ class GlobalModel:
         positions, features = [], []
         lists = zip(site.vocabularies, self.factors, self.vocabularies, strict=True)
         for known, factor, codes in lists:
-            own_rows = enumerate(codes.codes)
-            pairs = sorted((known.index[c], row) for row, c in own_rows if c in known.index)
-            if not pairs:
+            shared = [code for code in known.codes if code in codes.index]
+            if not shared:
                 raise DataError(
                     f"site {site.name}: the site's list has none of the model's {len(codes)} "
                     f"{codes.name} codes; do both use the same code system?"
                 )
-            at, rows = np.array(pairs).T
-            positions.append(at)
+            positions.append(np.array([known.index[code] for code in shared]))
+            rows = [codes.index[code] for code in shared]
             features.append(np.ascontiguousarray(factor[rows]))
         return positions, tuple(features)
 

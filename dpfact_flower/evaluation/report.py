@@ -13,21 +13,13 @@ import numpy as np
 
 from dpfact_flower.data.code_names import BODY_SYSTEMS, body_systems
 from dpfact_flower.errors import DataError
-from dpfact_flower.evaluation import clinical, prose
+from dpfact_flower.evaluation import prose, run_folder
+from dpfact_flower.evaluation.clinical import DRAWS, clinical_measures
 from dpfact_flower.evaluation.membership import LEAST_SCORE
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, write_page
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.prose import uninformative_message
-from dpfact_flower.evaluation.run_folder import (
-    REPORT,
-    Review,
-    read_config,
-    read_names,
-    read_phenotypes,
-    read_replications,
-    read_summary,
-)
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
 from dpfact_flower.evaluation.tables import PhenotypeTable, Replication, certainty, pairs_of
 from dpfact_flower.server.history import RoundRecord, read_history
@@ -56,20 +48,21 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     After a deployment, the report omits all measures that need the sites' data.
     """
     with belonging(folder):
-        return write_page(out or folder / REPORT, "report.html.j2", _content(folder))
+        return write_page(out or folder / run_folder.REPORT, "report.html.j2", _content(folder))
 
 
 def _content(folder: Path) -> dict[str, Any]:
-    summary, config, model = read_summary(folder), read_config(folder), GlobalModel.read(folder)
-    records, shared = read_history(folder), read_phenotypes(folder)
-    table = shared.table
+    summary, config = run_folder.read_summary(folder), run_folder.read_config(folder)
+    model = GlobalModel.read(folder)
+    records, shared = read_history(folder), run_folder.read_phenotypes(folder)
+    table, usage = shared.table, shared.usage
     measured = table.phenotypes if table else ()
     ranks = {summary.rank, model.rank} | ({len(measured)} if table else set())
     if len(ranks) > 1:
         raise DataError(f"{folder}: its files do not belong together: they have {ranks} phenotypes")
-    replications = read_replications(folder, summary.rank)
+    replications = run_folder.read_replications(folder, summary.rank)
     unit = f"{summary.row_unit}s"
-    reviews = read_names(folder, summary.rank).reviewed
+    reviews = run_folder.read_names(folder, summary.rank).reviewed
     own = cards(model, table, replications, reviews, unit)
     words = [card["certainty"] for card in own]
     labels = list(dict.fromkeys(label for each in measured for label in each.outcomes))
@@ -92,7 +85,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "shown": _SHOWN,
         "replications": replications,
         "table": table,
-        "off": shared.usage.switched_off if shared.usage else {},
+        "off": dict(zip(usage.sites, usage.off, strict=True)) if usage else {},
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,
@@ -100,10 +93,8 @@ def _content(folder: Path) -> dict[str, Any]:
         "most_predicted": MOST_PREDICTED,
         "predictions": predictions,
         "uninformative": uninformative,
-        "clinical": ()
-        if uninformative
-        else clinical.clinical_measures(model.factors, model.vocabularies),
-        "draws": clinical.DRAWS,
+        "clinical": () if uninformative else clinical_measures(model.factors, model.vocabularies),
+        "draws": DRAWS,
         "guarantees": _guarantees(summary),
         "records": records,
         "failures": _failures(records),
@@ -182,7 +173,7 @@ def cards(
     model: GlobalModel,
     table: PhenotypeTable | None,
     replications: Sequence[Replication],
-    reviews: Mapping[int, Review],
+    reviews: Mapping[int, run_folder.Review],
     unit: str,
 ) -> list[dict[str, Any]]:
     """Return what the page says of each phenotype. `unit` names the data's rows, as in patients.

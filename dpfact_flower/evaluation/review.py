@@ -20,18 +20,11 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.membership import has_phenotype
 from dpfact_flower.evaluation.model import GlobalModel, write_csv
 from dpfact_flower.evaluation.page import library, write_page
 from dpfact_flower.evaluation.prose import leading, titles
-from dpfact_flower.evaluation.run_folder import (
-    MODEL,
-    Names,
-    Review,
-    read_json_as,
-    write_json,
-    write_names,
-)
 from dpfact_flower.machine.parsed import parse_as
 
 _NOTE = "note"
@@ -161,7 +154,7 @@ def write_sheet(
         },
         "charts": [(name, _record(site, row)) for name, row in zip(names, rows, strict=True)],
     }
-    write_json(key, asdict(Key(digest(folder), number, charts)))
+    run_folder.write_json(key, asdict(Key(digest(folder), number, charts)))
     write_page(page, "review.html.j2", content)
     lines = [(str(chart), name, "", "") for chart, name in enumerate(names, start=1)]
     write_csv(sheet, _CHART_COLUMNS, [(_NOTE, _ABOUT, "", ""), *lines, (_WHOLE, title, "", "")])
@@ -198,8 +191,8 @@ def apply_verdicts(folder: Path, found: Verdicts) -> None:
         raise DataError(f"name: write the name in the line {_WHOLE!r}, in the column comment")
     names = {found.phenotype: found.name} if found.decision == "name" else {}
     shares = (*found.highest.public_share, *found.near.public_share)
-    review = Review("drop" if found.decision == "drop" else "keep", *shares)
-    write_names(folder, Names(names, {found.phenotype: review}), rank)
+    review = run_folder.Review("drop" if found.decision == "drop" else "keep", *shares)
+    run_folder.write_names(folder, run_folder.Names(names, {found.phenotype: review}), rank)
 
 
 def _chosen(
@@ -265,14 +258,14 @@ def new_files(folder: Path, out: Path) -> list[Path]:
 
 def digest(folder: Path) -> str:
     """Return the SHA-256 of a run's model."""
-    return hashlib.sha256((folder / MODEL).read_bytes()).hexdigest()
+    return hashlib.sha256((folder / run_folder.MODEL).read_bytes()).hexdigest()
 
 
 def read_key(path: Path, kind: type[K], folder: Path) -> K:
     """Read a sheet's key, and check that the key belongs to the run in `folder`."""
     if not path.exists():
         raise DataError(f"{path}: no such file; it was written together with the sheet (see --out)")
-    key = read_json_as(path, partial(parse_as, kind))
+    key = run_folder.read_json_as(path, partial(parse_as, kind))
     if key.model != digest(folder):
         raise DataError(f"{path}: belongs to a run other than {folder}")
     return key

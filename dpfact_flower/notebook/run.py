@@ -10,23 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpfact_flower.errors import DataError, SettingsError
+from dpfact_flower.evaluation import run_folder
 from dpfact_flower.evaluation.clinical import clinical_measures
 from dpfact_flower.evaluation.model import GlobalModel
 from dpfact_flower.evaluation.page import library
 from dpfact_flower.evaluation.prose import headline, uninformative_message
 from dpfact_flower.evaluation.report import write_report
-from dpfact_flower.evaluation.run_folder import (
-    Names,
-    checked_names,
-    read_config,
-    read_phenotypes,
-    read_summary,
-    write_config,
-    write_model,
-    write_names,
-    write_phenotypes,
-    write_summary,
-)
 from dpfact_flower.evaluation.summary import Summary
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.privacy import price_of_replacing, rounded_up
@@ -62,10 +51,10 @@ class Run:
     def read(cls, folder: str | Path) -> Run:
         """Read a finished run of a simulation or a deployment from its folder."""
         place = Path(folder)
-        config = read_config(place)
+        config = run_folder.read_config(place)
         return cls(
-            GlobalModel.read(place), read_summary(place), tuple(read_history(place)),
-            read_phenotypes(place), config["run-config"], config["versions"], place,
+            GlobalModel.read(place), run_folder.read_summary(place), tuple(read_history(place)),
+            run_folder.read_phenotypes(place), config["run-config"], config["versions"], place,
         )  # fmt: skip
 
     def save(self, folder: str | Path) -> Run:
@@ -74,13 +63,13 @@ class Run:
         place.mkdir(parents=True, exist_ok=True)
         if any(place.iterdir()):
             raise DataError(f"{place}: is not empty; choose another folder")
-        write_model(place, self.model.factors, self.model.vocabularies)
-        write_config(place, dict(self.settings), self.versions)
-        write_summary(place, self.summary)
-        write_phenotypes(place, self.tables)
+        run_folder.write_model(place, self.model.factors, self.model.vocabularies)
+        run_folder.write_config(place, dict(self.settings), self.versions)
+        run_folder.write_summary(place, self.summary)
+        run_folder.write_phenotypes(place, self.tables)
         write_history(place, self.records, durable=False)
         if self.model.names:
-            write_names(place, Names(dict(self.model.names)), self.model.rank)
+            run_folder.write_names(place, run_folder.Names(dict(self.model.names)), self.model.rank)
         return replace(self, folder=place)
 
     def __fspath__(self) -> str:
@@ -144,9 +133,10 @@ class Run:
 
         The run folder, if any, is changed too.
         """
-        names = checked_names(Names({**self.model.names, number: name}), self.model.rank)
+        new = run_folder.Names({**self.model.names, number: name})
+        names = run_folder.checked_names(new, self.model.rank)
         if self.folder:
-            write_names(self.folder, Names({number: name}), self.model.rank)
+            run_folder.write_names(self.folder, new, self.model.rank)
         return replace(self, model=replace(self.model, names=names.phenotypes))
 
     def report(self, path: str | Path | None = None) -> Path:
