@@ -80,7 +80,7 @@ def _areas(
     areas: dict[int, dict[str, AUC]] = {key: {} for key in groups}
     for kind, (model, predictors) in kinds.items():
         masks = training_masks(2 * home + labels, TRAIN, SPLITS, seed=0)
-        found = split_scores(model, predictors, labels, groups, masks, FEWEST)
+        found = split_scores(model, predictors, labels, groups, masks)
         for key, of_splits in found.items():
             areas[key][kind] = AUC(float(np.mean(of_splits)), float(np.std(of_splits, ddof=1)))
     return areas
@@ -92,15 +92,14 @@ def split_scores(
     labels: NDArray[np.int8],
     groups: Mapping[int, NDArray[np.bool_]],
     masks: Iterable[NDArray[np.bool_]],
-    least: int,
 ) -> dict[int, list[float]]:
     """For each group of patients, return the AUC on the test patients of each split.
 
     `model` returns a new scikit-learn classifier, which is trained and tested on one group's
-    patients. Only groups with at least `least` patients in each class are used.
+    patients. Groups with too few patients are left out.
     """
     fewest = {key: np.bincount(labels[rows], minlength=2).min() for key, rows in groups.items()}
-    scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= least}
+    scores: dict[int, list[float]] = {key: [] for key in groups if fewest[key] >= FEWEST}
 
     def split(training: NDArray[np.bool_]) -> list[float]:
         return [tested(groups[key] & training, groups[key] & ~training) for key in scores]

@@ -6,8 +6,7 @@ The page begins with the phenotypes. If the model learned nothing, the page says
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from dpfact_flower.settings import (
 )
 from dpfact_flower.tensor.cp import alike
 
+K = TypeVar("K", str, tuple[str, str])
 _MOST_CELLS = 3000
 """Largest number of table cells (phenotypes times sites) that a page shows."""
 _SHOWN = 6
@@ -97,8 +97,8 @@ def _content(folder: Path) -> dict[str, Any]:
         "draws": DRAWS,
         "guarantees": _guarantees(summary),
         "records": records,
-        "failures": _failures(records),
-        "arrivals": _arrivals(records),
+        "failures": _grouped(((f.who, f.reason), r.round) for r in records for f in r.failures),
+        "arrivals": _grouped((a.site, a.staleness) for r in records for a in r.arrivals),
         "missed": ranges(record.round for record in records if not record.updated),
         "codes": {vocabulary.name: len(vocabulary) for vocabulary in model.vocabularies},
         "settings": config["run-config"],
@@ -120,25 +120,12 @@ def _guarantees(summary: Summary) -> list[tuple[SiteSpending, list[str]]]:
     return list(rows.values())
 
 
-def _failures(records: Iterable[RoundRecord]) -> list[dict[str, str]]:
-    """Group the failures by site and reason, and list the rounds of each group."""
-    rounds: dict[tuple[str, str], list[int]] = {}
-    for record in records:
-        for failure in record.failures:
-            rounds.setdefault((failure.who, failure.reason), []).append(record.round)
-    return [
-        {"who": who, "reason": reason, "rounds": ranges(numbers), "count": str(len(numbers))}
-        for (who, reason), numbers in sorted(rounds.items())
-    ]
-
-
-def _arrivals(records: Iterable[RoundRecord]) -> list[tuple[str, int, float, int]]:
-    """Return how many asynchronous replies each site sent, and their mean and largest staleness."""
-    staleness: dict[str, list[int]] = {}
-    for record in records:
-        for arrival in record.arrivals:
-            staleness.setdefault(arrival.site, []).append(arrival.staleness)
-    return [(site, len(n), mean(n), max(n)) for site, n in sorted(staleness.items())]
+def _grouped(pairs: Iterable[tuple[K, int]]) -> list[tuple[K, list[int]]]:
+    """Return each key's numbers, in the order of the keys."""
+    groups: dict[K, list[int]] = {}
+    for key, number in pairs:
+        groups.setdefault(key, []).append(number)
+    return sorted(groups.items())
 
 
 def _figures(

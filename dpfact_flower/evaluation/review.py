@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from dpfact_flower.data.site_data import SiteData
 from dpfact_flower.errors import DataError, SettingsError
@@ -92,8 +93,6 @@ class Tally:
 
     def __str__(self) -> str:
         """Describe the counts for the hospital, with Wilson's 95 % interval of the share."""
-        from scipy.stats import binomtest  # noqa: PLC0415 - slow to import
-
         text = f"{self.yes} of {self.charts} charts confirmed"
         if self.unsure:
             text += f"; {self.unsure} unsure"

@@ -36,15 +36,7 @@ from dpfact_flower.evaluation.summary import (
 from dpfact_flower.evaluation.tables import SharedPhenotypes
 from dpfact_flower.machine.logs import ProgressCallback, no_progress
 from dpfact_flower.machine.memory import give_back
-from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account
-from dpfact_flower.privacy.guarantee import (
-    GIVEN_CODES,
-    GIVEN_CODES_AND_NUMBER,
-    NEIGHBOURS,
-    NOT_COVERED,
-    UNITS,
-    about_rows,
-)
+from dpfact_flower.privacy import NO_CLAIM, ReleaseEvent, account, guarantee
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, data_tag
 from dpfact_flower.server.coordinator import Coordinator
 from dpfact_flower.site.round import scaled
@@ -73,7 +65,7 @@ def summarise(
     """
     given = ""  # facts taken from the data without noise, as text after a claim
     if cohort is not None and coordinator.privacy.privacy == "patient":
-        given = GIVEN_CODES_AND_NUMBER if counted else GIVEN_CODES
+        given = guarantee.GIVEN_CODES_AND_NUMBER if counted else guarantee.GIVEN_CODES
     spent = _spent(coordinator, cohort, sites_folder, given)
     measures: Measured | None = None
     tables = SharedPhenotypes(None, None)
@@ -135,19 +127,19 @@ def _spent(
     spent = {}
     for site, own in events.items():
         if own:
-            guarantee = account(own, delta, second_opinions=True)
-            spent[site] = replace(guarantee, claim=about_rows(guarantee.claim + given, row_unit))
+            cost = account(own, delta, second_opinions=True)
+            spent[site] = replace(cost, claim=guarantee.about_rows(cost.claim + given, row_unit))
     if not spent:
         raise StateError("no site's ledger holds a release of this run")
-    worst = max(spent.values(), key=lambda guarantee: guarantee.rho)
+    worst = max(spent.values(), key=lambda cost: cost.rho)
     return RunSpending(
         **worst.to_dict(),
-        unit_in_words=about_rows(UNITS[worst.unit], row_unit),
-        neighbours_in_words=about_rows(NEIGHBOURS[worst.neighbours], row_unit),
-        not_covered=NOT_COVERED,
+        unit_in_words=guarantee.about_rows(guarantee.UNITS[worst.unit], row_unit),
+        neighbours_in_words=guarantee.about_rows(guarantee.NEIGHBOURS[worst.neighbours], row_unit),
+        not_covered=guarantee.NOT_COVERED,
         per_site={
-            site: SiteSpending(**guarantee.to_dict(), ledger=tuple(events[site]))
-            for site, guarantee in spent.items()
+            site: SiteSpending(**cost.to_dict(), ledger=tuple(events[site]))
+            for site, cost in spent.items()
         },
     )
 

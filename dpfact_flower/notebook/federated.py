@@ -317,10 +317,8 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         Names of the columns of `components_`: ``mode=code``, or only the code if there is one mode.
     run_ : Run
         The run, with its `guarantee`, ledger and history.
-    n_features_in_ : int
-        Number of columns, if the patients were given as a matrix.
-    feature_names_in_ : ndarray of str
-        Names of the columns, if the matrix had any.
+    n_features_in_, feature_names_in_
+        As in scikit-learn, if the patients were given as a matrix.
 
     Notes
     -----
@@ -364,12 +362,9 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         self.settings = settings
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Run DPFact on the sites.
+        """Run DPFact on the sites in `X`, in any form that `as_cohort` accepts.
 
-        Parameters
-        ----------
-        X : sites, in any of the forms of `dpfact_flower.notebook.federated.as_cohort`
-            A matrix with a row per patient is one site.
+        A matrix with a row per patient is one site.
         """
         self.run_: Run = federate(
             sites=self._cohort(X, reset=True),
@@ -395,25 +390,22 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return the column names of the result of `transform`, such as ``phenotype_3``."""
-        check_is_fitted(self)
+        check_is_fitted(self, "model_")
         return np.array(self.model_.headings, dtype=object)
 
     @property
     def components_(self) -> NDArray[np.float32]:
         """The phenotypes as rows."""
-        check_is_fitted(self)
+        check_is_fitted(self, "model_")
         return np.concatenate(self.model_.factors).T
 
     @property
     def codes_(self) -> NDArray[Any]:
         """Code names for the columns of `components_`."""
-        check_is_fitted(self)
+        check_is_fitted(self, "model_")
         lists = self.model_.vocabularies
         named = [(v.name if len(lists) > 1 else "", code) for v in lists for code in v.codes]
         return np.array([f"{mode}={code}" if mode else code for mode, code in named], dtype=object)
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "model_")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -434,7 +426,7 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         return {**own, **(self.settings or {})}
 
     def _memberships(self, X: Any) -> list[Memberships]:
-        check_is_fitted(self)
+        check_is_fitted(self, "model_")
         return [self.model_.memberships(site) for site in self._cohort(X, reset=False).sites]
 
     def _cohort(self, X: Any, *, reset: bool) -> Cohort:

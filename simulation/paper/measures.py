@@ -35,8 +35,6 @@ from simulation.baselines import Snapshot
 from simulation.baselines.trip import least_squares_patients
 
 TRAIN = 0.6
-_FEWEST = 5
-"""Smallest numbers of deaths and survivors for a group's AUC."""
 _SWEEPS = 30
 
 
@@ -120,7 +118,7 @@ def death_scores(
     rows = [np.ones(len(died), bool), *(home == t for t in range(apart))]
     scores = split_scores(
         plain_regression if codes else scaled_regression, design, died, dict(enumerate(rows)),
-        training_masks(2 * home + died, TRAIN, splits, seed=0), _FEWEST,
+        training_masks(2 * home + died, TRAIN, splits, seed=0),
     )  # fmt: skip
     return {names[key]: found for key, found in scores.items()}
 
