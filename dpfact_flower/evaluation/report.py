@@ -55,7 +55,7 @@ def _content(folder: Path) -> dict[str, Any]:
     summary, config = run_folder.read_summary(folder), run_folder.read_config(folder)
     model = GlobalModel.read(folder)
     records, shared = read_history(folder), run_folder.read_phenotypes(folder)
-    table, usage = shared.table, shared.usage
+    table = shared.table
     measured = table.phenotypes if table else ()
     ranks = {summary.rank, model.rank} | ({len(measured)} if table else set())
     if len(ranks) > 1:
@@ -85,7 +85,7 @@ def _content(folder: Path) -> dict[str, Any]:
         "shown": _SHOWN,
         "replications": replications,
         "table": table,
-        "off": dict(zip(usage.sites, usage.off, strict=True)) if usage else {},
+        "off": shared.usage.switched_off if shared.usage else {},
         "largest": max((share for share in shares if isinstance(share, float)), default=0) or 1,
         "labels": labels,
         "least_score": LEAST_SCORE,

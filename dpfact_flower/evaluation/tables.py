@@ -85,6 +85,14 @@ class SiteUsage:
     norms: tuple[tuple[float, ...], ...]
     off: tuple[tuple[bool, ...], ...]
 
+    @property
+    def switched_off(self) -> dict[str, list[int]]:
+        """Numbers of the phenotypes that each site has switched off."""
+        return {
+            site: [number for number, is_off in enumerate(row, start=1) if is_off]
+            for site, row in zip(self.sites, self.off, strict=True)
+        }
+
 
 @dataclass(frozen=True)
 class SharedPhenotypes:
