@@ -6,7 +6,7 @@ this data after the rounds, and are never part of a message.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -44,9 +44,8 @@ from dpfact_flower.site.store import SiteStore
 from dpfact_flower.solver.exact import fitted_patients
 from dpfact_flower.solver.losses import losses
 from dpfact_flower.solver.mttkrp import squared_error
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import CPModel, factor_match_score, unit_columns
-from dpfact_flower.tensor.error import SquaredError
 
 
 def summarise(
@@ -312,7 +311,7 @@ def _errors(
         fit=last.fit,
         rmse_nonzeros=rmse.nonzeros,
         error_by_round=tuple(
-            RoundErrors(n, **asdict(error.rmse), fit=error.fit) for n, error in pooled.items()
+            RoundErrors(n, *error.rmse, fit=error.fit) for n, error in pooled.items()
         ),
         solver_seconds=sum(m.seconds for history in histories for m in history.values()),
         per_site_data=tuple(

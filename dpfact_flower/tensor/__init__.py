@@ -5,7 +5,6 @@ half a second.
 """
 
 from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection, Weights
-from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.sparse import SparseTensor
+from dpfact_flower.tensor.sparse import SparseTensor, SquaredError
 
 __all__ = ["Array", "Factors", "Floats", "Selection", "SparseTensor", "SquaredError", "Weights"]

@@ -19,8 +19,7 @@ from dpfact_flower.errors import DataError
 from dpfact_flower.machine.files import replacing
 from dpfact_flower.machine.parsed import load_npz
 from dpfact_flower.tensor.arrays import Array, Floats
-from dpfact_flower.tensor.error import SquaredError
-from dpfact_flower.tensor.sparse import SparseTensor
+from dpfact_flower.tensor.sparse import SparseTensor, SquaredError
 from dpfact_flower.tensor.stack import model_values
 
 Matrices = tuple[Floats, ...]

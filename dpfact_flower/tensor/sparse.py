@@ -1,8 +1,8 @@
-"""Sparse count tensors in coordinate form, whose mode 0 represents the patients.
+"""Sparse count tensors in coordinate form, and a model's squared errors on them.
 
-`SparseTensor` is the only tensor type inside the package. `from_coo` validates indices and values
-once, so solvers and mechanisms need not check again. `as_tensor` converts other libraries' tensors
-without importing those libraries.
+Mode 0 represents the patients. `SparseTensor` is the only tensor type inside the package.
+`from_coo` validates indices and values once, so solvers and mechanisms need not check again.
+`as_tensor` converts other libraries' tensors without importing those libraries.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -171,6 +171,69 @@ class SparseTensor:
         for part in self.parts():
             digest.update(np.ascontiguousarray(self.values[part], "<f4").data)
         return digest.hexdigest()
+
+
+class RMSE(NamedTuple):
+    """Root mean square errors over all cells, zeros included, and over the non-zero cells only.
+
+    `nonzeros` is None if it was not measured.
+    """
+
+    all_cells: float
+    nonzeros: float | None
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """The sums that determine every error measure. Use ``+`` to add the sums of several sites.
+
+    `all_cells` is ||X - M||^2 and `data` is ||X||^2. `nonzeros` is the contribution of the non-zero
+    cells to `all_cells`, or None if it was not measured.
+    """
+
+    all_cells: float
+    nonzeros: float | None
+    data: float
+    cells: int
+    nnz: int
+
+    @classmethod
+    def on(
+        cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
+    ) -> SquaredError:
+        """Return errors on a tensor. Rounding cannot make `all_cells` smaller than `nonzeros`."""
+        least = nonzeros or 0.0
+        return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
+
+    def __add__(self, other: SquaredError) -> SquaredError:
+        ours, theirs = self.nonzeros, other.nonzeros
+        return SquaredError(
+            self.all_cells + other.all_cells,
+            None if ours is None or theirs is None else ours + theirs,
+            self.data + other.data,
+            self.cells + other.cells,
+            self.nnz + other.nnz,
+        )
+
+    @property
+    def rmse(self) -> RMSE:
+        """The root mean square errors."""
+        self._need_nonzeros()
+        of_nonzeros = None if self.nonzeros is None else math.sqrt(self.nonzeros / self.nnz)
+        return RMSE(math.sqrt(self.all_cells / self.cells), of_nonzeros)
+
+    @property
+    def fit(self) -> float:
+        """Fraction of the data that the model explains, ``1 - ||X - M||^2 / ||X||^2``.
+
+        The fit can be negative. Tensor Toolbox and pyttb define it as ``1 - ||X - M|| / ||X||``.
+        """
+        self._need_nonzeros()
+        return 1.0 - self.all_cells / self.data
+
+    def _need_nonzeros(self) -> None:
+        if self.nnz == 0:
+            raise DataError("error: not defined for a tensor without non-zeros")
 
 
 def as_tensor(value: Any) -> SparseTensor:

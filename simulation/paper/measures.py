@@ -28,9 +28,8 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
 from dpfact_flower.solver.exact import update_patients
 from dpfact_flower.solver.mttkrp import mttkrp
-from dpfact_flower.tensor import Factors, SparseTensor
+from dpfact_flower.tensor import Factors, SparseTensor, SquaredError
 from dpfact_flower.tensor.cp import CPModel, gram, hadamard
-from dpfact_flower.tensor.error import SquaredError
 from simulation.baselines import Snapshot
 from simulation.baselines.trip import least_squares_patients
 
@@ -54,7 +53,7 @@ def description(cohort: Cohort) -> dict[str, Any]:
 def trace(snapshot: Snapshot) -> dict[str, float]:
     """Return a point of the convergence figure."""
     rmse = snapshot.error.rmse
-    return {"round": snapshot.round, **asdict(rmse), "fit": snapshot.error.fit}
+    return {"round": snapshot.round, **rmse._asdict(), "fit": snapshot.error.fit}
 
 
 def projected(tensor: SparseTensor, features: Factors) -> NDArray[np.float32]:

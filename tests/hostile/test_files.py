@@ -27,7 +27,7 @@ from dpfact_flower.server.history import read_history
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.site.patient import last_request
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore
-from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor import SquaredError
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 from tests.evaluation.summaries import SIMULATED
 from tests.hostile.strategies import damaged, in_json, in_lines, in_rows, in_text, members

@@ -10,7 +10,7 @@ from dpfact_flower.errors import StateError
 from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import Ledger, ReleaseKey
 from dpfact_flower.site.store import RoundMeasures, SiteState, SiteStore, has_jobs
-from dpfact_flower.tensor.error import SquaredError
+from dpfact_flower.tensor import SquaredError
 from tests.bits import assert_bits
 
 FINGERPRINT = "f" * 64

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 import dpfact_flower.tensor.sparse as tensor_module
 from dpfact_flower.errors import DataError
-from dpfact_flower.tensor import SparseTensor, cp
+from dpfact_flower.tensor import SparseTensor, SquaredError, cp
 from dpfact_flower.tensor.cp import CPModel, factor_match_score, match_columns
-from dpfact_flower.tensor.error import SquaredError
 from dpfact_flower.tensor.sparse import as_tensor
 from tests.problems import dense_model, make_problem
 
