@@ -8,7 +8,7 @@ other patients too. docs/explanation/certainty.md says how far to trust the esti
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,6 @@ _ITERATIONS = 20
 """Number of iterations in the fit to the co-occurrences of a half."""
 
 
-class Half(NamedTuple):
-    """One half, summed over the sites. Each entry has noise of standard deviation `noise`."""
-
-    total: NDArray[np.float32]
-    noise: float
-
-
 def typical_counts(
     releases: Sequence[NDArray[Any]], sizes: Sequence[int], cross: float
 ) -> list[float]:
@@ -59,37 +52,37 @@ def typical_counts(
 
 
 def halves(
-    releases: Sequence[NDArray[Any]], codes: int, sigma: float, rng: np.random.Generator
-) -> Iterator[Half]:
-    """Draw z `SPLITS` times, and yield the two halves of each draw.
+    releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
+) -> Iterator[NDArray[np.float32]]:
+    """Draw z `SPLITS` times, and yield the two halves of each draw, as matrices.
 
-    Each value of the packed `releases` has noise of standard deviation `sigma`.
+    `noise` is the standard deviation of the noise on each value of the packed releases' sum. It is
+    also that of a half's entries: a half's packed value has sqrt(2) times the sum's noise, and a
+    matrix entry has 1 / sqrt(2) times a packed value's noise.
     """
     total = _sum(releases)
-    deviation = sigma * math.sqrt(len(releases))
     for _ in range(SPLITS):
-        fresh = deviation * rng.standard_normal(total.shape)
+        fresh = noise * rng.standard_normal(total.shape)
         for half in (total + fresh, total - fresh):
-            # A half's packed value has sqrt(2) times the sum's noise, and a matrix entry has 1 /
-            # sqrt(2) times a packed value's noise.
-            yield Half(unpack([half], codes)[:, 0], deviation)
+            yield unpack([half], codes)[:, 0]
 
 
 def half_patients(
-    half: Half, counts: Sequence[float], sizes: Sequence[int], rank: int, rng: np.random.Generator
-) -> SparseTensor:
+    half: NDArray[np.float32], noise: float, counts: Sequence[float], sizes: Sequence[int],
+    rank: int, rng: np.random.Generator,
+) -> SparseTensor:  # fmt: skip
     """Fit one half from a random start, and draw surrogate patients from the fit.
 
     If patients with `counts` codes have too many cells, surrogates get fewer codes.
     """
     fewer = min(1.0, _MOST_CELLS / math.prod(counts)) ** (1 / len(counts))
     counts = [max(1.0, fewer * count) for count in counts]
-    sites = half.total[:, None, :]
+    sites = half[:, None, :]
     with one_blas_thread:  # no result depends on the number of threads
         begun = random_model(sites, 1, rank, rng)
-        found = fit(sites, begun, threshold=half.noise, iterations=_ITERATIONS)
+        found = fit(sites, begun, threshold=noise, iterations=_ITERATIONS)
         model = (found.F * found.d[0]).astype(np.float32) @ found.F.T.astype(np.float32)
-        pairs = likely_pairs(half.total, model, half.noise)
+        pairs = likely_pairs(half, model, noise)
     return surrogate_patients(pairs, counts, sizes, _SURROGATES, rng)
 
 

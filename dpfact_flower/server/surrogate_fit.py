@@ -4,6 +4,7 @@ Surrogates are generated from noisy counts, so the fit costs no privacy (docs/ex
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpfact_flower.estimation.certainty import Half, half_patients, halves
+from dpfact_flower.estimation.certainty import half_patients, halves
 from dpfact_flower.estimation.start import Start
 from dpfact_flower.estimation.surrogates import surrogates_of
 from dpfact_flower.machine.threads import in_order, thread_count
@@ -86,17 +87,18 @@ def fitted_to_halves(
     The halves have independent noise. The result has one array per mode, of shape (fits, codes, R).
     `counts` is the result of `typical_counts`.
     """
+    noise = sigma * math.sqrt(len(releases))
 
-    def fitted(seeded: tuple[Half, np.random.Generator]) -> Factors:
+    def fitted(seeded: tuple[NDArray[np.float32], np.random.Generator]) -> Factors:
         half, own = seeded
         begun = _unit([own.random((size, rank)) for size in sizes])
-        patients = half_patients(half, counts, sizes, rank, own)
+        patients = half_patients(half, noise, counts, sizes, rank, own)
         if not patients.nnz:
             return begun
         patients = _prepared(patients, patients.n_patients, _LEAST_SQUARES)
         return _fit(patients, begun, own, _LEAST_SQUARES, _HALF_PASSES)[0]
 
-    found = halves(releases, sum(sizes), sigma, rng)
+    found = halves(releases, sum(sizes), noise, rng)
     seeded = ((half, rng.spawn(1)[0]) for half in found)
     models = list(in_order(fitted, seeded, threads=thread_count()))
     return tuple(np.stack(factors) for factors in zip(*models, strict=True))

@@ -7,6 +7,7 @@ from dpfact_flower.estimation import certainty
 from dpfact_flower.tensor.triangle import strict_size
 
 SIZES, SIGMA = (20, 30), 2.0
+NOISE = SIGMA * np.sqrt(3)  # of three sites
 CODES = sum(SIZES)
 UPPER = np.triu_indices(CODES, 1)
 
@@ -20,9 +21,9 @@ def test_halves_have_independent_noise_of_the_deviation_that_they_say():
     noise = []
     for seed in range(20):
         rng = np.random.default_rng(seed + 100)
-        found = list(certainty.halves(releases(seed=seed), CODES, SIGMA, rng))
+        found = list(certainty.halves(releases(seed=seed), CODES, NOISE, rng))
         assert len(found) == 2 * certainty.SPLITS
-        noise.append([half.total[UPPER] / half.noise for half in found[:2]])
+        noise.append([half[UPPER] / NOISE for half in found[:2]])
     first, second = np.concatenate(noise, axis=1)
     assert [np.std(first), np.std(second)] == pytest.approx([1, 1], abs=0.02)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.02  # for P + z / 2 and P - z / 2, it is 0.6
@@ -80,6 +81,6 @@ def test_a_phenotype_that_may_be_a_part_of_another_is_doubted_where_patients_hav
 
 def test_surrogates_of_a_half_have_no_more_cells_than_there_is_time_for():
     large, rng = [100 + each for each in releases()], np.random.default_rng(0)
-    half = next(certainty.halves(large, CODES, SIGMA, rng))
-    found = certainty.half_patients(half, [8.0, 8.0], SIZES, 3, np.random.default_rng(1))
+    half = next(certainty.halves(large, CODES, NOISE, rng))
+    found = certainty.half_patients(half, NOISE, [8.0, 8.0], SIZES, 3, np.random.default_rng(1))
     assert found.nnz < 1.5 * certainty._MOST_CELLS * found.n_patients
