@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -72,7 +73,8 @@ def read(
     top = [script.modes.get(mode) or None for mode in modes]
     options = cast("Options", {"top": top, "min_patients": script.min_patients} | given)
     with reading(options, modes) as connection:
-        work = _Work(script, connection, modes, values | {"name": name, "source": str(source)})
+        values |= {"name": name, "source": str(source), "file": Path(source).name}
+        work = _Work(script, connection, modes, values)
         lines = script.source == "lines"
         with open_source(connection, source, schema, script.folders, lines=lines) as opened:
             work.run(opened)
@@ -82,31 +84,31 @@ def read(
         return build_cohort(connection, name, modes, window, options, labels, script.row_unit)
 
 
+@dataclass
 class _Work:
-    """A running script. `labels` lists the patient labels that exist so far."""
+    """A running script. `values` can be used in its SQL, and `labels` lists the labels so far."""
 
-    def __init__(
-        self, script: Script, connection: Connection, modes: Sequence[str], values: dict[str, Any]
-    ) -> None:
-        self._script, self._connection, self._modes = script, connection, modes
-        self._values = values | {"file": Path(values["source"]).name}
-        self.labels: list[str] = []
+    script: Script
+    connection: Connection
+    modes: Sequence[str]
+    values: dict[str, Any]
+    labels: list[str] = field(default_factory=list)
 
     def run(self, source: Source) -> None:
         import duckdb  # noqa: PLC0415 - the connection came from it
 
-        self._values["tables"] = sorted(set(source.tables))
-        for statement in self._script.statements:
+        self.values["tables"] = sorted(set(source.tables))
+        for statement in self.script.statements:
             try:
                 self._run(statement, source)
             except (
                 duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException
             ) as error:  # fmt: skip
                 quote = str(error).splitlines()[0]  # quotes the script, never a patient
-                raise DataError(f"{self._script.name}.sql: {quote}") from None
+                raise DataError(f"{self.script.name}.sql: {quote}") from None
 
     def _run(self, statement: Statement, source: Source) -> None:
-        connection, what = self._connection, statement.what
+        connection, what = self.connection, statement.what
         sql = self._filled(statement.sql)
         if statement.kind == "load":
             self._load(statement, sql, source)
@@ -126,42 +128,42 @@ class _Work:
             connection.execute(f"CREATE TEMP TABLE patients AS {sql}")
         elif statement.kind == "names":
             if what not in SYSTEMS:
-                raise DataError(f"{self._script.name}.sql: @names of one of {', '.join(SYSTEMS)}")
-            table, named = _created(self._script, sql), names_of(what)
+                raise DataError(f"{self.script.name}.sql: @names of one of {', '.join(SYSTEMS)}")
+            table, named = self._created(sql), names_of(what)
             connection.execute(sql)
             connection.execute(
                 f"INSERT INTO {table} SELECT unnest($codes), unnest($names)",
                 {"codes": [*named], "names": [*named.values()]},
             )
         elif statement.kind == "stays" and self._holds(statement):
-            self.labels += _label_readmissions(connection, sql)
+            self._label_readmissions(sql)
         elif statement.kind == "label" and self._holds(statement):
-            self.labels += _label(connection, what, sql)
+            self._label(what, sql)
         elif not statement.kind:
             connection.execute(sql)
 
     def _filled(self, sql: str) -> str:
         """Return SQL with the names of options replaced by their values."""
         for name in _VALUE.findall(sql):
-            if name not in self._values:
-                raise DataError(f"{self._script.name}.sql: there is no option {name}")
-        return _VALUE.sub(lambda match: _as_sql(self._values[match[1]]), sql)
+            if name not in self.values:
+                raise DataError(f"{self.script.name}.sql: there is no option {name}")
+        return _VALUE.sub(lambda match: _as_sql(self.values[match[1]]), sql)
 
     def _holds(self, statement: Statement) -> bool:
         condition = self._filled(statement.more.get("when", "true"))
-        ((holds,),) = self._connection.execute(f"SELECT {condition}").fetchall()
+        ((holds,),) = self.connection.execute(f"SELECT {condition}").fetchall()
         return bool(holds)
 
     def _load(self, statement: Statement, sql: str, source: Source) -> None:
         """Create a table with `sql`. Fill it from the source, unless directives leave it empty."""
-        connection, name = self._connection, statement.what
-        into = _created(self._script, sql)
+        connection, name = self.connection, statement.what
+        into = self._created(sql)
         connection.execute(sql)
         columns = connection.execute(f"DESCRIBE {into}").fetchall()
         if "*" in name:
             connection.execute(f"ALTER TABLE {into} ADD COLUMN part VARCHAR")
             for part in _parts(name, source.tables) or [""]:
-                self._values["part"] = part
+                self.values["part"] = part
                 if self._holds(statement):
                     own = name.replace("*", part or "*")
                     self._fetch(source, own, "fetched", columns, statement.more)
@@ -181,7 +183,7 @@ class _Work:
     def _fetch(
         self, source: Source, name: str, into: str, columns: Sequence[Any], more: Mapping[str, str]
     ) -> None:
-        connection = self._connection
+        connection = self.connection
         asked = {column: column + "[]" * (kind == "VARCHAR[]") for column, kind, *_ in columns}
         optional = [asked[column] for column, *_, default, _ in columns if default == "NULL"]
         needed = [column for column in asked.values() if column not in optional]
@@ -203,50 +205,48 @@ class _Work:
         count(connection, name, what, count_rows(connection, into))
 
     def _add_events(self, sql: str) -> None:
-        described = self._connection.execute(f"DESCRIBE {sql}").fetchall()
+        described = self.connection.execute(f"DESCRIBE {sql}").fetchall()
         kinds = {column: kind for column, kind, *_ in described}
         time = _MINUTES.get(kinds["time"], "time::BIGINT") if "time" in kinds else "NULL::BIGINT"
         encounter = "encounter::VARCHAR" if "encounter" in kinds else "NULL::VARCHAR"
-        for mode in self._modes:
+        for mode in self.modes:
             query = f"""(SELECT patient::VARCHAR AS patient, {encounter} AS encounter,
                                 {time} AS time, code FROM ({sql}) WHERE mode = {literal(mode)})"""
-            add_events(self._connection, mode, query)
+            add_events(self.connection, mode, query)
 
+    def _label_readmissions(self, stays: str) -> None:
+        """Label patients with a stay that begins within 30 days of the end of another stay.
 
-def _label_readmissions(connection: Connection, stays: str) -> list[str]:
-    """Label patients with a stay that begins within 30 days of another's end, and return the label.
+        `stays` is SQL for patient, begun and ended. Stays that overlap or touch count as one.
+        """
+        dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
+        if not count_rows(self.connection, dated):
+            what = "tables without both dates: no label readmitted"
+            count(self.connection, "stays", what, 1)
+            return
+        again = f"""SELECT patient FROM (
+                        SELECT patient, begun, max(ended) OVER (PARTITION BY patient
+                            ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+                            AS gone
+                        FROM {dated})
+                    WHERE begun > gone AND begun <= gone + INTERVAL 30 DAYS"""
+        self._label("readmitted", again)
 
-    `stays` is SQL for a relation with columns patient, begun and ended (TIMESTAMP or NULL). Stays
-    that overlap or touch count as one. If no stay has both times, no label is added.
-    """
-    dated = f"(FROM ({stays}) WHERE begun IS NOT NULL AND ended IS NOT NULL)"
-    if not connection.execute(f"SELECT 1 FROM {dated} LIMIT 1").fetchall():
-        count(connection, "stays", "tables without both dates: no label readmitted", 1)
-        return []
-    again = f"""SELECT patient FROM (
-                    SELECT patient, begun, max(ended) OVER (PARTITION BY patient
-                        ORDER BY begun, ended ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
-                        AS gone
-                    FROM {dated})
-                WHERE begun > gone AND begun <= gone + INTERVAL 30 DAYS"""
-    return _label(connection, "readmitted", again)
+    def _label(self, name: str, patients: str) -> None:
+        """Label the patients whom an SQL query selects."""
+        self.connection.execute(
+            f"""ALTER TABLE patients ADD COLUMN {quoted(name)} BOOLEAN DEFAULT false;
+                UPDATE patients SET {quoted(name)} = true WHERE patient IN ({patients})"""
+        )
+        self.labels.append(name)
 
-
-def _label(connection: Connection, name: str, patients: str) -> list[str]:
-    """Label the patients whom an SQL query selects, and return the label."""
-    connection.execute(
-        f"""ALTER TABLE patients ADD COLUMN {quoted(name)} BOOLEAN DEFAULT false;
-            UPDATE patients SET {quoted(name)} = true WHERE patient IN ({patients})"""
-    )
-    return [name]
-
-
-def _created(script: Script, sql: str) -> str:
-    """Return the name of the table that a statement creates."""
-    created = _CREATED.match(sql)
-    if created is None:
-        raise DataError(f"{script.name}.sql: need CREATE TABLE and columns below @load or @names")
-    return created[1]
+    def _created(self, sql: str) -> str:
+        """Return the name of the table that a statement creates."""
+        if created := _CREATED.match(sql):
+            return created[1]
+        raise DataError(
+            f"{self.script.name}.sql: need CREATE TABLE and columns below @load or @names"
+        )
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
