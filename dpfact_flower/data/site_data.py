@@ -413,8 +413,12 @@ class SiteFile:
     vocabularies: tuple[Vocabulary, ...]
 
     def read(self) -> SiteData:
-        """Return the content of the file, which is cached until the file changes."""
-        return _load_version(self.path, *_version(self.path))
+        """Return the content of the file, cached until its inode, time or size changes."""
+        try:
+            status = self.path.stat()
+        except OSError:
+            raise DataError(f"{self.path}: no such file") from None
+        return _load_version(self.path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 SiteSource = SiteData | SiteFile
@@ -423,16 +427,11 @@ SiteSource = SiteData | SiteFile
 
 def open_site(path: str | Path) -> SiteFile:
     """Open a site's data file without reading the patients' data."""
-    return _open_version(Path(path), *_version(Path(path)))
-
-
-def _version(path: Path) -> tuple[int, int, int]:
-    """Return a file's inode, time and size, which identify its current content."""
+    arrays = load_npz(path, ("name", "vocabularies"), others=False)
     try:
-        status = path.stat()
-    except OSError:
-        raise DataError(f"{path}: no such file") from None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+        return SiteFile(Path(path), _stored_name(arrays, "name"), _vocabularies(arrays))
+    except (DataError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def forget_patients() -> None:
@@ -443,12 +442,3 @@ def forget_patients() -> None:
 @lru_cache(maxsize=16)  # one process may simulate many sites
 def _load_version(path: Path, *_: int) -> SiteData:
     return SiteData.load(path)
-
-
-@lru_cache(maxsize=16)
-def _open_version(path: Path, *_: int) -> SiteFile:
-    arrays = load_npz(path, ("name", "vocabularies"), others=False)
-    try:
-        return SiteFile(path, _stored_name(arrays, "name"), _vocabularies(arrays))
-    except (DataError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
