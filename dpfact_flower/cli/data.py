@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, progress, say
 from dpfact_flower.data.clinical_events import Options
-from dpfact_flower.data.readers import event_tables, runner, script, tns
+from dpfact_flower.data.readers import event_tables, runner, tns
 from dpfact_flower.data.readers.event_tables import Columns, EventTable, LabelTable
 from dpfact_flower.data.site_data import COHORT, Cohort, remove_cohort
 from dpfact_flower.data.tables import Dialect
@@ -74,7 +74,7 @@ class Asked(NamedTuple):
         return found
 
 
-def _command_of(reader: script.Script) -> Callable[..., None]:
+def _command_of(reader: runner.Script) -> Callable[..., None]:
     """Return a script's command. It has the script's own options and those of `Asked`."""
 
     def command(**given: Any) -> None:
@@ -98,7 +98,7 @@ def _command_of(reader: script.Script) -> Callable[..., None]:
     return command
 
 
-def _option_value(name: str, option: script.Option, given: Any) -> Any:
+def _option_value(name: str, option: runner.Option, given: Any) -> Any:
     if isinstance(option.default, dict):
         return _read_named(f"--{name}", given) or option.default
     if isinstance(option.default, list) and given:
@@ -106,7 +106,7 @@ def _option_value(name: str, option: script.Option, given: Any) -> Any:
     return option.default if given is None else given
 
 
-def _parameters(reader: script.Script) -> Iterator[tuple[str, Any, Any]]:
+def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
     yield "source", Annotated[str, Argument()], Parameter.empty
     if reader.named:
         yield "name", Name, Parameter.empty
@@ -136,10 +136,10 @@ class _Readers(TyperGroup):
     """A group of commands: one for each reader script in a package or in a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*script.script_names(), *super().list_commands(ctx)]
+        return [*runner.script_names(), *super().list_commands(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        reader = None if cmd_name in self.commands else script.find_script(cmd_name)
+        reader = None if cmd_name in self.commands else runner.find_script(cmd_name)
         if reader is None:
             return super().get_command(ctx, cmd_name)
         alone = typer.Typer()

@@ -376,10 +376,7 @@ def _refuse_header(
     columns: Mapping[str, str],
     dialect: Dialect,
 ) -> None:
-    """Refuse rows that repeat the header, which happens when files are joined into one.
-
-    `columns` maps columns of the table to their names in the file.
-    """
+    """Refuse rows that repeat the header. `columns` maps columns to their names in the file."""
     header = " AND ".join(
         f"lower({column}) = {literal(name.lower())}" for column, name in columns.items()
     )
@@ -484,10 +481,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
 ) -> Place:
-    """Create the table ``facts`` with the columns patient and value, and one value per patient.
-
-    `example` shows the user how to name the columns. In it, ``{}`` stands for the file.
-    """
+    """Create the table ``facts``: patient and value. In `example`, ``{}`` stands for the file."""
     place, patient, column = table.file, table.patient, table.column
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),

@@ -16,12 +16,11 @@ from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.settings import check_name
 
 MODE, SITE = "mode", event_tables.SITE
-_NEEDED = {"patient", "code"}
 
 
 def holds_events(given: Any) -> bool:
     """Return whether an object is a DataFrame with one row per event, not one per patient."""
-    return _columns(given) >= _NEEDED
+    return _columns(given) >= {"patient", "code"}
 
 
 def read_events(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import duckdb
 import pytest
 
-from dpfact_flower.data.readers import script as scripts
+from dpfact_flower.data.readers import runner
 from dpfact_flower.data.readers.runner import read
 from dpfact_flower.errors import DataError, SettingsError
 from tests.data.readers.cells import cells_of
@@ -82,8 +82,8 @@ def test_an_installed_package_brings_scripts(source, tmp_path, monkeypatch):
         assert group == "dpfact_flower.data.readers"
         return [clinic] if name == "clinic" else []
 
-    monkeypatch.setattr(scripts, "entry_points", found)
-    assert scripts.script_names()[-1] == "clinic"
+    monkeypatch.setattr(runner, "entry_points", found)
+    assert runner.script_names()[-1] == "clinic"
     assert read("clinic", source).patients == ("ann",)
     with pytest.raises(SettingsError, match="reader: no reader is named ward"):
         read("ward", source)
