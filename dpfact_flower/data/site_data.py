@@ -57,7 +57,13 @@ class SiteData:
         if not isinstance(self.tensor, SparseTensor):
             raise DataError(f"site {self.name}: tensor must be a SparseTensor")
         object.__setattr__(self, "vocabularies", tuple(self.vocabularies))
-        self._check_vocabularies()
+        if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
+            raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
+        found, sizes = tuple(map(len, self.vocabularies)), self.tensor.feature_shape
+        if found != sizes:
+            raise DataError(f"site {self.name}: need vocabularies of {sizes} codes, got {found}")
+        if len({v.name for v in self.vocabularies}) != len(sizes):
+            raise DataError(f"site {self.name}: vocabularies must have distinct names")
         object.__setattr__(self, "labels", self._checked_labels(self.labels))
         if self.patients is not None:
             object.__setattr__(self, "patients", self._checked_patients(self.patients))
@@ -141,15 +147,6 @@ class SiteData:
         except (DataError, TypeError, ValueError) as error:
             raise DataError(f"{path}: {error}") from None
 
-    def _check_vocabularies(self) -> None:
-        if not all(isinstance(v, Vocabulary) for v in self.vocabularies):
-            raise DataError(f"site {self.name}: vocabularies must be Vocabulary objects")
-        found, sizes = tuple(map(len, self.vocabularies)), self.tensor.feature_shape
-        if found != sizes:
-            raise DataError(f"site {self.name}: need vocabularies of {sizes} codes, got {found}")
-        if len({v.name for v in self.vocabularies}) != len(sizes):
-            raise DataError(f"site {self.name}: vocabularies must have distinct names")
-
     def _checked_labels(self, labels: object) -> dict[str, NDArray[np.int8]]:
         named = labels if isinstance(labels, Mapping) else {DIED: labels}
         kept = {}
@@ -229,7 +226,18 @@ class Cohort:
         object.__setattr__(self, "sites", tuple(self.sites))
         if not self.sites or not all(isinstance(site, SiteData) for site in self.sites):
             raise DataError(f"cohort {self.name}: need at least one site, each a SiteData")
-        self._check_sites()
+        names = [site.name.lower() for site in self.sites]
+        if len(set(names)) != len(names):
+            raise DataError(f"cohort {self.name}: site names must differ by more than their case")
+        if _TRUTH in names:
+            raise DataError(f"cohort {self.name}: a site named {_TRUTH!r} would overwrite a file")
+        digests = [v.digest for v in self.vocabularies]
+        for site in self.sites:
+            if [v.digest for v in site.vocabularies] != digests:
+                raise DataError(
+                    f"cohort {self.name}: the vocabularies of site {site.name} differ from those "
+                    f"of site {self.sites[0].name}"
+                )
 
     def __repr__(self) -> str:
         lines = (f"  {where}: {what}: {count:,}" for where, what, count in self.read_report)
@@ -336,20 +344,6 @@ class Cohort:
         if content.vocabularies != {v.name: v.digest for v in cohort.vocabularies}:
             raise DataError(f"{folder}: the sites' vocabularies are not those of {COHORT}")
         return cohort
-
-    def _check_sites(self) -> None:
-        names = [site.name.lower() for site in self.sites]
-        if len(set(names)) != len(names):
-            raise DataError(f"cohort {self.name}: site names must differ by more than their case")
-        if _TRUTH in names:
-            raise DataError(f"cohort {self.name}: a site named {_TRUTH!r} would overwrite a file")
-        digests = [v.digest for v in self.vocabularies]
-        for site in self.sites:
-            if [v.digest for v in site.vocabularies] != digests:
-                raise DataError(
-                    f"cohort {self.name}: the vocabularies of site {site.name} differ from those "
-                    f"of site {self.sites[0].name}"
-                )
 
 
 def remove_cohort(folder: str | Path) -> None:

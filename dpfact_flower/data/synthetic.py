@@ -152,9 +152,20 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
     died = _deaths(members, risk, settings.mortality, dying)
     factors = [source[:, :-1] for source in sources]
     vocabularies = tuple(map(_vocabulary, settings.feature_modes, factors))
-    sites = _sites(settings, patient, times, codes, died, vocabularies)
+
+    window, combinations = _combinations(codes)
+    patient, times = patient[window], times[window]
+    sites, first = [], 0
+    for number, size in enumerate(settings.site_sizes.tolist(), 1):
+        rows = slice(*np.searchsorted(patient, [first, first + size]))
+        indices = np.column_stack([patient[rows] - first, combinations[rows]])
+        tensor = SparseTensor.from_coo(indices, times[rows], (size, *map(len, vocabularies)))
+        name, labels = f"site-{number}", {DIED: died[first : first + size]}
+        ids = tuple(f"{name}-{row:07d}" for row in range(size))
+        sites.append(SiteData(name, tensor, vocabularies, labels, ids))
+        first += size
     unit = tuple(factor / np.linalg.norm(factor, axis=0) for factor in factors)
-    return Cohort(settings.name, sites, Truth(unit, prevalence > 0))
+    return Cohort(settings.name, tuple(sites), Truth(unit, prevalence > 0))
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
@@ -296,29 +307,6 @@ def _deaths(
     intercept: Any = brentq(excess, -100, 100)
     died = rng.random(len(score)) < expit(score + intercept)
     return np.asarray(died, np.int8)
-
-
-def _sites(
-    settings: SyntheticSettings,
-    patient: Ints,
-    times: Ints,
-    codes: list[tuple[Ints, Ints]],
-    died: NDArray[np.int8],
-    vocabularies: tuple[Vocabulary, ...],
-) -> tuple[SiteData, ...]:
-    window, combinations = _combinations(codes)
-    patient, times = patient[window], times[window]
-    feature_shape = tuple(mode.size for mode in settings.feature_modes)
-    sites, first = [], 0
-    for number, size in enumerate(settings.site_sizes.tolist(), 1):
-        rows = slice(*np.searchsorted(patient, [first, first + size]))
-        indices = np.column_stack([patient[rows] - first, combinations[rows]])
-        tensor = SparseTensor.from_coo(indices, times[rows], (size, *feature_shape))
-        name, labels = f"site-{number}", {DIED: died[first : first + size]}
-        ids = tuple(f"{name}-{row:07d}" for row in range(size))
-        sites.append(SiteData(name, tensor, vocabularies, labels, ids))
-        first += size
-    return tuple(sites)
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:

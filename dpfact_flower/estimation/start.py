@@ -83,7 +83,7 @@ def start_factors(
 ) -> Start:
     """Fit factors to all sites' packed co-occurrences (noise of standard deviation `sigma`)."""
     codes, noise = sum(sizes), sigma / math.sqrt(2)
-    packed, roots = _pooled(releases, codes)
+    packed, roots = _pooled(releases)
     with one_blas_thread:  # sums must not depend on the machine
         best = _best_candidate(packed, codes, rank, sigma, rng)
         sites = unpack(packed, codes)
@@ -103,13 +103,13 @@ def usage_of(release: NDArray[Any], factors: Factors, sigma: float) -> tuple[Flo
     units = [f / np.maximum(np.linalg.norm(f, axis=0), TINY) for f in units]
     F = np.concatenate(units) / math.sqrt(len(units))
     with one_blas_thread:
-        site = unpack(_pooled([release], len(F))[0], len(F))
+        site = unpack([release], len(F))
         usage, system = np.zeros((1, F.shape[1])), pairs_gram(F)
         solve_usages(usage, inner(times(site, F), F), system, _USAGE_SWEEPS)
     return usage[0], sigma / np.sqrt(np.maximum(np.diag(system), TINY))
 
 
-def _pooled(releases: Sequence[NDArray[Any]], codes: int) -> tuple[list[NDArray[Any]], Floats]:
+def _pooled(releases: Sequence[NDArray[Any]]) -> tuple[list[NDArray[Any]], Floats]:
     """Return sums over at most `_APART` groups of sites, and the square roots of group sizes.
 
     Each sum is divided by the root of its group's size, and is then as noisy as a single release.
