@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -46,39 +46,30 @@ Memory = Annotated[str, Option(help="Memory for DuckDB; beyond it, data spills t
 Least = Annotated[int, Option(help="Merge sites with fewer patients into the site other.", min=1)]
 
 
-class Asked(NamedTuple):
-    """The options of every reader's command, with their defaults."""
-
-    out: opt.Out
-    top: Top = "0"
-    codes: Codes = None
-    rolled_up: Rolled = None
-    min_patients: Least = 1
-    memory: Memory = "2GB"
-    force: opt.Force = False
-
-    def options(self, modes: Sequence[str], default: str = "diagnoses") -> Options:
-        """Return the options for a reader. A roll-up without a name applies to mode `default`."""
-        rolled = (
-            how if how.partition("=")[2] else f"{default}={how}" for how in self.rolled_up or ()
-        )
-        found: Options = {
-            "vocabularies": _read_lists(self.codes, modes),
-            "rolled_up": _read_named("--roll-up", [*rolled]),
-            "min_patients": self.min_patients,
-            "memory": self.memory,
-        }
-        if self.top:
-            sizes = None if self.top == "0" else opt.read_sizes("--top", self.top)
-            found["top"] = sizes and tuple(size or None for size in sizes)  # 0 keeps all
-        return found
+def _options(
+    modes: Sequence[str], top: str, codes: list[str] | None, rolled_up: list[str] | None,
+    min_patients: int, memory: str, default: str = "diagnoses",
+) -> Options:  # fmt: skip
+    """Return a reader's options. A roll-up without a name applies to the mode `default`."""
+    rolled = [how if how.partition("=")[2] else f"{default}={how}" for how in rolled_up or ()]
+    found: Options = {
+        "vocabularies": _read_lists(codes, modes),
+        "rolled_up": _read_named("--roll-up", rolled),
+        "min_patients": min_patients,
+        "memory": memory,
+    }
+    if top:
+        sizes = None if top == "0" else opt.read_sizes("--top", top)
+        found["top"] = sizes and tuple(size or None for size in sizes)  # 0 keeps all
+    return found
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's command. It has the script's own options and those of `Asked`."""
+    """Return a script's command. It has the script's own options and those of all readers."""
 
-    def command(**given: Any) -> None:
-        asked = Asked(**{field: given.pop(field) for field in Asked._fields})
+    def command(out: Path, force: bool, **given: Any) -> None:
+        names = "top", "codes", "rolled_up", "min_patients", "memory"
+        shared = [given.pop(name) for name in names]
         if "window" in given:
             days = given.pop("window")
             given["window_days"] = days if reader.window == "days alone" else days or None
@@ -86,8 +77,8 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
                   for name, option in reader.options.items()}  # fmt: skip
         modes = reader.chosen(given)
         default = "diagnoses" if "diagnoses" in modes else modes[min(1, len(modes) - 1)]
-        options = asked.options(modes, default)
-        _save(lambda: runner.read(reader, **given, **options), asked.out, force=asked.force)
+        options = _options(modes, *shared, default)
+        _save(lambda: runner.read(reader, **given, **options), out, force=force)
 
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
@@ -124,12 +115,13 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
     if reader.window != "encounter":
         yield "window", Window, 30
     sizes = "x".join(map(str, reader.modes.values()))
-    shared = Asked._field_defaults | {
-        "top": "" if reader.options.keys() & reader.modes else sizes,
-        "min_patients": reader.min_patients,
-    }
-    for field, annotation in Asked.__annotations__.items():
-        yield field, annotation, shared.get(field, Parameter.empty)
+    yield "out", opt.Out, Parameter.empty
+    yield "top", Top, "" if reader.options.keys() & reader.modes else sizes
+    yield "codes", Codes, None
+    yield "rolled_up", Rolled, None
+    yield "min_patients", Least, reader.min_patients
+    yield "memory", Memory, "2GB"
+    yield "force", opt.Force, False
 
 
 class _Readers(TyperGroup):
@@ -273,12 +265,12 @@ def data_events(
     tables = _read_event_tables(mode, columns, dialect, time_format)
     file, own = _with_keys(sites, ["patient", "site"])
     table = LabelTable(Path(file), own.get("site", ""), own.get("patient", ""))
-    asked = Asked(out, top, codes, rolled_up, min_patients, memory, force)
+    options = _options([*tables], top, codes, rolled_up, min_patients, memory)
     _save(
         lambda: event_tables.read(
             tables, name, columns=columns, window_days=window or None,
             sites=table if sites else None, labels=_read_labels(labels, label), dialect=dialect,
-            **asked.options([*tables]),
+            **options,
         ),
         out,
         force=force,
