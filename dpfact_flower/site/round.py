@@ -94,7 +94,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
     """Return this round's solver settings. Use `start` to make a relative l2,1 weight absolute."""
     solver = request.privacy.resolved(request.solver)
-    if solvers.find(solver.solver).relative_l21 and solver.relative_l21 > 0:
+    if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the mean square of A's column norms.
         mu = solver.relative_l21 * math.sqrt(curvature(start))
         solver = replace(solver, mu=mu, relative_l21=0.0)

@@ -30,9 +30,8 @@ class Solver:
     """Whether the solver accepts losses other than squared errors."""
     steps: bool = False
     """Whether the solver takes a step of size eta at every visit to a cell. If so, the elastic
-    weight acts at every visit to a row, and eq. (global) gives the server's step."""
-    relative_l21: bool = True
-    """Whether `relative_l21` replaces `mu` as the l2,1 weight."""
+    weight acts at every visit to a row, and eq. (global) gives the server's step. If not,
+    `relative_l21` replaces `mu` as the l2,1 weight."""
     clips: bool = False
     """Whether `clip` bounds an entry's gradient for each factor, as paper mode requires."""
     pull: float = 1.0
@@ -52,7 +51,7 @@ class Solver:
                 "eta * gamma must be below 1 for stable steps; "
                 f"got {settings.eta:g} * {settings.gamma:g}"
             )
-        if self.relative_l21 and settings.mu > 0 and settings.relative_l21 > 0:
+        if not self.steps and settings.mu > 0 and settings.relative_l21 > 0:
             raise SettingsError(
                 f"mu: with solver {name!r}, relative-l21 = {settings.relative_l21:g} replaces mu; "
                 "set one of the two to 0"
@@ -103,10 +102,8 @@ solvers: Registry[Solver] = Registry(
     "solver",
     "dpfact_flower.solver.solvers",
     exact=Solver(exact),
-    psgd=Solver(
-        psgd, any_loss=True, steps=True, relative_l21=False, clips=True, pull=_SGD_PULL
-    ),
-)  # fmt: skip
+    psgd=Solver(psgd, any_loss=True, steps=True, clips=True, pull=_SGD_PULL),
+)
 """Solvers that a run config can name. A site can use only the solvers installed there."""
 
 
