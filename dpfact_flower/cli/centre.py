@@ -14,6 +14,9 @@ from typer import Argument, Option
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, say
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.prometheus import write_exposition
+from dpfact_flower.runtime.services import run_superlink
+from dpfact_flower.runtime.superlink import COMPLETED, UNKNOWN, Connection
 from dpfact_flower.settings import check_name
 
 if TYPE_CHECKING:
@@ -74,7 +77,6 @@ def centre_admit(
     because that name is tied to the key. The centre must be running.
     """
     from dpfact_flower.runtime.installation import node_key_print
-    from dpfact_flower.runtime.superlink import Connection
 
     path = public_key.expanduser().absolute()
     check_name("NAME", path.stem)
@@ -95,8 +97,6 @@ def superlink(context: typer.Context) -> None:
 
     flower-superlink itself would keep running, and every run would remain pending.
     """
-    from dpfact_flower.runtime.services import run_superlink
-
     run_superlink(context.args)
 
 
@@ -116,7 +116,6 @@ def submit(
     start not confirmed, 4 result not reported by the SuperLink. After Ctrl-C the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
-    from dpfact_flower.runtime.superlink import COMPLETED, UNKNOWN, Connection
 
     opt.refuse_finished(out, settings, force=force)  # a second run would be charged again
     lists = ",".join(str(Path(each).expanduser().resolve()) for each in vocabulary.split(","))
@@ -153,7 +152,6 @@ def status(
     covers the replies that arrived. If a reply was charged and then lost, only the site's own
     ledger shows the cost, and the table may show -.
     """
-    from dpfact_flower.machine.prometheus import write_exposition
     from dpfact_flower.server.status import run_gauges, run_status
 
     found = run_status(folder.expanduser())

@@ -4,15 +4,13 @@ Flower requires Typer below 0.21, which does not show the help texts of argument
 Therefore a command's docstring explains its arguments.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,10 +18,8 @@ from rich.progress import Progress, TaskID
 from typer import Argument, Option
 
 from dpfact_flower.errors import SettingsError
+from dpfact_flower.machine.logs import ProgressCallback
 from dpfact_flower.settings import AppSettings, Scalar, parse_assignments
-
-if TYPE_CHECKING:
-    from dpfact_flower.machine.logs import ProgressCallback
 
 PASSED_ON: dict[str, Any] = {
     "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True},

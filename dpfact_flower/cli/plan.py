@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.markup import escape
@@ -49,7 +51,8 @@ def plan(
     chosen = PrivacySettings.from_config({**given, **facts})
     rank = SolverSettings(rank=rank).rank  # refuses whatever a run would refuse
     codes = read_sizes("--sizes", sizes)
-    made = plan_patient(chosen, sizes=codes, rank=rank, sites=sites)
+    planned = partial(plan_patient, sizes=codes, sites=sites)
+    made = planned(chosen, rank=rank)
     modes = [f"mode {mode}" for mode in range(1, len(codes) + 1)]
     if as_json:
         echo_json(_as_dict(made, modes))
@@ -63,14 +66,14 @@ def plan(
         say(f"warning: {warning}")
     verdict = made.outlook.verdict
     if verdict != "unknown":
-        console.print(_prospects(chosen, codes, rank, sites))
+        console.print(_prospects(planned, chosen, rank))
         console.print(_levers(made.outlook))
     sentence = f"[{_COLOURS[verdict]}]{verdict}[/]: {escape(made.outlook.sentence)}"
     console.print(sentence, soft_wrap=True)
     say(_asked(made.needs))
     if sites >= LEAST_SITES and chosen.patients:
         other = replace(chosen, secure_sums=not chosen.secure_sums)
-        say(_compared(made, plan_patient(other, sizes=codes, rank=rank, sites=sites)))
+        say(_compared(made, planned(other, rank=rank)))
 
 
 def _compared(made: PatientPlan, other: PatientPlan) -> str:
@@ -105,26 +108,22 @@ def _releases(made: PatientPlan, modes: list[str]) -> Table:
     return table
 
 
-def _prospects(privacy: PrivacySettings, sizes: tuple[int, ...], rank: int, sites: int) -> Table:
+def _prospects(planned: Callable[..., PatientPlan], privacy: PrivacySettings, rank: int) -> Table:
     from dpfact_flower.privacy import rounded_up
-    from dpfact_flower.privacy.patient.plan import plan_patient
-
-    def planned(rank: int, epsilon: float) -> PatientPlan:
-        chosen = replace(privacy, epsilon=epsilon)
-        return plan_patient(chosen, sizes=sizes, rank=rank, sites=sites)
 
     table = Table(
         title="Chance in 100 that phenotypes are real, and signal against noise;\n"
         "in brackets: epsilon for replacing a patient's record"
     )
     epsilons = sorted({*_EPSILONS, privacy.epsilon}, reverse=True)
+    choices = [replace(privacy, epsilon=epsilon) for epsilon in epsilons]
     table.add_column("phenotypes", justify="right")
-    for epsilon in epsilons:
-        figure = planned(rank, epsilon).guarantee().headline
+    for chosen in choices:
+        figure = planned(chosen, rank=rank).guarantee().headline
         replacing = "" if figure.replacing is None else f"\n({rounded_up(figure.replacing)})"
-        table.add_column(f"epsilon {epsilon:g}{replacing}", justify="right", no_wrap=True)
+        table.add_column(f"epsilon {chosen.epsilon:g}{replacing}", justify="right", no_wrap=True)
     for number in sorted({*_RANKS, rank}):
-        outlooks = [planned(number, epsilon).outlook for epsilon in epsilons]
+        outlooks = [planned(chosen, rank=number).outlook for chosen in choices]
         cells = [
             f"[{_COLOURS[o.verdict]}]{100 * o.chance:.0f}, {_short(o.signal)}[/]" for o in outlooks
         ]

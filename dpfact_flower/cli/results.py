@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import say
+from dpfact_flower.data.site_data import SiteData, site_files
 from dpfact_flower.errors import SettingsError
 
 SiteFile = Annotated[Path | None, Option(help="A site's .npz file, of the run or of new patients.")]
@@ -73,7 +74,6 @@ def export(
     so it must stay at the hospital. Only its owner can read the file. A site that took part needs
     only global_model.npz and config.toml of the run.
     """
-    from dpfact_flower.data.site_data import SiteData, site_files
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
     from dpfact_flower.evaluation.prose import titles
@@ -161,7 +161,6 @@ def review(
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
     elif read is None and data is not None and phenotype is not None:
-        from dpfact_flower.data.site_data import SiteData
         from dpfact_flower.evaluation.review import write_sheet
 
         stem = out or Path(f"review-{phenotype}")

@@ -17,6 +17,9 @@ from typer import Option
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.errors import MissingDependencyError, SettingsError
+from dpfact_flower.machine.logs import flower_quiet
+from dpfact_flower.runtime.superlink import LogFollower, local_superlink
+from dpfact_flower.server.history import CHECKPOINT
 
 NOTHING_LEARNED = 3
 """Exit code for a finished run whose phenotypes explain nothing."""
@@ -49,7 +52,6 @@ def run(
     with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
-        from dpfact_flower.machine.logs import flower_quiet
         from dpfact_flower.runtime.serve import federate
 
         watch("starting", 1.0)
@@ -82,9 +84,7 @@ def simulate(
         )
     with _stopped_in_words(out), progress(hidden=verbose or quiet) as watch:
         watch("starting", 0.0)
-        from dpfact_flower.machine.logs import flower_quiet
         from dpfact_flower.runtime.config import RunConfig, prepare_data
-        from dpfact_flower.runtime.superlink import LogFollower, local_superlink
 
         config = opt.run_config(flower_app, settings, data=data, out=str(out))
         places = RunConfig.read(config).app
@@ -127,8 +127,6 @@ def demo(
 @contextmanager
 def _stopped_in_words(out: Path) -> Iterator[None]:
     """After Ctrl-C, tell the user what was kept. Typer itself would print nothing."""
-    from dpfact_flower.server.history import CHECKPOINT
-
     try:
         yield
     except KeyboardInterrupt:

@@ -13,8 +13,13 @@ from typer import Option
 
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, progress, say
+from dpfact_flower.data.site_data import SiteData, open_site
 from dpfact_flower.errors import SettingsError, StateError
-from dpfact_flower.settings import Scalar, check_name
+from dpfact_flower.machine.files import create_once
+from dpfact_flower.machine.prometheus import exposition, write_exposition
+from dpfact_flower.runtime.services import run_supernode
+from dpfact_flower.runtime.superlink import tool
+from dpfact_flower.settings import Scalar, SiteSettings, check_name, refuse_unknown
 
 if TYPE_CHECKING:
     from dpfact_flower.site.check import Finding
@@ -49,10 +54,7 @@ def site_init(
     patient, and sends each reply after 60 s. Change these and other settings with -s. The table
     Site of dpfact settings lists them.
     """
-    from dpfact_flower.data.site_data import open_site
     from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
-    from dpfact_flower.runtime.superlink import tool
-    from dpfact_flower.settings import SiteSettings, refuse_unknown
     from dpfact_flower.site.check import check_site
     from dpfact_flower.site.hospital import check_choices, check_data_site
 
@@ -113,8 +115,6 @@ def site_connect(context: typer.Context) -> None:
 
     flower-supernode itself would keep running offline, so systemd would not restart it.
     """
-    from dpfact_flower.runtime.services import run_supernode
-
     run_supernode(context.args)
 
 
@@ -155,7 +155,6 @@ def site_metrics(
 
     The figures must stay in the hospital. Run this command as the executor's user.
     """
-    from dpfact_flower.machine.prometheus import exposition, write_exposition
     from dpfact_flower.site.hospital import read_site_settings, site_gauges
 
     gauges = site_gauges(read_site_settings(config))
@@ -175,7 +174,6 @@ def site_refit(
     Runs in patient mode end without this model. The model is fitted without noise, stays in the
     job's folder and is never sent. To fit a model again, name its run with --job.
     """
-    from dpfact_flower.data.site_data import SiteData
     from dpfact_flower.site.hospital import read_site_settings
     from dpfact_flower.site.patient import refit, unfitted
 
@@ -204,7 +202,6 @@ def make(
     Send the line to every other site, but not through the centre, and compare fingerprints by
     telephone. Keep the file KEY secret. It is never sent.
     """
-    from dpfact_flower.machine.files import create_once
     from dpfact_flower.privacy.secure_sum.keys import new_signing_key
 
     check_name("--site", site)

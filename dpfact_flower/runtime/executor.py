@@ -72,31 +72,28 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     While one process is busy, a second one would start more slowly and run out of memory earlier.
     Its reply would therefore reveal how busy the first one is.
     """
-    ending = _Ending()
-    signal.signal(signal.SIGTERM, ending)
+    is_busy = is_asked = False
+
+    def end(number: int, _: FrameType | None) -> None:
+        """Let an answer finish, because it may have been charged already."""
+        nonlocal is_asked
+        if not is_busy or is_asked:
+            sys.exit(0)
+        is_asked = True
+        _logger.info("stopping after the current message is answered")
+
+    signal.signal(signal.SIGTERM, end)
     is_there = True
-    while not ending.is_asked:
+    while not is_asked:
         token = tasks.claim()
         if is_there != (is_there := token is not None):
             _logger.info("the SuperNode %s", "is there" if is_there else "does not answer; waiting")
         if token:
-            ending.is_busy = True
+            is_busy = True
             answer(token)
-            ending.is_busy = False
+            is_busy = False
         else:
             time.sleep(0.5)
-
-
-class _Ending:
-    """A SIGTERM handler that lets an answer finish, because it may have been charged already."""
-
-    is_busy = is_asked = False
-
-    def __call__(self, number: int, _: FrameType | None) -> None:
-        if not self.is_busy or self.is_asked:
-            sys.exit(0)
-        self.is_asked = True
-        _logger.info("stopping after the current message is answered")
 
 
 def _set_environment(state: Path) -> None:

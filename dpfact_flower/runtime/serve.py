@@ -236,16 +236,13 @@ def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation:
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()
 
-    def reply(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
-        client = clients[int(context.node_config["partition-id"])]
-        return answered(message, client, ask)
+    def answering(ask: Callable[..., Any]) -> Callable[[Message, Context], Message]:
+        def reply(message: Message, context: Context) -> Message:
+            client = clients[int(context.node_config["partition-id"])]
+            return answered(message, client, ask)
 
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return reply(message, context, DPFactClient.fit)
+        return reply
 
-    @app.query()
-    def query(message: Message, context: Context) -> Message:
-        return reply(message, context, DPFactClient.preflight)
-
+    app.train()(answering(DPFactClient.fit))
+    app.query()(answering(DPFactClient.preflight))
     return app
