@@ -16,8 +16,7 @@ from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.centre import centre_app, status, submit, superlink
 from dpfact_flower.cli.data import data_app
 from dpfact_flower.cli.options import console, say
-from dpfact_flower.cli.plan import plan
-from dpfact_flower.cli.privacy import audit, ledger_app
+from dpfact_flower.cli.privacy import audit, ledger_app, plan
 from dpfact_flower.cli.results import compare, export, label, report, review, survey
 from dpfact_flower.cli.run import demo, init, run, simulate
 from dpfact_flower.cli.site import keys_app, site_app
