@@ -69,7 +69,7 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
-        shared = [given.pop(name) for name in names]
+        shared = {name: given.pop(name) for name in names}
         if "window" in given:
             days = given.pop("window")
             given["window_days"] = days if reader.window == "days alone" else days or None
@@ -77,7 +77,7 @@ def _command_of(reader: runner.Script) -> Callable[..., None]:
                   for name, option in reader.options.items()}  # fmt: skip
         modes = reader.chosen(given)
         default = "diagnoses" if "diagnoses" in modes else modes[min(1, len(modes) - 1)]
-        options = _options(modes, *shared, default)
+        options = _options(modes, **shared, default=default)
         _save(lambda: runner.read(reader, **given, **options), out, force=force)
 
     parameters = [

@@ -17,6 +17,7 @@ from dpfact_flower.machine.memory import memory_limit, memory_used
 from dpfact_flower.privacy import ReleaseEvent, account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow, read_key
 from dpfact_flower.privacy.patient.outlook import BYTES_A_VALUE
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.privacy.patient.statistics import sum_threads
 from dpfact_flower.settings import MOST_REFINEMENTS, MOST_SLOTS, SiteSettings
 from dpfact_flower.site.disclosure import ReplyDelay
@@ -90,9 +91,9 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
         of_job = [row for row in rows if row.job == request.job]
         last = of_job[-1] if of_job else None
         repeated = _repeated(request, of_job)
-        planned = getattr(work, "planned", None)  # only in patient mode
+        planned: PlannedRelease | None = getattr(work, "planned", None)  # only in patient mode
         shared, secure = bool(planned and planned.sharing), None
-        if shared:
+        if planned and shared:
             secure = secure_round(hospital, request, planned, answered=repeated is not None)
         elif request.secure is not None:
             raise MessageError("request: this round has no secure sum")

@@ -49,7 +49,8 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, shape)  # type: ignore[no-untyped-call]
 
 
-_operation: Any = intrinsic  # a type checker would expect the emitter's arguments from callers
+def _operation(function: Callable[..., Any]) -> Any:
+    return intrinsic(function)  # a type checker would expect the emitter's arguments from callers
 
 
 @_operation
