@@ -3,9 +3,6 @@
 The entry points unpack requests for a `Site` and pack its replies. In a deployment, a site's node
 config contains its `SiteSettings`. In a simulation, the node config contains Flower's
 `partition-id` and `num-partitions` instead. These values select a site from the run config's data.
-
-To make an app with Flower's mods, write ``app = ClientApp(mods=[...])``, then
-``app.train()(train)`` and ``app.query()(query)``.
 """
 
 import logging

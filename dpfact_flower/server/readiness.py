@@ -161,9 +161,9 @@ class SiteNames:
             return f"calls itself {site!r}, but its key is registered as {registered!r}"
         if not registered and before and site and before != site:
             return f"calls itself {site!r}, but called itself {before!r} before; {_REGISTER}"
-        for other in sorted({*claims, *self.registered} - {node}):
-            other_name = self.registered.get(other)
-            counts = other_name and other in claims if registered else other_name or other in claims
-            if site and counts and (other_name or claims[other]) == site:
+        known = {**claims, **self.registered}
+        others = claims.keys() & self.registered.keys() if registered else known.keys()
+        for other in sorted(others - {node}):
+            if site and known[other] == site:
                 return f"calls itself {site!r}, as node {other} does; {_REGISTER}"
         return ""

@@ -111,7 +111,7 @@ def check_site(config: Path, key: Path, *, started: bool = True) -> list[Finding
     for title, run_check in CHECKS.items():
         if started or run_check in _BEFORE_START:
             try:
-                faults = tuple(dict.fromkeys(run_check(place)))
+                faults = tuple(dict.fromkeys(run_check(place) or ()))
             except (DPFactError, OSError) as error:
                 faults = (_fault(error),)
             findings.append(Finding(title, faults))
@@ -128,14 +128,12 @@ def _flower(_: Place) -> list[str]:
     return version_faults()
 
 
-def _complete(place: Place) -> Iterable[str]:
+def _complete(place: Place) -> None:
     check_choices(place.settings)
-    return ()
 
 
-def _opens(place: Place) -> Iterable[str]:
+def _opens(place: Place) -> None:
     check_data_site(open_site(place.data).name, place.settings)
-    return ()
 
 
 def _two_users(place: Place) -> Iterator[str]:
@@ -342,7 +340,7 @@ def _expiry_faults(address: str, ends: list[str]) -> list[str]:
     ]
 
 
-CHECKS: dict[str, Callable[[Place], Iterable[str]]] = {
+CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     f"Flower {' or '.join(KNOWN)} is installed": _flower,
     "the settings are complete": _complete,
     "the data file can be read and belongs to this site": _opens,
@@ -360,6 +358,6 @@ CHECKS: dict[str, Callable[[Place], Iterable[str]]] = {
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }
-"""The condition that should hold, and the check of it, which yields faults with their remedies."""
+"""Conditions, and the check of each, which raises an error or returns faults with remedies."""
 _BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
 """Checks that work before the processes start."""
