@@ -60,19 +60,14 @@ def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
     if type(least) is not int or least < 1:
         raise SettingsError(f"min-patients: need an integer of at least 1, got {least!r}")
     with connect(options.get("memory", MEMORY)) as connection:
-        connection.execute("SET preserve_insertion_order = false")
-        create_tables(connection)
+        connection.execute(
+            """SET preserve_insertion_order = false;
+               CREATE TEMP TABLE read_report (place VARCHAR, what VARCHAR, number BIGINT);
+               CREATE TEMP TABLE people (patient VARCHAR, key UBIGINT);
+               CREATE TEMP TABLE codes (mode VARCHAR, code VARCHAR, key UBIGINT);
+               CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
+        )
         yield connection
-
-
-def create_tables(connection: Connection) -> None:
-    """Create the empty tables that readers fill."""
-    connection.execute(
-        """CREATE TEMP TABLE read_report (place VARCHAR, what VARCHAR, number BIGINT);
-           CREATE TEMP TABLE people (patient VARCHAR, key UBIGINT);
-           CREATE TEMP TABLE codes (mode VARCHAR, code VARCHAR, key UBIGINT);
-           CREATE TEMP TABLE descriptions (mode VARCHAR, code VARCHAR, description VARCHAR)"""
-    )
 
 
 def count(

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dpfact_flower.data.tables import connect
+from dpfact_flower.data.clinical_events import reading
 
 
 @pytest.fixture(scope="module")
 def connection():
     """One DuckDB connection per module, whose tables the tests replace."""
-    with connect() as opened:
+    with reading({}, []) as opened:
         yield opened
 
 

@@ -3,14 +3,13 @@ import logging
 import pytest
 
 from dpfact_flower.data import clinical_events as events
-from dpfact_flower.data.tables import connect, count_rows
+from dpfact_flower.data.tables import count_rows
 from dpfact_flower.errors import DataError
 
 
 @pytest.fixture
 def connection():
-    with connect() as opened:
-        events.create_tables(opened)
+    with events.reading({}, ["dx"]) as opened:
         yield opened
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpfact_flower.data.clinical_events import add_events, create_tables, reading, table_of
+from dpfact_flower.data.clinical_events import add_events, reading, table_of
 from dpfact_flower.data.cooccurrence import MINUTES_A_DAY, Window, build_cohort, choose_vocabularies
 from dpfact_flower.data.vocabulary import Vocabulary
 from dpfact_flower.errors import DataError, SettingsError
@@ -20,9 +20,10 @@ DAY = MINUTES_A_DAY
 
 def fill(connection, patients, events, descriptions=()):
     """Replace a reader's tables."""
-    for table in ("read_report", "people", "codes", "descriptions", *map(table_of, MODES)):
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
-    create_tables(connection)
+    for table in ("read_report", "people", "codes"):
+        connection.execute(f"DELETE FROM {table}")
+    for mode in MODES:
+        connection.execute(f"DROP TABLE IF EXISTS {table_of(mode)}")
     for table, columns, rows in (
         ("patients", "patient VARCHAR, site VARCHAR, died BOOLEAN", patients),
         ("rows", "mode TEXT, patient TEXT, encounter TEXT, time BIGINT, code TEXT", events),
