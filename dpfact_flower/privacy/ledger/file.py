@@ -52,10 +52,7 @@ class ReleaseKey(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The number of rows in a ledger, and the hash of its newest row.
-
-    A head that is kept elsewhere can later show that rows are missing.
-    """
+    """The number of rows in a ledger, and the hash of its newest row."""
 
     rows: int
     hash: str
@@ -77,9 +74,8 @@ class LedgerRow:
     """One row of the ledger: a release without its bytes.
 
     `payload_kept` says whether the ledger keeps the bytes. `recorded` is the time of the request in
-    UTC, by the site's clock. It is not the time of the charge, which would reveal how long the
-    computation took. `shapes` is empty if nothing left the site, and `events` is empty if values
-    left the site without noise.
+    UTC, by the site's clock. `shapes` is empty if nothing left the site, and `events` is empty if
+    values left the site without noise.
     """
 
     number: int
@@ -243,8 +239,6 @@ def translated(path: Path) -> Iterator[None]:
 
 
 # --- The note of the newest head, next to the ledger ----------------------------------------------
-#
-# If the note is missing or damaged, or cannot be written, only the check for old copies is lost.
 
 
 def head_file(ledger: Path) -> Path:
@@ -253,7 +247,7 @@ def head_file(ledger: Path) -> Path:
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the newest head from the note, or None if none can be read."""
+    """Return the newest head from the note, or None if none can be read, which is no fault."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())
     return None

@@ -3,7 +3,8 @@
 X is the patient's slice of the tensor, and X_(n) is the unfolding of X along mode n. Block (n, n)
 is the off-diagonal part of X_(n) X_(n)^T. It shows which codes of mode n occur with the same codes
 of the other modes. Block (m, n) is X summed over all modes except m and n. Each block is scaled to
-norm 1 and weighted. Then all blocks together are scaled to norm 1.
+norm 1, and blocks for two modes are multiplied by `CROSS`. Then all blocks together are scaled to
+norm 1.
 
 Only the total persists between patients. Cells are sorted, so sums do not depend on the order of
 the data.

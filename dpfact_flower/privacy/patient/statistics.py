@@ -9,9 +9,6 @@ cells and on public values (settings and earlier releases). The part's L2 norm i
 sensitivity. Truncating the part toward zero to an integer grid cannot increase its norm. Parts are
 added exactly, as integers, so adding or removing a patient changes the total by that patient's
 part. Before truncation, each part is multiplied by 1 - 1e-9, which outweighs rounding errors.
-
-`patient.release` takes the sensitivity and the noise level from the `BoundedSum`, so the noise
-cannot be calibrated in any other way.
 """
 
 import math
@@ -87,15 +84,10 @@ def code_counts(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
 
 
 def cooccurrence(tensor: SparseTensor, *, sigma: float) -> BoundedSum:
-    """Sum the co-occurrences of all pairs of codes over patients.
+    """Sum the co-occurrences of all pairs of codes over patients. `pairs` defines a patient's part.
 
-    A patient's part has one value per pair of codes. For codes of the same mode, it is the product
-    of their counts, summed over all combinations of the other modes' codes. For codes of different
-    modes, it is the total count in cells with both codes. The values for two modes, or for one
-    mode, form a block. Each block is scaled to norm 1, and blocks for two modes are then doubled.
-    Finally, the whole part is scaled to norm 1. The sum is stored as the strict `triangle`, which
-    omits pairs of a code with itself. Adding or removing a patient changes the sum by at most 1 in
-    L2 norm.
+    The sum is stored as the strict `triangle`, which omits pairs of a code with itself. Adding or
+    removing a patient changes the sum by at most 1 in L2 norm.
     """
     offsets = row_offsets(tensor.feature_shape)
     size = strict_size(int(offsets[-1]))
