@@ -83,10 +83,7 @@ class InProcessGrid(Grid):
         return self.pull_messages(self.push_messages(messages))
 
     def _deliver(self, message: Message) -> Message:
-        context = self._contexts.get(message.metadata.dst_node_id)
-        if context is None:
-            return Message(Error(code=5, reason="no such node"), reply_to=message)
         try:
-            return self._app(message, context)
+            return self._app(message, self._contexts[message.metadata.dst_node_id])
         except Exception as error:
             return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)

@@ -164,11 +164,7 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
 
 
 def _fetched(client: RuntimeHttpClient, context: Context) -> Message:
-    """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does.
-
-    The transfer has a time limit. If the server ends during the transfer, the remaining parts never
-    come, and a site that waited for them could not answer other messages.
-    """
+    """Fetch the claimed message without its app, as `flwr.supernode.runtime.run_clientapp` does."""
     pulled = client.PullMessages(api.PullAppMessagesRequest())
     tree, node, run = pulled.message_object_trees[0], Node(node_id=context.node_id), context.run_id
     message = pull_and_inflate_object_from_tree(
