@@ -28,6 +28,9 @@ from dpfact_flower.wire import records
 from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _POLL_SECONDS = 0.2
+_BUSY_SECONDS = 180.0
+"""Time that sites need to recover after the server was killed. Flower ends the killed run within a
+minute, and an executor that waits for the parts of a message gives up after two more minutes."""
 
 
 class TrainOnlyStrategy(Strategy):
@@ -280,6 +283,11 @@ class DPFact(TrainOnlyStrategy):
         if not judged and self._secure is None:
             return frozenset()
         patience = min(self._timeout, run.wait_timeout)
+        if coordinator.resumed:
+            patience = max(patience, _BUSY_SECONDS)
+            log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
+                "three minutes to answer after a run was killed",
+                patience)  # fmt: skip
         answers = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(answers, warn=judged)
         if not judged:  # secure sums need only the names

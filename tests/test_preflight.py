@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -117,6 +118,30 @@ def test_a_site_that_was_set_back_is_found_before_anybody_is_asked(cohort, witho
         start_with(cohort, out, InProcessGrid(client_app, without_noise), resume=True)
     (note,) = state.rglob("LEDGER-LACKS-ROUNDS.txt")
     assert "has answered round 3 of job 'j'" in note.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resume", [False, True])
+def test_sites_have_time_to_get_over_a_killed_run(cohort, without_noise, tmp_path, caplog, resume):
+    caplog.set_level(logging.INFO)
+    grid = InProcessGrid(client_app, without_noise)
+    start_with(cohort, tmp_path / "run", grid, rounds=1)
+    send, times = grid.push_messages, set()
+
+    def noting(messages):
+        times.update(
+            each.metadata.ttl for each in messages if each.metadata.message_type == "query"
+        )
+        return send(messages)
+
+    grid.push_messages = noting
+    caplog.clear()
+    out = tmp_path / "run" if resume else tmp_path / "another"
+    job = {} if resume else {"rounds": 1}
+    with suppress(QuorumError):  # without resume, the job's name is already in use
+        start_with(cohort, out, grid, resume=resume, **job)
+    assert times == ({180.0} if resume else {5.0})
+    assert ("may need three minutes" in caplog.text) == resume
 
 
 def test_sites_that_are_not_there_or_cannot_be_asked(caplog):
