@@ -11,7 +11,7 @@ import bz2
 import csv
 import gzip
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +48,6 @@ class Source(NamedTuple):
     fetch: Callable[[str, Table], str]
 
 
-@contextmanager
 def open_source(
     connection: Connection,
     place: str | Path,
@@ -56,7 +55,7 @@ def open_source(
     folders: Sequence[str] = (),
     *,
     lines: bool = False,
-) -> Iterator[Source]:
+) -> AbstractContextManager[Source]:
     """Open the source at a place.
 
     The place is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
@@ -65,16 +64,12 @@ def open_source(
     ``line``. Subfolders named in `folders` may also hold tables.
     """
     if lines:
-        yield _lines(connection, Path(place))
-        return
+        return nullcontext(_lines(connection, Path(place)))
     if "://" in str(place):
-        with _database(connection, str(place), schema) as source:
-            yield source
-        return
+        return _database(connection, str(place), schema)
     path = Path(place)
     if path.is_dir():
-        yield _folder(connection, path, folders)
-        return
+        return nullcontext(_folder(connection, path, folders))
     try:
         with path.open("rb") as file:
             head = file.read(16)
@@ -85,12 +80,10 @@ def open_source(
         ) from None
     if head.startswith(b"SQLite format 3\x00"):
         url = f"sqlite:///file:{path.absolute().as_posix()}?mode=ro&uri=true"
-        with _database(connection, url, "", str(path)) as source:
-            yield source
-    elif head[8:12] == b"DUCK":
-        yield _duckdb_file(connection, path, schema or "main")
-    else:
-        raise DataError(f"{path}: is neither a DuckDB nor an SQLite database, nor a folder")
+        return _database(connection, url, "", str(path))
+    if head[8:12] == b"DUCK":
+        return nullcontext(_duckdb_file(connection, path, schema or "main"))
+    raise DataError(f"{path}: is neither a DuckDB nor an SQLite database, nor a folder")
 
 
 def _folder(connection: Connection, folder: Path, parts: Sequence[str]) -> Source:
