@@ -130,7 +130,7 @@ class RoundRequest:
             solver=solver,
             privacy=privacy,
             vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
-            anchors=checked_factors(anchors, rank=solver.rank, who="request") if anchors else (),
+            anchors=_checked_factors(anchors, solver.rank),
             selection=_checked_selection(selection),
             weights=_checked_weights(weights),
             rule=_name(config, "rule") if "rule" in config else "",
@@ -233,12 +233,10 @@ def _present(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     return [] if len(arrays) == 1 and arrays[0].size == 0 else list(arrays)
 
 
-def checked_factors(arrays: Sequence[NDArray[Any]], *, rank: int, who: str) -> Factors:
-    """Check the feature factors of a message, and return C-contiguous factors."""
-    if not arrays:
-        raise MessageError(f"{who}: holds no arrays; need one per feature mode")
+def _checked_factors(arrays: Sequence[NDArray[Any]], rank: int) -> Factors:
+    """Check the feature factors of a request, and return C-contiguous factors."""
     for mode, array in enumerate(arrays, start=1):
-        where = f"{who}, mode {mode}"
+        where = f"request, mode {mode}"
         _check_values(array, where, MAX_FACTOR)
         if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] != rank:
             raise MessageError(f"{where}: need shape (features, {rank}), got {shown(array.shape)}")

@@ -15,7 +15,7 @@ from dpfact_flower.errors import DPFactError, MessageError
 from dpfact_flower.settings import PrivacySettings, SolverSettings
 from dpfact_flower.site.disclosure import public_reason
 from dpfact_flower.wire.packing import pack
-from dpfact_flower.wire.protocol import PROTOCOL_VERSION, RoundRequest, SiteReply, checked_factors
+from dpfact_flower.wire.protocol import PROTOCOL_VERSION, RoundRequest, SiteReply
 from dpfact_flower.wire.secure import SecureStage
 from tests.bits import assert_bits
 
@@ -146,7 +146,7 @@ def test_a_reply_of_nothing(carry):
 def test_arrays_in_another_order_of_memory_are_made_contiguous():
     fortran = [np.asfortranarray(factor) for factor in make_factors()]
     assert not fortran[0].flags.c_contiguous
-    found = checked_factors(fortran, rank=RANK, who="x")
+    found = RoundRequest.from_wire(fortran, make_request().to_wire()[1]).anchors
     assert all(factor.flags.c_contiguous for factor in found)
     assert_bits(found, make_factors())
 
