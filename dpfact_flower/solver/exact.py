@@ -58,63 +58,57 @@ def exact(problem: LocalProblem) -> LocalResult:
                     f"exact: the objective is not finite after {iteration + 1} iterations; "
                     "the factors are too large for float32"
                 )
-    factors = tuple(site.factor(n).copy() for n in range(site.modes))
+    factors = tuple(factor.copy() for factor in site.factors)
     everywhere = 2 * loss(site.norm_squared, after, site.grams)  # the non-zeros would need a pass
     error = SquaredError.on(problem.tensor, everywhere, None, site.norm_squared)
     return LocalResult(factors, tuple(trace), problem.step_size, 0, tuple(site.grams), error)
 
 
 class _Site:
-    """The state of one call: the stacked factors, their Gram matrices, and constants."""
+    """The state of one call: the stack, views of its factors, Gram matrices, and constants."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.anchors, self.settings = problem.anchors, problem.settings
         self.floor = 0.0 if self.settings.nonnegative else -math.inf
-        self.modes = problem.tensor.ndim
         self.fibres = Fibres.of(problem.tensor)
         self.norm_squared = problem.tensor.norm_squared()
         self.stack = stack_factors(problem.factors)
         np.maximum(self.stack, np.float32(self.floor), out=self.stack)
-        self.grams = [gram(self.factor(n)) for n in range(self.modes)]
-
-    def factor(self, mode: int) -> Array:
-        """Return the factor of a mode as a view."""
-        return self.fibres.rows(self.stack, mode)[:, : self.settings.rank]
+        self.factors = np.split(self.stack[:, : self.settings.rank], self.fibres.offsets[1:-1])
+        self.grams = [gram(factor) for factor in self.factors]
 
     def objective(self, inner: float) -> float:
         """Return the value of eq. (norm), given <X, M>."""
         value = loss(self.norm_squared, inner, self.grams)
         value += self.settings.mu * group_norm(self.grams[0])
-        pull = elastic([self.factor(n) for n in range(self.modes)], self.anchors)
-        return value + self.settings.gamma * pull
+        return value + self.settings.gamma * elastic(self.factors, self.anchors)
 
     def iterate(self) -> tuple[float, float]:
         """Update every factor once. Return <X, M> before and after the updates."""
         product, before = self._patients()
-        for n in range(1, self.modes):
-            if product is None:
+        for n, factor in enumerate(self.factors[1:], start=1):
+            if n > 1:
                 product = self._mttkrp(n)
-            factor, anchor = self.factor(n), self.anchors[n - 1]
-            factor[:] = update_features(
-                factor, product, self._others(n), anchor, self.settings.gamma, self.floor
-            )
+            anchor, gamma = self.anchors[n - 1], self.settings.gamma
+            factor[:] = update_features(factor, product, self._others(n), anchor, gamma, self.floor)
             self.grams[n] = gram(factor)
-            last, product = product, None
-        return before, _inner(last, self.factor(self.modes - 1))
+        return before, _inner(product, self.factors[-1])
 
-    def _patients(self) -> tuple[Array | None, float]:
-        """Update A. Return mode 1's new MTTKRP, or None if not computed, and the old <X, M>."""
+    def _patients(self) -> tuple[Array, float]:
+        """Update A. Return mode 1's new MTTKRP and the old <X, M>."""
         mu, q = self.settings.mu, self._others(0)
         if mu == 0:
             product, before, self.grams[0] = update_rows(
                 self.fibres, self.stack, q, floor=self.floor, sweeps=_PATIENT_SWEEPS
             )
-            return (product[:, : len(q)] if self.modes > 2 else None), before
-        A, product = self.factor(0), self._mttkrp(0)
-        before = _inner(product, A)
-        A[:] = update_patients(A, product, q, mu, self.floor, sweeps=_PATIENT_SWEEPS)
-        self.grams[0] = gram(A)
-        return None, before
+            if len(self.factors) > 2:
+                return product[:, : len(q)], before
+        else:
+            A, product = self.factors[0], self._mttkrp(0)
+            before = _inner(product, A)
+            A[:] = update_patients(A, product, q, mu, self.floor, sweeps=_PATIENT_SWEEPS)
+            self.grams[0] = gram(A)
+        return self._mttkrp(1), before
 
     def _mttkrp(self, mode: int) -> Array:
         return stacked_mttkrp(self.fibres, self.stack, mode)[:, : self.settings.rank]

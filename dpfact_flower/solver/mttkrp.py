@@ -82,10 +82,6 @@ class Fibres:
         offsets = tuple(row_offsets(tensor.shape).tolist())
         return cls(tensor, starts, patients, blocks, chunks, offsets)
 
-    def rows(self, stack: Array, mode: int) -> Array:
-        """Return a view of one mode's rows in a stack, padding included."""
-        return stack[self.offsets[mode] : self.offsets[mode + 1]]
-
 
 @compiled()
 def _divide(patients: Array, blocks: Array) -> int:

@@ -36,7 +36,7 @@ from dpfact_flower.solver.kernels.order import Visits, entries_by_row, visits, z
 from dpfact_flower.solver.kernels.sgd import Step
 from dpfact_flower.solver.losses import Loss, losses
 from dpfact_flower.solver.objective import LocalProblem, LocalResult, elastic, group_norm, loss
-from dpfact_flower.tensor import Array, Factors, SquaredError
+from dpfact_flower.tensor import Array, SquaredError
 from dpfact_flower.tensor.cp import gram
 from dpfact_flower.tensor.stack import row_offsets, stack_factors, stacked_values
 
@@ -64,18 +64,17 @@ def psgd(problem: LocalProblem) -> LocalResult:
     only if its own gradient moves it by more than eta * mu in a pass.
     """
     settings = problem.settings
-    stack = stack_factors(problem.factors)
-    site = _Site(problem, stack)
-    np.maximum(stack, np.float32(site.floor), out=stack)
-    filled, padding = stack[:, : settings.rank], stack[:, settings.rank :]
+    site = _Site(problem)
+    np.maximum(site.stack, np.float32(site.floor), out=site.stack)
+    filled, padding = np.split(site.stack, [settings.rank], axis=1)
     before = np.empty_like(filled)
-    values = [site.value(stack)]
+    values = [site.value()]
     step_size, rollbacks = problem.step_size, 0
     for _ in range(settings.tau):
         before[:], first = filled, step_size
         while True:
-            site.run_pass(stack, before, step_size)
-            now = site.value(stack)
+            site.run_pass(before, step_size)
+            now = site.value()
             if site.stands(now, values[-1]):
                 break
             if step_size < first * 0.5**_MAX_HALVINGS:
@@ -89,22 +88,23 @@ def psgd(problem: LocalProblem) -> LocalResult:
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
     del before  # frees the memory that the result needs
-    result = tuple(np.ascontiguousarray(factor) for factor in site.factors(stack))
+    result = tuple(np.ascontiguousarray(factor) for factor in site.factors)
     grams = (values[-1].patients, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
     return LocalResult(result, trace, step_size, rollbacks, grams, site.error(values[-1], grams))
 
 
 class _Site:
-    """The data and constants that do not change between passes."""
+    """The stack, views of its factors, and the data and constants of all passes."""
 
-    def __init__(self, problem: LocalProblem, stack: Array) -> None:
+    def __init__(self, problem: LocalProblem) -> None:
         self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
         self.anchors, self.rng = problem.anchors, problem.rng
         self.loss = losses.find(settings.loss)
         self.floor = 0.0 if settings.nonnegative else -math.inf
         self.offsets = row_offsets(tensor.shape)
-        self.anchor_stack = stack_factors(self.anchors)
+        self.stack, self.anchor_stack = stack_factors(problem.factors), stack_factors(self.anchors)
+        self.factors = np.split(self.stack[:, : settings.rank], self.offsets[1:-1])
         self.zeros = zero_visits(tensor, settings)
         often = entries_by_row(tensor)
         self.visits = often[1:]
@@ -114,19 +114,14 @@ class _Site:
         self.tolerated = self.loss.of_nothing(tensor) if settings.clip > 0 else -math.inf
         self.patients, self.bounded = 1.0, not (self.loss.is_squared or settings.clip)
         if self.bounded:
-            factors = self.factors(stack)
-            lengths = [_length(*pair) for pair in zip(factors, often, strict=True)]
+            lengths = [_length(*pair) for pair in zip(self.factors, often, strict=True)]
             others = math.prod(lengths[1:]) ** (1 / len(lengths[1:]))
             self.patients = max(1.0, lengths[0] / others) if others > 0 else 1.0
         if not self.loss.is_squared:
-            model = stack[:, : settings.rank].copy()
+            model = self.stack[:, : settings.rank].copy()
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
-    def factors(self, stack: Array) -> Factors:
-        """Return views of the factors in the stack, without the padding."""
-        return tuple(np.split(stack[:, : self.settings.rank], self.offsets[1:-1]))
-
-    def run_pass(self, stack: Array, model: Array, eta: float) -> None:
+    def run_pass(self, model: Array, eta: float) -> None:
         """Make a pass with zero cells from `model`, then shrink (Algorithm 1, lines 4 to 9)."""
         settings, tensor = self.settings, self.tensor
         step = Step(
@@ -138,14 +133,15 @@ class _Site:
             loss=self.loss,
         )
         for rows, counts in visits(tensor, self.zeros, self.rng, model):
-            sgd.visit(stack, self.anchor_stack, rows, counts, step)
+            sgd.visit(self.stack, self.anchor_stack, rows, counts, step)
             del rows, counts  # before the next block is drawn
         if settings.mu > 0:
-            shrink_columns(stack[: tensor.n_patients], eta * settings.mu)
+            shrink_columns(self.stack[: tensor.n_patients], eta * settings.mu)
 
-    def value(self, stack: Array) -> Value:
+    def value(self) -> Value:
         """Compute all values that the step control compares."""
-        tensor, settings, factors = self.tensor, self.settings, self.factors(stack)
+        tensor, settings = self.tensor, self.settings
+        stack, factors = self.stack, self.factors
         with np.errstate(over="ignore", invalid="ignore"):
             patients, squares, inner = gram(factors[0]), 0.0, 0.0
             if not self.loss.is_squared:
@@ -183,7 +179,7 @@ def _length(factor: Array, often: Array) -> float:
 
 
 def _sampled_loss(
-    loss: Loss, sample: Sequence[Visits], stack: Array, factors: Factors, *, zeros: bool
+    loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
     """Estimate the loss over all cells, or over entries if not `zeros`, from a sample of visits."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
