@@ -158,7 +158,7 @@ def _game(target: AuditTarget, rng: np.random.Generator) -> _Game:
     # The canaries' codes are exactly those of phenotype 1 in `_transcript`.
     group = [Patient(np.array([[1] * modes, [2] * modes]), np.array([1.0, 1.0]))] * number
     transcript, joint = _transcript(tiny), joined(shell, group)
-    without, part = (SimulatedSite(tiny, transcript, site) for site in (shell, alone(shell, group)))
+    without, part = (SimulatedSite(transcript, site) for site in (shell, alone(shell, group)))
     sums = {r: (without.play(r)[0], part.play(r)[0] / SIGMA) for r in tiny.plan.releases}
     return _Game(tiny, transcript, shell, joint, number, sums)
 

@@ -74,7 +74,7 @@ def _sample(
     for job in range(jobs):
         for stream in _STREAMS:
             name = f"{target.site.name[:50]}-other" if stream == "other site" else ""
-            world = SimulatedSite(target, transcript, job=f"audit-{job}", name=name)
+            world = SimulatedSite(transcript, target.site, job=f"audit-{job}", name=name)
             total, release = world.play(planned)
             streams[stream].append(noise_of(planned, total, release.arrays[0]))
     return _Sample(planned, {name: np.array(rows) for name, rows in streams.items()})

@@ -83,7 +83,7 @@ def _totals(
     target: AuditTarget, transcript: Transcript, site: SiteData
 ) -> dict[PlannedRelease, Integers]:
     """Run a site's rounds in order, and return the sums before noise."""
-    world = SimulatedSite(target, transcript, site)
+    world = SimulatedSite(transcript, site)
     return {release: world.play(release)[0] for release in target.plan.releases}
 
 

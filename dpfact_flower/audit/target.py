@@ -122,17 +122,10 @@ class SimulatedSite:
     """A site that holds one data set, answers a run's requests and keeps its own state."""
 
     def __init__(
-        self,
-        target: AuditTarget,
-        transcript: Transcript,
-        site: SiteData | None = None,
-        *,
-        job: str = JOB,
-        name: str = "",
+        self, transcript: Transcript, site: SiteData, *, job: str = JOB, name: str = ""
     ) -> None:
-        self._transcript, self._job = transcript, job
-        self._site = site or target.site
-        self._name = name or self._site.name
+        self._transcript, self._site, self._job = transcript, site, job
+        self._name = name or site.name
         self._released = dict(transcript.releases)
         self.kept = JobState(release=self._released.get)
 

@@ -37,10 +37,7 @@ Model = tuple[Factors, tuple[Vocabulary, ...]]
 
 def comparison(folders: Sequence[Path]) -> str:
     """Return a Markdown table with a row for each run, and ``-`` for values not measured."""
-    rows = [
-        {"run": folder.resolve().name, **columns(read_summary(folder), GlobalModel.read(folder))}
-        for folder in folders
-    ]
+    rows = [{"run": run.name, **columns(run.summary, run.model)} for run in _read(folders)]
     lines = [list(rows[0]), ["---"] * len(rows[0]), *(row.values() for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

@@ -204,14 +204,11 @@ def _chosen(
     less = int(np.count_nonzero(scores)) - have
     most = min(4 * have // 3, 4 * less + 3)
     if patients > most:
+        fewer = f"ask for {most} or fewer"
         raise DataError(
             f"--patients: {patients} is too many: {have} of this site's patients have the "
             f"phenotype and {less} have a lower score; "
-            + (
-                f"ask for {most} or fewer"
-                if most >= _LEAST_PATIENTS
-                else "choose another phenotype"
-            )
+            f"{fewer if most >= _LEAST_PATIENTS else 'choose another phenotype'}"
         )
     highest, below = patients - patients // 2, patients // 4
     above = patients // 2 - below

@@ -90,8 +90,8 @@ def locked(folder: Path) -> Iterator[bool]:
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
     """Reserve disk space with a file. Call the yielded function just before you use the space.
 
-    Raise an OSError if the disk or a quota has too little space. Only a deployed site, which needs
-    Linux, reserves space.
+    Raise an OSError if the disk or a quota has too little space. macOS, where
+    no site is deployed, cannot reserve space.
     """
 
     def free() -> None:
@@ -99,7 +99,8 @@ def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
 
     try:
         with open(path, "wb", opener=for_owner) as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
         yield free
     finally:
         with suppress(OSError):

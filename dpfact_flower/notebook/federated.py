@@ -158,10 +158,8 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
 
 # --- Accepted forms of a site ---------------------------------------------------------------------
 
-NAME = "sites"
-"""Name of a cohort made from separate sites."""
-ONE_MODE = "codes"
-"""Name of the single feature mode of a matrix."""
+NAME = "sites"  # of a cohort made from separate sites
+ONE_MODE = "codes"  # the single feature mode of a matrix
 
 
 def as_cohort(
@@ -366,12 +364,19 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
 
         A matrix with a row per patient is one site.
         """
+        seed = self.random_state
+        if not isinstance(seed, (int, np.integer)):
+            seed = check_random_state(seed).randint(2**31 - 1)
+        own: dict[str, Any] = {
+            "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
+            "delta": self.delta, "rounds": self.rounds, "seed": seed,
+        }  # fmt: skip
         self.run_: Run = federate(
             sites=self._cohort(X, reset=True),
             measure=False,
             state_dir=self.state_dir,
             max_epsilon=self.max_epsilon,
-            **self._run_settings(),
+            **{**own, **(self.settings or {})},
         )
         self.model_: GlobalModel = self.run_.model
         return self
@@ -414,16 +419,6 @@ class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  
         tags.transformer_tags.preserves_dtype = []
         tags.non_deterministic = self.privacy != "none"
         return tags
-
-    def _run_settings(self) -> dict[str, Any]:
-        seed = self.random_state
-        if not isinstance(seed, (int, np.integer)):
-            seed = check_random_state(seed).randint(2**31 - 1)
-        own = {
-            "rank": self.rank, "privacy": self.privacy, "epsilon": self.epsilon,
-            "delta": self.delta, "rounds": self.rounds, "seed": seed,
-        }  # fmt: skip
-        return {**own, **(self.settings or {})}
 
     def _memberships(self, X: Any) -> list[Memberships]:
         check_is_fitted(self, "model_")

@@ -126,7 +126,7 @@ def test_transcripts_go_through_all_kinds_and_pass_the_protocols_door(counting_t
 
 def test_two_sites_hear_the_same_and_keep_their_own(target, rng):
     transcript = hostile_transcript(target, 0, rng)
-    one, two = (SimulatedSite(target, transcript) for _ in range(2))
+    one, two = (SimulatedSite(transcript, target.site) for _ in range(2))
     for planned in target.plan.releases:
         (first, sent), (second, other) = one.play(planned), two.play(planned)
         np.testing.assert_array_equal(first, second)

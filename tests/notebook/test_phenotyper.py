@@ -90,7 +90,7 @@ def test_private_fits_are_charged_and_stopped_by_a_budget_that_lasts(cohort, tmp
     assert "proven: patient-level" in private.run_.guarantee
     ledger = private.run_.ledger()
     assert set(ledger["site"]) == {site.name for site in cohort.sites}
-    with pytest.raises(PrivacyRefusedError, match="max-epsilon is 7; with the planned"):
+    with pytest.raises(PrivacyRefusedError, match="max-epsilon is 7; with the planned releases"):
         private.fit(cohort)
     with Ledger(tmp_path / "site-1", create=False) as kept:
         assert len(kept.rows()) == (ledger["site"] == "site-1").sum()
