@@ -30,8 +30,6 @@ class Finding:
         low, high = self.allowed
         if low == high:
             return f"{low:g}"
-        if low == -math.inf:
-            return f"at most {high:.4g}"
         if high == math.inf:
             return f"at least {low:.4g}"
         return f"{low:.4g} to {high:.4g}"

@@ -76,9 +76,9 @@ def export(
     """
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
-    from dpfact_flower.evaluation.prose import titles
+    from dpfact_flower.evaluation.prose import DOUBTFUL, NOT_FOUND, certainty, titles
     from dpfact_flower.evaluation.run_folder import read_replications
-    from dpfact_flower.evaluation.tables import DOUBTFUL, NOT_FOUND, certainty, pairs_of
+    from dpfact_flower.evaluation.tables import pairs_of
 
     if phenotypes is None and patients is None:
         raise SettingsError("export: say what to write: --phenotypes FILE, --patients FILE or both")

@@ -30,8 +30,7 @@ from dpfact_flower.tensor.cp import Matrices, unit_columns
 
 LEADING_CODES = 5
 """Number of a phenotype's leading codes in each mode: the codes with the largest weights."""
-DRAWS = 20
-"""Number of shuffled models."""
+DRAWS = 20  # shuffled models
 CCS, BODY_SYSTEMS = "disease group (CCS)", "body system"
 SIGNIFICANT = 0.05
 _MOST_CODES = 500

@@ -66,7 +66,8 @@ def phenotype_table(
     carriers, led, owners = (own.sum(axis=0) for own in (carrying, who & carrying, who))
     patients, norms = len(who), np.linalg.norm(everybody, axis=0)
     tells = _tells_outside(led, carriers, owners, patients)
-    sizes = {site.name: len(own) for site, own in zip(sites, has, strict=True)}
+    sizes = {site.name: len(site) for site in sites}
+    counts = {site.name: own.sum(axis=0) for site, own in zip(sites, has, strict=True)}
     return PhenotypeTable(
         patients,
         tuple(
@@ -76,10 +77,7 @@ def phenotype_table(
                 prevalence=_share(owners[r], patients),
                 codes={mode: of_mode[r] for mode, of_mode in codes.items()},
                 outcomes={name: association[r] for name, association in outcomes.items()},
-                by_site=_by_site(
-                    {name: int(own[:, r].sum()) for name, own in zip(sizes, has, strict=True)},
-                    sizes,
-                ),
+                by_site=_by_site({name: int(own[r]) for name, own in counts.items()}, sizes),
                 precision=_guarded(led[r], owners[r]),
                 carriers=_unless(tells[r], _guarded(carriers[r], patients)),
             )
@@ -97,17 +95,21 @@ def _codes(
     carriers, everybody = who.T.astype(np.float64) @ present, present.sum(axis=0)
     patients, owners = len(who), who.sum(axis=0)
     tells = _tells_outside(carriers, everybody, owners[:, None], patients)
-    return [
-        tuple(
-            replace(
-                code,
-                observed=_guarded(carriers[r, at], owners[r]),
-                everybody=_unless(tells[:, at].any(), _guarded(everybody[at], patients)),
-            )
-            for code in codes
-            for at in [vocabulary.index[code.code]]
+    shares = column_shares(factor)
+    order = np.argsort(-np.abs(shares), axis=0, kind="stable")[:_CODES]
+
+    def code(r: int, at: int) -> CodeWeight:
+        return CodeWeight(
+            vocabulary.codes[at],
+            vocabulary.descriptions[at],
+            float(shares[at, r]),
+            observed=_guarded(carriers[r, at], owners[r]),
+            everybody=_unless(tells[:, at].any(), _guarded(everybody[at], patients)),
         )
-        for r, codes in enumerate(top_codes(vocabulary, factor, _CODES))
+
+    return [
+        tuple(code(r, at) for at in own if shares[at, r] != 0)
+        for r, own in enumerate(order.T.tolist())
     ]
 
 
@@ -180,20 +182,6 @@ def site_usage(patient_factors: Sequence[ArrayLike], sites: Sequence[str]) -> Si
         tuple(tuple(np.linalg.norm(factor, axis=0).tolist()) for factor in factors),
         tuple(tuple(not column.any() for column in factor.T) for factor in factors),
     )
-
-
-def top_codes(
-    vocabulary: Vocabulary, factor: NDArray[np.floating[Any]], top: int = 5
-) -> list[tuple[CodeWeight, ...]]:
-    """Return each component's `top` codes by absolute weight, without codes of weight zero."""
-    return [
-        tuple(
-            CodeWeight(vocabulary.codes[i], vocabulary.descriptions[i], float(column[i]))
-            for i in np.argsort(-np.abs(column), kind="stable")[:top].tolist()
-            if column[i] != 0
-        )
-        for column in column_shares(factor).T
-    ]
 
 
 def _associations(

@@ -26,12 +26,10 @@ MOST_PREDICTED = 100_000
 """Largest number of patients in a simulation's regressions. More patients would hardly change a
 figure, and their codes would need more memory than the data."""
 SPLITS = 10
-"""Number of random splits."""
 TRAIN = 0.6
 """Share of the patients in the training set."""
 FEWEST = 5
 """A group gets figures if at least this many patients have each value of the label."""
-_ITERATIONS = 2000
 _OVERALL = -1
 """Key of the group of all patients. The other keys are site numbers."""
 
@@ -140,7 +138,7 @@ def scaled_regression() -> Any:
 
 def plain_regression() -> Any:
     """Return a logistic regression without scaling, for predictors that are 0 or 1."""
-    return LogisticRegression(max_iter=_ITERATIONS)
+    return LogisticRegression(max_iter=2000)
 
 
 def training_masks(

@@ -17,19 +17,12 @@ from dpfact_flower.evaluation.page import counted, duration, number, outcome, pe
 from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
 from dpfact_flower.evaluation.tables import (
-    EVEN,
-    LIKELY,
-    NOT_FOUND,
-    PARTLY,
-    STABLE,
-    UNCONFIRMED,
     Association,
     CodeWeight,
     Pair,
     Phenotype,
     PhenotypeTable,
     Share,
-    certainty,
 )
 from dpfact_flower.privacy import rounded_up
 from dpfact_flower.privacy.guarantee import Figure, about_rows
@@ -128,6 +121,29 @@ def _either(names: Sequence[str], most: int) -> str:
     """Join names as in ``a, b or c``, or as in ``a, b or others`` if there are more than `most`."""
     parts = list(names) if len(names) <= most else [*names[:most], "others"]
     return " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+# --- Certainty ------------------------------------------------------------------------------------
+
+STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
+LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
+MOST_FALSE, EVEN = 0.1, 0.5
+"""Largest probability of absence elsewhere for a likely real and for an uncertain phenotype."""
+
+
+def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
+    """Return how certain a phenotype is, based on its pairs in other runs.
+
+    Without pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
+    """
+    if not pairs:
+        if chance is None:
+            return ""
+        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= EVEN else DOUBTFUL
+    count = sum(pair.is_replicated for pair in pairs)
+    if count:
+        return STABLE if count == len(pairs) else PARTLY
+    return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
 
 
 # --- Sentences ------------------------------------------------------------------------------------

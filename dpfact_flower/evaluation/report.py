@@ -20,7 +20,7 @@ from dpfact_flower.evaluation.page import belonging, figure, outcome, ranges, wr
 from dpfact_flower.evaluation.prediction import MOST_PREDICTED
 from dpfact_flower.evaluation.prose import uninformative_message
 from dpfact_flower.evaluation.summary import OutcomePrediction, SiteSpending, Summary
-from dpfact_flower.evaluation.tables import PhenotypeTable, Replication, certainty, pairs_of
+from dpfact_flower.evaluation.tables import PhenotypeTable, Replication, pairs_of
 from dpfact_flower.server.history import RoundRecord, read_history
 from dpfact_flower.settings import (
     AppSettings,
@@ -195,7 +195,7 @@ def cards(
                 "text": " ".join(filter(None, sentences)),
                 "codes": {mode: rows[:most] for mode, rows in by_mode.items()},
                 "measured": measured,
-                "certainty": certainty(pairs, chance),
+                "certainty": prose.certainty(pairs, chance),
                 "search": prose.search_words(
                     row.description for rows in by_mode.values() for row in prose.leading(rows)
                 ),

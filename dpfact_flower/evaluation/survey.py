@@ -167,10 +167,7 @@ def _leading(by_mode: Mapping[str, Codes]) -> dict[str, Codes]:
 
 
 def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
-    """In each phenotype, replace the last mode's codes with those of another phenotype.
-
-    No list is used twice. Partners are chosen so that their lists share the fewest codes.
-    """
+    """Exchange the last mode's codes in a circle in which partners share the fewest codes."""
     mode = [*lists[numbers[0]]][-1]
     own = {number: _leading(lists[number]) for number in numbers}
 
@@ -188,10 +185,7 @@ def _exchanged_lists(lists: Lists, numbers: Sequence[int]) -> list[Item]:
 
 
 def _exchanged_code(lists: Lists, number: int, rng: np.random.Generator) -> Item:
-    """Return the phenotype with one leading code replaced by a leading code of another phenotype.
-
-    The new code is in the second half of the phenotype's own list, or absent from that list.
-    """
+    """Replace a leading code by another phenotype's, one late in the own list or absent from it."""
     own = _leading(lists[number])
     choices = [
         (mode, other, code)

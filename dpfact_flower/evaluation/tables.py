@@ -156,24 +156,3 @@ class Replication:
 def pairs_of(number: int, replications: Sequence[Replication]) -> list[Pair]:
     """Return a phenotype's pair in each other run. A phenotype without a partner gets match 0."""
     return [run.partner(number) or Pair(number, 0, 0.0, 1.0, 1.0) for run in replications]
-
-
-STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
-LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
-MOST_FALSE, EVEN = 0.1, 0.5
-"""Largest probability of absence elsewhere for a likely real and for an uncertain phenotype."""
-
-
-def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
-    """Return how certain a phenotype is, based on its pairs in other runs.
-
-    Without pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
-    """
-    if not pairs:
-        if chance is None:
-            return ""
-        return LIKELY if chance <= MOST_FALSE else UNCERTAIN if chance <= EVEN else DOUBTFUL
-    count = sum(pair.is_replicated for pair in pairs)
-    if count:
-        return STABLE if count == len(pairs) else PARTLY
-    return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND

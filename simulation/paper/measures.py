@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import DIED, Cohort, SiteData
 from dpfact_flower.evaluation.membership import scores
-from dpfact_flower.evaluation.phenotypes import phenotype_table, top_codes
+from dpfact_flower.evaluation.phenotypes import phenotype_table
 from dpfact_flower.evaluation.prediction import (
     plain_regression,
     scaled_regression,
@@ -147,12 +147,12 @@ def _scores(sites: Sequence[SiteData], features: Factors) -> list[NDArray[np.flo
 
 def codes_of(features: Factors, cohort: Cohort, top: int = 5) -> list[dict[str, list[str]]]:
     """Return the leading codes of every column by mode, with their descriptions."""
-    by_mode = {
-        vocabulary.name: top_codes(vocabulary, factor.astype(np.float64), top)
-        for vocabulary, factor in zip(cohort.vocabularies, features, strict=True)
-    }
-    return [
-        {mode: [code.description or code.code for code in columns[r]]
-         for mode, columns in by_mode.items()}
-        for r in range(features[0].shape[1])
-    ]  # fmt: skip
+    found: list[dict[str, list[str]]] = [{} for _ in range(features[0].shape[1])]
+    for vocabulary, factor in zip(cohort.vocabularies, features, strict=True):
+        for own, column in zip(found, factor.T, strict=True):
+            own[vocabulary.name] = [
+                vocabulary.descriptions[at] or vocabulary.codes[at]
+                for at in np.argsort(-np.abs(column), kind="stable")[:top].tolist()
+                if column[at] != 0
+            ]
+    return found

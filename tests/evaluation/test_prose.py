@@ -33,7 +33,7 @@ AGAIN, CHANCE, LOST = (0.9, 0.8), (0.9, 0.95), (0.7, 0.8)
     ],
 )
 def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
-    assert tables.certainty(found(*pairs)) == word
+    assert prose.certainty(found(*pairs)) == word
     assert prose.certainty_sentence(found(*pairs)).startswith(sentence)
 
 
@@ -47,10 +47,10 @@ def test_one_word_says_how_sure_a_phenotype_is(pairs, word, sentence):
     ],
 )
 def test_a_run_alone_says_how_sure_a_phenotype_is_and_others_overrule_it(chance, word, sentence):
-    assert tables.certainty((), chance) == word
+    assert prose.certainty((), chance) == word
     assert prose.certainty_sentence((), chance).startswith(sentence)
     assert prose.certainty_sentence((), chance, (3,)) == prose.certainty_sentence((), chance)
-    assert tables.certainty(found(AGAIN), chance) == "stable"
+    assert prose.certainty(found(AGAIN), chance) == "stable"
     assert prose.certainty_sentence(found(AGAIN), chance) == "Stable: found again in the repeat."
 
 
