@@ -341,9 +341,6 @@ def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:
     return Readiness(node, site, "", str(payload.config.get(VERSION, ""))[:40], clock)
 
 
-# --- Asynchronous runs
-
-
 Read = Callable[[Message, int, Sequence[tuple[int, ...]], Collection[int]], SiteReply | str]
 
 

@@ -80,9 +80,6 @@ def _sample(
     return _Sample(planned, {name: np.array(rows) for name, rows in streams.items()})
 
 
-# --- One release ----------------------------------------------------------------------------------
-
-
 def _scale(target: AuditTarget, sample: _Sample, where: str) -> Finding:
     """Test the noise's standard deviation with a two-sided chi-square test."""
     values = sample.values()
@@ -123,9 +120,6 @@ def _source(samples: Sequence[_Sample], *, seeded: bool) -> Finding:
     if seeded:
         detail = "noise-seed is set: who knows it can remove the noise; real sites refuse the seed"
     return count_of("noise source", twice + seeded, detail)
-
-
-# --- Several releases -----------------------------------------------------------------------------
 
 
 def _correlations(samples: Sequence[_Sample]) -> tuple[Finding, ...]:

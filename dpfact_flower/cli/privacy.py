@@ -187,9 +187,6 @@ def _as_dict(made: PatientPlan, modes: list[str]) -> dict[str, Any]:
     }
 
 
-# --- the ledger
-
-
 @ledger_app.command()
 def show(
     folder: opt.Folder,

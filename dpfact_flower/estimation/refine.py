@@ -191,9 +191,6 @@ def _passes(
                 factor[j, r] = max(0.0, slope / steep)
 
 
-# --- Averages over rounds -------------------------------------------------------------------------
-
-
 class Average(NamedTuple):
     """One mode's releases averaged over rounds, and the standard deviation of their noise."""
 

@@ -207,8 +207,6 @@ def _restore_empty(fitted: Model, before: Model) -> Model:
     return Model(np.where(gone, before.F, fitted.F), np.where(gone, before.d, fitted.d))
 
 
-# --- Growth ---------------------------------------------------------------------------------------
-
 # A new unit factor f >= 0 with usages d_t maximises ``sum_t d_t f^T R_t f`` for the residuals R_t,
 # under a soft threshold. Exact updates of f and d alternate, from several directions at once.
 

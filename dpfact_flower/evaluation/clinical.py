@@ -216,9 +216,6 @@ def _measured(
     )
 
 
-# --- Coherence, from patients' data -------------------------------------------------------------
-
-
 def coherence(features: Sequence[NDArray[Any]], tensors: Iterable[SparseTensor]) -> Coherence:
     """Return the phenotypes' mean coherence in these patients, and that of shuffled models.
 

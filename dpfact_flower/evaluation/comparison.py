@@ -105,9 +105,6 @@ def _area(auc: AUC | None) -> str | None:
     return f"{auc.mean:.3f} ± {auc.spread:.3f}" if auc else None
 
 
-# --- The page -------------------------------------------------------------------------------------
-
-
 def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """Write a page that compares finished runs. Only its owner can read the page."""
     with belonging(folders[0]):
@@ -173,9 +170,6 @@ def _qualities(runs: Sequence[_Run]) -> tuple[dict[str, dict[str, float]], Any]:
             panels.append(partial(plots.tradeoff, title=title, runs=points))
     picture = figure("tradeoff", "Quality against epsilon", 2.8, *panels) if panels else None
     return found, picture
-
-
-# --- Replication ----------------------------------------------------------------------------------
 
 
 def replications(folder: Path, others: Sequence[Path]) -> tuple[Replication, ...]:

@@ -242,9 +242,6 @@ class GlobalModel:
         return positions, tuple(features)
 
 
-# --- CSV ------------------------------------------------------------------------------------------
-
-
 def write_phenotype_table(
     path: Path,
     rows: Iterable[CodeRow],

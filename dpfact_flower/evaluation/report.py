@@ -153,9 +153,6 @@ def _figures(
     return figures
 
 
-# --- Cards ----------------------------------------------------------------------------------------
-
-
 def cards(
     model: GlobalModel,
     table: PhenotypeTable | None,

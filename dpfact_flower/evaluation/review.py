@@ -234,9 +234,6 @@ def _bare(patient: str) -> str:
     return patient.strip().lstrip("'0")
 
 
-# --- Any sheet ------------------------------------------------------------------------------------
-
-
 def new_files(folder: Path, out: Path) -> list[Path]:
     """Return the paths of a sheet, its page and its key: ``OUT.csv``, ``.html``, ``.key.json``.
 

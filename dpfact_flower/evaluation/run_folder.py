@@ -136,9 +136,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-# --- names.toml -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Review:
     """The decision of a chart review about a phenotype; see `dpfact_flower.evaluation.review`.
@@ -200,9 +197,6 @@ def checked_names(names: Names, rank: int) -> Names:
         if len(name) > _LONGEST_NAME or not name.isprintable():
             raise DataError(f"name: must be one line of at most {_LONGEST_NAME} characters")
     return replace(names, phenotypes={number: name for number, name in bare.items() if name})
-
-
-# --- Reading and writing --------------------------------------------------------------------------
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -166,9 +166,6 @@ def _planned(coordinator: Coordinator) -> dict[str, tuple[ReleaseEvent, ...]]:
     return dict.fromkeys(sites, events)
 
 
-# --- Measures of a simulation ---------------------------------------------------------------------
-
-
 def measure(
     coordinator: Coordinator, cohort: Cohort, sites_folder: Path, watch: ProgressCallback
 ) -> tuple[Measured, SharedPhenotypes]:

@@ -131,9 +131,6 @@ def _kappa(one: Mapping[int, str], two: Mapping[int, str]) -> str:
     return f"{cohen_kappa_score(*zip(*pairs, strict=True)):.2f}"
 
 
-# --- Items ----------------------------------------------------------------------------------------
-
-
 Lists = Mapping[int, Mapping[str, Codes]]
 """All codes of non-zero weight by phenotype and mode, largest weight first."""
 

@@ -102,9 +102,6 @@ class SharedPhenotypes:
     usage: SiteUsage | None
 
 
-# --- beside.json ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Pair:
     """A phenotype's number, its partner's number in another run, and the similarity of the two.

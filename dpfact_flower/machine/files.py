@@ -155,8 +155,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-# --- the users who can read or change a file, from owners and modes
-#
 # At every request, `check_own` and `check_way` refuse unsafe files. `not_private` and `changeable`
 # list faults for an administrator, including parent folders that a group may write to. Requests are
 # not refused for such folders, because many systems give each user a private group. The mask of an

@@ -156,8 +156,6 @@ def _own_settings(config: RunConfig, max_epsilon: float) -> SiteSettings:
     )
 
 
-# --- Accepted forms of a site ---------------------------------------------------------------------
-
 NAME = "sites"  # of a cohort made from separate sites
 ONE_MODE = "codes"  # the single feature mode of a matrix
 
@@ -269,9 +267,6 @@ def _site(name: str, given: Any, vocabularies: Sequence[Vocabulary] | None) -> S
         return SiteData(name, tensor, tuple(lists), patients=rows_of(given))
     tensor = as_tensor(given)
     return SiteData(name, tensor, tuple(vocabularies or numbered(tensor.feature_shape)))
-
-
-# --- The estimator --------------------------------------------------------------------------------
 
 
 class DPFactPhenotyper(TransformerMixin, BaseEstimator):  # type: ignore[misc]  # not typed

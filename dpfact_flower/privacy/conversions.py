@@ -40,9 +40,6 @@ RDP_ORDERS: tuple[float, ...] = (
 )
 
 
-# --- zCDP -----------------------------------------------------------------------------------------
-
-
 def sigma_of(rho: float, sensitivity: float) -> float:
     """Return the standard deviation at which a release costs `rho`: sensitivity / sqrt(2 rho).
 
@@ -88,9 +85,6 @@ def epsilon_rdp(rho: float, delta: float) -> float:
         order * rho + math.log1p(-1 / order) + (log_inverse - math.log(order)) / (order - 1)
         for order in RDP_ORDERS
     ))  # fmt: skip
-
-
-# --- Gaussian DP ----------------------------------------------------------------------------------
 
 
 def epsilon_gaussian(mu: float, delta: float) -> float:

@@ -186,8 +186,6 @@ def _epsilons(rho: float, delta: float, count: int, unit: Unit) -> dict[str, flo
     return {ZCDP_TIGHT: bounds[ZCDP_TIGHT]} | bounds  # the smallest proven epsilon comes first
 
 
-# --- The scope in plain words ---------------------------------------------------------------------
-
 UNITS: Mapping[Unit, str] = {
     "patient": "everything that a site holds about one patient",
     "entry": "one cell of a site's table: one patient's count of one combination of codes",

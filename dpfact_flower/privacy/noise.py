@@ -47,8 +47,6 @@ def discrete_gaussian(
     return samples
 
 
-# --- The sampler, compiled ------------------------------------------------------------------------
-#
 # `words` holds the stream of bits, and `cursor[0]` is the next bit's position. Beyond the end, coin
 # flips have fixed results that end every loop, and `_fill` discards the incomplete draw.
 

@@ -117,9 +117,6 @@ def at_least_one(name: str, value: object) -> int:
     return number
 
 
-# --- Values ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class Release:
     """The values that a site sends. Each array with noise has an event, except in a secure sum.

@@ -209,9 +209,6 @@ def _report(folder: Path) -> None:
         log(WARNING, "run folder: %s; no report: %s", folder, error)
 
 
-# --- all sites in this process
-
-
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
     """If sites refuse a run, add their reasons to the error. All sites run in this process."""

@@ -80,9 +80,6 @@ def run_supernode(options: Sequence[str]) -> NoReturn:
     os._exit(code if isinstance(code, int) else int(code is not None))  # ends all threads
 
 
-# --- the SuperLink
-
-
 def refuse_damaged(options: Sequence[str]) -> None:
     """Refuse a damaged SQLite database in the file that the option ``--database`` names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -125,9 +122,6 @@ def _helper_has_ended() -> bool:
         if ended:
             return Path(f"/proc/{ended.si_pid}/comm").read_text().strip() == _HELPER
     return False
-
-
-# --- the SuperNode
 
 
 def _or_send(pull: Callable[..., int | None]) -> Callable[..., int | None]:

@@ -43,9 +43,6 @@ def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Po
         process.wait()
 
 
-# --- the supervisor itself
-
-
 def supervise(command: Sequence[str]) -> int:
     """Run a command until it exits, stdin closes or SIGTERM arrives. Then stop its helpers."""
     if sys.platform == "linux":

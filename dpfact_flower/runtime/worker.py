@@ -135,9 +135,6 @@ class Answering:
             process.kill()
 
 
-# --- the process
-
-
 def answered(message: Message, context: Context, came_in: float, app: ClientApp) -> Message:
     """Answer one message, using only the hospital's own settings."""
     settings = SiteSettings.from_config(context.node_config)

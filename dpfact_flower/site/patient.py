@@ -168,8 +168,6 @@ def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
         return np.where(usage > spread, weight * average / norms, np.inf)
 
 
-# --- the hospital's own model, after a run
-
 _PERSONAL_PASSES = 10
 """Minimum number of passes in a refit, because no later round continues the fit."""
 

@@ -15,7 +15,7 @@ mpl.use("agg")
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-from dpfact_flower import DPFact, DPFactClient, PrivacySettings, Run, SiteSettings, federate
+from dpfact_flower import Run, SiteSettings, federate
 from dpfact_flower.client_app import simulated_settings
 from dpfact_flower.data.site_data import Cohort
 from dpfact_flower.errors import DataError, PrivacyRefusedError, QuorumError, SettingsError
@@ -111,13 +111,6 @@ def test_sites_in_memory_allow_a_rule_of_ones_own(monkeypatch):
 
 def test_public_objects_show_what_they_are(cohort, run, tmp_path):
     settings = SiteSettings(state_dir=str(tmp_path), allow_privacy="none")
-    texts = {
-        "DPFactClient('site-1')": DPFactClient(cohort.sites[0], settings, simulation=True),
-        "DPFact(3x4 codes, 12 phenotypes, privacy 'none', 0 of 40 rounds)": DPFact(
-            (3, 4), privacy=PrivacySettings(privacy="none")
-        ),
-    }
-    assert {repr(thing): thing for thing in texts.values()} == texts
     for thing in (run, run.model, cohort, cohort.sites[0], cohort.vocabularies[0], settings):
         assert " object at 0x" not in repr(thing)
 

@@ -19,7 +19,7 @@ import pytest
 
 from dpfact_flower.client_app import DPFactClient, RoundRefusedError
 from dpfact_flower.errors import StateError
-from dpfact_flower.privacy import PATIENT_CLAIM, Release, ReleaseEvent, replay
+from dpfact_flower.privacy import PATIENT_CLAIM, ReleaseEvent, replay
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, ReleaseKey
 from dpfact_flower.privacy.patient.plan import plan_patient
 from dpfact_flower.server.rule import initial_factors
@@ -186,7 +186,7 @@ BEFORE = {
 AFTER = {
     "cleaning up": (Site, "_clean_up"),
     "the head": (Ledger, "head"),
-    "the label": (Release, "label"),
+    "the claim": (answer, "claim_of"),
     "forgetting looks": (Path, "unlink"),
     "closing the ledger": (Ledger, "close"),
     "letting go of the patients": (answer, "forget_patients"),

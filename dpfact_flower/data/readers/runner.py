@@ -197,9 +197,6 @@ def _statements(path: Path, body: str) -> tuple[Statement, ...]:
     return tuple(found)
 
 
-# --- Running a script -----------------------------------------------------------------------------
-
-
 def read(
     reader: str | Path | Script,
     source: str | Path,

@@ -180,9 +180,6 @@ def _summed(
     return reduce(np.add, in_order(part, range(threads), threads=threads))
 
 
-# --- Compiled code: IEEE arithmetic, one patient after another; only the total is shared ----------
-
-
 @compiled()
 def _count_codes(starts: Array, indices: Array, offsets: Array, scale: float, total: Array) -> None:
     counted = np.zeros(offsets[-1], np.bool_)

@@ -111,9 +111,6 @@ def _keystream(key: bytes) -> CipherContext:
     return Cipher(ChaCha20(key, bytes(16)), None).encryptor()
 
 
-# --- Shares of a mask's seed, for numbered places -------------------------------------------------
-
-
 def new_seed(random_bytes: Callable[[int], bytes]) -> bytes:
     """Draw a seed below the prime, uniform to within 2**-256 if the bytes are uniform."""
     number = int.from_bytes(random_bytes(2 * SEED_BYTES), "little") % PRIME
