@@ -22,14 +22,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from dpfact_flower.errors import (
-    DPFactError,
-    LateError,
-    MessageError,
-    RoundFailedError,
-    code_in,
-    heard,
-)
+from dpfact_flower import errors
 from dpfact_flower.server.on_arrival import OnArrival
 from dpfact_flower.server.readiness import Readiness, SiteNames, called
 from dpfact_flower.wire import records
@@ -107,7 +100,7 @@ class InFlight:
             return False
         if is_lost(self.reply):
             return self.times < MOST_ASKED
-        return self.times == 1 and _says(self.reply, RoundFailedError)
+        return self.times == 1 and _says(self.reply, errors.RoundFailedError)
 
 
 class Exchange:
@@ -199,7 +192,7 @@ class RetryingGrid(Grid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         """Return the connected nodes, and remember their registered names."""
         nodes = _again_while_busy(lambda: list(self._grid.get_nodes()))
-        self.registered |= {node.node_id: heard(node.name) for node in nodes if node.name}
+        self.registered |= {node.node_id: errors.heard(node.name) for node in nodes if node.name}
         return nodes
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -290,11 +283,11 @@ def is_lost(reply: Message) -> bool:
 
 def _is_missing(reply: Message | None) -> bool:
     """Return whether the site was silent, a message was lost, or the reply would come too late."""
-    return reply is None or is_lost(reply) or _says(reply, LateError)
+    return reply is None or is_lost(reply) or _says(reply, errors.LateError)
 
 
-def _says(reply: Message, error: type[DPFactError]) -> bool:
-    return reply.has_error() and code_in(reply.error.reason or "") == error.code
+def _says(reply: Message, error: type[errors.DPFactError]) -> bool:
+    return reply.has_error() and errors.code_in(reply.error.reason or "") == error.code
 
 
 _UNKNOWN = ("No query function registered", "Invalid message type: query")
@@ -334,7 +327,7 @@ def _read(node: int, reply: Message, began: float, ended: float) -> Readiness:
     try:
         payload = records.read_reply(reply)
         site = SiteReply.from_wire(payload.arrays, payload.config, []).site
-    except MessageError as error:
+    except errors.MessageError as error:
         return Readiness(node, fault=str(error))
     replied = reply.metadata.created_at
     clock = replied - ended if replied > ended else min(replied - began, 0.0)

@@ -10,14 +10,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from dpfact_flower.collect import (
-    AsyncDispatcher,
-    RetryingGrid,
-    RoundPolicy,
-    ask_ready,
-    format_error,
-    is_lost,
-)
+from dpfact_flower import collect
 from dpfact_flower.errors import MessageError, SettingsError
 from dpfact_flower.secure_rounds import SecureRounds
 from dpfact_flower.server.coordinator import Coordinator, CoordinatorOptions
@@ -73,7 +66,7 @@ class DPFact(TrainOnlyStrategy):
         self._left_out: frozenset[int] = frozenset()
         self._began = 0.0
         self._timeout = self._seconds = self.coordinator.run.round_timeout
-        self._grid: RetryingGrid  # of the current round
+        self._grid: collect.RetryingGrid  # of the current round
         self._names = SiteNames()
         secure = self.coordinator.secure is not None
         self._secure = SecureRounds(self.coordinator, self._names, self._ask) if secure else None
@@ -105,14 +98,14 @@ class DPFact(TrainOnlyStrategy):
         self._timeout = coordinator.run.round_timeout if timeout is None else timeout
         rounds = planned if num_rounds is None else num_rounds
         in_step = coordinator.rounds_in_step if isinstance(coordinator, OnArrival) else rounds
-        grid = RetryingGrid(grid, self._sent.append)
+        grid = collect.RetryingGrid(grid, self._sent.append)
         self._names.registered = grid.registered
         result = super().start(
             grid, self.arrays, max(min(rounds, in_step) - self._resumed, 0),
             timeout=self._timeout, evaluate_fn=evaluate_fn,
         )  # fmt: skip
         if isinstance(coordinator, OnArrival):
-            dispatcher = AsyncDispatcher(
+            dispatcher = collect.AsyncDispatcher(
                 grid, coordinator, names=self._names, left_out=self._left_out, read=self._read,
                 timeout=self._timeout, wait=lambda first: self._wait_for_sites(grid, first=first),
             )  # fmt: skip
@@ -143,8 +136,8 @@ class DPFact(TrainOnlyStrategy):
     ) -> Iterable[Message]:
         """Return one request for each connected site. Requests expire when the round times out."""
         coordinator, number = self.coordinator, self._resumed + server_round
-        if not isinstance(grid, RetryingGrid):  # without `start`
-            grid = RetryingGrid(grid, self._sent.append)
+        if not isinstance(grid, collect.RetryingGrid):  # without `start`
+            grid = collect.RetryingGrid(grid, self._sent.append)
         self._grid, self._left_out = grid, frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
         request = coordinator.request(number)
@@ -160,7 +153,7 @@ class DPFact(TrainOnlyStrategy):
                 self._secure.agree(nodes, number)
             requests = self._secure.requests(number, nodes)
         coordinator.begin()
-        grid.policy = RoundPolicy(
+        grid.policy = collect.RoundPolicy(
             charged=bool(coordinator.rule.planned_events(number)),
             required=coordinator.rule.needs_quorum(number),
             left_out=self._left_out,
@@ -183,7 +176,7 @@ class DPFact(TrainOnlyStrategy):
 
     def _ask(self, requests: Mapping[int, RoundRequest], charged: bool) -> Mapping[int, Message]:
         """Send further requests to nodes within a round, and return the nodes' replies."""
-        self._grid.policy = RoundPolicy(charged=charged)
+        self._grid.policy = collect.RoundPolicy(charged=charged)
         messages = self._messages(requests)
         self._sent += messages
         came = self._by_node(self._grid.send_and_receive(messages, timeout=self._seconds))
@@ -228,7 +221,9 @@ class DPFact(TrainOnlyStrategy):
     def _usable(
         self, number: int, came: Mapping[int, Message]
     ) -> tuple[list[SiteReply], list[Failure]]:
-        lost = {node: self._names.of(node) for node, reply in came.items() if is_lost(reply)}
+        lost = {
+            node: self._names.of(node) for node, reply in came.items() if collect.is_lost(reply)
+        }
         nodes = dict.fromkeys(message.metadata.dst_node_id for message in self._sent)
         shapes = self.coordinator.rule.reply_shapes(number)
         usable: list[SiteReply] = []
@@ -268,7 +263,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> SiteReply | str:
         """Return a site's release, or the reason why the reply cannot be used."""
         if reply.has_error():
-            return format_error(reply.error)
+            return collect.format_error(reply.error)
         try:
             payload = records.read_reply(reply)
             outcome = SiteReply.from_wire(payload.arrays, payload.config, shapes)
@@ -288,7 +283,7 @@ class DPFact(TrainOnlyStrategy):
             log(INFO, "asking whether the sites are ready, for at most %g s: a site may need "
                 "three minutes to answer after a run was killed",
                 patience)  # fmt: skip
-        answers = ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
+        answers = collect.ask_ready(grid, nodes, request, timeout=self._timeout, patience=patience)
         sites = self._names.checked(answers, warn=judged)
         if not judged:  # secure sums need only the names
             return frozenset()

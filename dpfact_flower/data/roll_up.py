@@ -19,18 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dpfact_flower.data import code_names
 from dpfact_flower.data.clinical_events import count, replace_codes, table_of
-from dpfact_flower.data.code_names import (
-    VERSIONS,
-    category,
-    chapter,
-    clearer,
-    holds_procedures,
-    name_of,
-    parts,
-    systems,
-    version_of,
-)
 from dpfact_flower.data.vocabulary import csv_rows, read_text
 from dpfact_flower.errors import DataError, MissingDependencyError, SettingsError
 
@@ -56,7 +46,7 @@ def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
         {"mode": mode},
     ).fetchall()
     described = dict(found)  # frequent codes come first
-    if how in _OF_DIAGNOSES and holds_procedures(mode, list(described)):
+    if how in _OF_DIAGNOSES and code_names.holds_procedures(mode, list(described)):
         raise SettingsError(
             f"roll-up: {how} groups diagnoses, but {mode} holds procedures; "
             f"{mode}=first2 groups those of ICD-9, {mode}=first3 those of ICD-10-PCS"
@@ -76,12 +66,12 @@ def _groups(
     mode: str, described: Mapping[str, str], how: str | Path, grouping: Grouping
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the codes and the description of each group, given each code's description."""
-    default = version_of(described)
+    default = code_names.version_of(described)
     members: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
-    for code, system in zip(described, systems(mode, list(described)), strict=True):
-        named, bare = parts(code)
-        version = VERSIONS.get(named, "")
+    for code, system in zip(described, code_names.systems(mode, list(described)), strict=True):
+        named, bare = code_names.parts(code)
+        version = code_names.VERSIONS.get(named, "")
         prefix = f"icd{version}:" if version and how != "ccs" else ""
         own = system if _FIRST.fullmatch(str(how)) else ""
         if how == "icd3":
@@ -89,8 +79,10 @@ def _groups(
         for bare_group, name in grouping(version or default, bare):
             group = prefix + bare_group
             members.setdefault(group, []).append(code)
-            usual = name or (name_of(own, bare_group, exact=True) if own else "")
-            texts[group] = clearer(described.get(group, ""), usual) or texts.get(group, "")
+            usual = name or (code_names.name_of(own, bare_group, exact=True) if own else "")
+            texts[group] = code_names.clearer(described.get(group, ""), usual) or texts.get(
+                group, ""
+            )
     for group, codes in members.items():
         if not texts[group]:
             text = next((described[code] for code in codes if described[code]), "")
@@ -101,10 +93,12 @@ def _groups(
 
 def _grouping(how: str | Path) -> Grouping:
     if how == "icd3":
-        return lambda version, code: [(found, "")] if (found := category(version, code)) else []
+        return lambda version, code: (
+            [(found, "")] if (found := code_names.category(version, code)) else []
+        )
     if how == "chapter":
         return lambda version, code: (
-            [(f"{c.first}-{c.last}", c.name)] if (c := chapter(version, code)) else []
+            [(f"{c.first}-{c.last}", c.name)] if (c := code_names.chapter(version, code)) else []
         )
     if how == "ccs":
         return ccs()
@@ -131,7 +125,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 
     def group(version: str, code: str) -> list[tuple[str, str]]:
         found, system = tables[version].get(code) or broader[version].get(code), _CCS[version]
-        return [(f"{system}:{found}", name_of(system, found))] if found else []
+        return [(f"{system}:{found}", code_names.name_of(system, found))] if found else []
 
     return group
 
@@ -170,8 +164,8 @@ def _from_file(path: Path) -> Grouping:
             continue
         if not row.get("code") or not row.get("group") or not row["group"].isprintable():
             raise DataError(f"{path}: row {number} needs a code and a group, in printable text")
-        prefix, code = parts(row["code"])
-        version = row.get("version") or VERSIONS.get(prefix, "")
+        prefix, code = code_names.parts(row["code"])
+        version = row.get("version") or code_names.VERSIONS.get(prefix, "")
         if version not in ("", "9", "10"):
             raise DataError(f"{path}: row {number} has a version of ICD other than 9 or 10")
         table.setdefault((version, code), []).append((row["group"], row.get("description") or ""))

@@ -11,19 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from dpfact_flower.evaluation import tables
 from dpfact_flower.evaluation.membership import LEADING
 from dpfact_flower.evaluation.model import CodeRow, GlobalModel
 from dpfact_flower.evaluation.page import counted, duration, number, outcome, percent, ranges, size
 from dpfact_flower.evaluation.run_folder import Review
 from dpfact_flower.evaluation.summary import GroupAUC, Summary
-from dpfact_flower.evaluation.tables import (
-    Association,
-    CodeWeight,
-    Pair,
-    Phenotype,
-    PhenotypeTable,
-    Share,
-)
 from dpfact_flower.privacy import rounded_up
 from dpfact_flower.privacy.guarantee import Figure, about_rows
 
@@ -131,7 +124,7 @@ MOST_FALSE, EVEN = 0.1, 0.5
 """Largest probability of absence elsewhere for a likely real and for an uncertain phenotype."""
 
 
-def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
+def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
     """Return how certain a phenotype is, based on its pairs in other runs.
 
     Without pairs, `chance` is used: the probability that the phenotype is absent elsewhere.
@@ -149,7 +142,9 @@ def certainty(pairs: Sequence[Pair], chance: float | None = None) -> str:
 # --- Sentences ------------------------------------------------------------------------------------
 
 
-def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], unit: str) -> str:
+def first_line(
+    table: tables.PhenotypeTable | None, rank: int, words: Sequence[str], unit: str
+) -> str:
     """Sum up a run: ``Twenty patterns; nine are stable; 36 % of the patients have at least one``.
 
     `words` are the results of `certainty`. `unit` names the data's rows, such as patients.
@@ -165,7 +160,7 @@ def first_line(table: PhenotypeTable | None, rank: int, words: Sequence[str], un
     return f"{text[0].upper()}{text[1:]}."
 
 
-def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[str]:
+def paragraph(phenotype: tables.Phenotype, table: tables.PhenotypeTable, unit: str) -> list[str]:
     """Return sentences that describe the patients who have a phenotype."""
     share = phenotype.prevalence
     if isinstance(share, str):
@@ -185,7 +180,7 @@ def paragraph(phenotype: Phenotype, table: PhenotypeTable, unit: str) -> list[st
     return sentences
 
 
-def rate(association: Association, everybody: Share, unit: str) -> str:
+def rate(association: tables.Association, everybody: tables.Share, unit: str) -> str:
     """Describe an outcome's rate with its interval, and the rate among all patients."""
     of_all = f"; among all {unit} {percent(everybody)}" if isinstance(everybody, float) else ""
     if not isinstance(association.rate, float) or association.rate_interval is None:
@@ -204,7 +199,7 @@ def leading_sentence(rows: Rows) -> str:
 
 
 def certainty_sentence(
-    pairs: Sequence[Pair], chance: float | None = None, same: Sequence[int] = ()
+    pairs: Sequence[tables.Pair], chance: float | None = None, same: Sequence[int] = ()
 ) -> str:
     """Describe a phenotype's certainty. The other arguments are those of `certainty`.
 
@@ -249,10 +244,10 @@ def named(description: str, code: str) -> str:
     return f"{text} ({code})" if text != code and len(code) <= _LONGEST_CODE else text
 
 
-def _observed(codes: Sequence[CodeWeight]) -> list[tuple[str, str]]:
+def _observed(codes: Sequence[tables.CodeWeight]) -> list[tuple[str, str]]:
     """Return the share and name of each characteristic code, most frequent first."""
 
-    def share(value: Share) -> float:
+    def share(value: tables.Share) -> float:
         return value if isinstance(value, float) else float(value == "all")
 
     marking = [c for c in codes if share(c.observed) >= max(_OFTEN, _MORE * share(c.everybody))]

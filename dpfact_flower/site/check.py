@@ -19,13 +19,7 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import open_site
 from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.machine.files import (
-    changeable,
-    changeable_within,
-    not_private,
-    user_id,
-    user_name,
-)
+from dpfact_flower.machine import files
 from dpfact_flower.machine.flower import KNOWN, version_faults
 from dpfact_flower.machine.processes import Process, listeners, processes
 from dpfact_flower.privacy.ledger import LEDGER, Ledger
@@ -138,15 +132,17 @@ def _opens(place: Place) -> None:
 
 def _two_users(place: Place) -> Iterator[str]:
     if place.executor_user == place.node_user:
-        both = f"{user_name(place.node_user)} owns both {place.key} and {place.data}"
+        both = f"{files.user_name(place.node_user)} owns both {place.key} and {place.data}"
         yield f"{both}: give one of them to a user of its own"
     if 0 in {place.executor_user, place.node_user}:
         yield "root owns the key or the data: give them to users of their own"
 
 
 def _owners(place: Place) -> list[str]:
-    data, state = (not_private(path, place.executor_user) for path in (place.data, place.state))
-    return data + state + not_private(place.key, place.node_user)
+    data, state = (
+        files.not_private(path, place.executor_user) for path in (place.data, place.state)
+    )
+    return data + state + files.not_private(place.key, place.node_user)
 
 
 def _secure_keys(place: Place) -> list[str]:
@@ -154,8 +150,8 @@ def _secure_keys(place: Place) -> list[str]:
     if not (settings.secure_key or settings.secure_peers):
         return []
     keyring_of(settings, place.site_folder.name)
-    peers = changeable(Path(settings.secure_peers), {place.executor_user})
-    return not_private(Path(settings.secure_key), place.executor_user) + peers
+    peers = files.changeable(Path(settings.secure_peers), {place.executor_user})
+    return files.not_private(Path(settings.secure_key), place.executor_user) + peers
 
 
 def _time(place: Place) -> Iterator[str]:
@@ -188,15 +184,15 @@ def _room(place: Place) -> Iterator[str]:
 
 def _code(place: Place) -> Iterator[str]:
     trusted = {place.executor_user}
-    yield from changeable(place.config, trusted)
-    yield from changeable(Path(sys.executable), trusted)
+    yield from files.changeable(place.config, trusted)
+    yield from files.changeable(Path(sys.executable), trusted)
     machine_code = place.state / MACHINE_CODE  # created so that only its owner has access
     with suppress(StateError):  # another check reports an executor that is not running
         environment = place.executor.environment or {}
         machine_code = Path(environment.get("NUMBA_CACHE_DIR") or machine_code)
     for folder in (sysconfig.get_path("purelib"), Path(__file__).parents[1], machine_code):
         if Path(folder).exists():
-            yield from islice(changeable_within(Path(folder), trusted), _SHOWN)
+            yield from islice(files.changeable_within(Path(folder), trusted), _SHOWN)
 
 
 def _supernode(place: Place) -> Iterator[str]:
@@ -219,8 +215,8 @@ def _executor(place: Place) -> Iterator[str]:
 def _port(place: Place) -> Iterator[str]:
     """Check which users listen on the port to which the executor sends its answers."""
     executor = place.executor
-    node, given = user_name(place.node_user), executor.option("--node-user")
-    if (executor.uid if given is None else user_id(given)) != place.node_user:
+    node, given = files.user_name(place.node_user), executor.option("--node-user")
+    if (executor.uid if given is None else files.user_id(given)) != place.node_user:
         yield f"the executor answers another user's SuperNode: give it --node-user {node}"
     host, port = executor.option("--host") or "127.0.0.1", int(executor.option("--port") or 9094)
     listening = listeners(host, port)
@@ -228,7 +224,7 @@ def _port(place: Place) -> Iterator[str]:
         yield f"cannot see which process listens at {host}:{port}: it must be the SuperNode"
     for uid in {listener.uid for listener in listening or ()} - {place.node_user}:
         place_of = f"at {host}:{port}, where the executor fetches its work"
-        yield f"{user_name(uid)} listens {place_of}: ask them, or use another port for {node}"
+        yield f"{files.user_name(uid)} listens {place_of}: ask them, or use another port for {node}"
 
 
 def _nothing_of_flowers(place: Place) -> Iterator[str]:
@@ -236,7 +232,7 @@ def _nothing_of_flowers(place: Place) -> Iterator[str]:
         if process.uid in {place.node_user, place.executor_user} and process.runs(*FLOWERS_OWN):
             command = " ".join(process.words[:2])
             yield (
-                f"process {process.pid} of {user_name(process.uid)} ({command}) runs what a "
+                f"process {process.pid} of {files.user_name(process.uid)} ({command}) runs what a "
                 "SuperLink sends, which this site does not need: ask its owner to stop or move it"
             )
 
@@ -259,7 +255,7 @@ def _no_network(place: Place) -> Iterator[str]:
 def _runs_as(process: Process, uid: int, name: str) -> list[str]:
     if process.uid == uid:
         return []
-    actual, expected = user_name(process.uid), user_name(uid)
+    actual, expected = files.user_name(process.uid), files.user_name(uid)
     return [f"{name} runs as {actual}: start it as {expected}"]
 
 
@@ -267,7 +263,7 @@ def _secret(process: Process, option: str, uid: int) -> list[str]:
     path = process.path(option)
     if path is None:
         return [f"any user of this machine can take the SuperNode's messages: give it {option}"]
-    return not_private(path, uid)
+    return files.not_private(path, uid)
 
 
 def _interfaces(pid: int) -> set[str]:

@@ -22,13 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError, StateError
-from dpfact_flower.machine.files import (
-    check_own,
-    create_once,
-    disk_errors,
-    private_folder,
-    replacing,
-)
+from dpfact_flower.machine import files
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 
@@ -186,11 +180,11 @@ PRAGMA user_version = {_VERSION};
 
 def create_ledger(path: Path) -> None:
     """Create a complete, empty ledger on disk unless a ledger already exists."""
-    private_folder(path.parent)
+    files.private_folder(path.parent)
     try:
         with closing(sqlite3.connect(":memory:")) as empty:
             empty.executescript(_SCHEMA)
-            create_once(path, empty.serialize())
+            files.create_once(path, empty.serialize())
     except OSError as error:
         raise StateError(
             f"{path}: cannot be created ({error.strerror}); it needs a local disk with hard links"
@@ -228,7 +222,7 @@ def open_ledger(path: Path, *, durable: bool) -> sqlite3.Connection:
 def translated(path: Path) -> Iterator[None]:
     """Turn SQLite and disk errors into this package's errors, with no values in the messages."""
     try:
-        with disk_errors(path):
+        with files.disk_errors(path):
             yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -255,7 +249,7 @@ def verified_head(ledger: Path) -> Head | None:
 
 def note_head(ledger: Path, head: Head) -> None:
     """Note the newest head. A failure is ignored, because the charge is already recorded."""
-    with suppress(Exception), replacing(head_file(ledger), durable=False) as file:
+    with suppress(Exception), files.replacing(head_file(ledger), durable=False) as file:
         file.write(str(head).encode())
 
 
@@ -269,8 +263,8 @@ def note_head(ledger: Path, head: Head) -> None:
 def read_key(folder: Path) -> bytes | None:
     """Return the key in a site's folder, or None if the folder has no key."""
     path = folder / KEY
-    check_own(path)
-    with disk_errors(path):
+    files.check_own(path)
+    with files.disk_errors(path):
         if not path.exists():
             return None
         key = path.read_bytes()
@@ -285,8 +279,8 @@ def read_key(folder: Path) -> bytes | None:
 def data_key(folder: Path) -> bytes:
     """Return the key in a site's folder, creating the key if necessary."""
     if read_key(folder) is None:
-        with disk_errors(folder / KEY):
-            create_once(folder / KEY, secrets.token_bytes(_KEY_BYTES))
+        with files.disk_errors(folder / KEY):
+            files.create_once(folder / KEY, secrets.token_bytes(_KEY_BYTES))
     key = read_key(folder)
     assert key is not None
     return key
