@@ -159,7 +159,7 @@ class PatientRule:
             )
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        """Fit the start, with `auto_rank` again and again until most phenotypes seem real."""
+        """Fit the start. With `auto_rank`, lower the rank until most phenotypes seem real."""
         give_back()  # memory of simulated sites and of unpacked replies
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()

@@ -354,6 +354,6 @@ CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }
-"""Conditions, and the check of each, which raises an error or returns faults with remedies."""
+"""Each condition with its check, which raises an error or returns faults with remedies."""
 _BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
 """Checks that work before the processes start."""

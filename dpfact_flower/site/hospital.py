@@ -114,7 +114,7 @@ def answering_seconds(state: Path) -> float:
 
 
 def site_gauges(settings: SiteSettings) -> list[Gauge]:
-    """Return a site's gauges, which never leave it: budget, latest charge and failures."""
+    """Return a site's gauges (budget, latest charge, failures), which never leave the site."""
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
     spent, last = 0.0, 0.0

@@ -78,7 +78,7 @@ def solved(
         local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     seconds = time.perf_counter() - began
     number, error = request.round, local.error
-    # The error over the non-zero cells needs another pass, so most rounds do without.
+    # The error over the non-zero cells needs another pass, so few rounds measure it.
     is_measured = number <= _ALL_FIRST or number % _ONE_OF == 0 or number == request.rounds
     if error is None or (error.nonzeros is None and is_measured):
         error = squared_error(tensor, local.factors, local.grams)
