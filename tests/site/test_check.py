@@ -72,8 +72,8 @@ def place(cohort, tmp_path, monkeypatch, running):
     monkeypatch.setattr(check, "_interfaces", lambda pid: {"lo"})
     monkeypatch.setattr(check, "server_faults", lambda address, certificates: [])
     # The folders of the test and of the developer cannot be changed.
-    monkeypatch.setattr(check, "changeable_within", lambda folder, uids: iter([]))
-    monkeypatch.setattr(check, "changeable", lambda path, uids: [])
+    monkeypatch.setattr(check.files, "changeable_within", lambda folder, uids: iter([]))
+    monkeypatch.setattr(check.files, "changeable", lambda path, uids: [])
     return tmp_path
 
 
