@@ -5,6 +5,7 @@ import fcntl
 import os
 import pwd
 import shlex
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterator
@@ -90,8 +91,8 @@ def locked(folder: Path) -> Iterator[bool]:
 def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
     """Reserve disk space with a file. Call the yielded function just before you use the space.
 
-    Raise an OSError if the disk or a quota has too little space. macOS, where
-    no site is deployed, cannot reserve space.
+    Raise an OSError if the disk or a quota has too little space. On macOS and a few file systems,
+    which cannot reserve space, only the free space is checked.
     """
 
     def free() -> None:
@@ -99,12 +100,24 @@ def reserved(path: Path, size: int) -> Iterator[Callable[[], None]]:
 
     try:
         with open(path, "wb", opener=for_owner) as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
+            _fill(file.fileno(), path.parent, size)
         yield free
     finally:
         with suppress(OSError):
             free()
+
+
+def _fill(handle: int, folder: Path, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(handle, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        else:
+            return
+    if shutil.disk_usage(folder).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextmanager

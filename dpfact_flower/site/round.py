@@ -34,7 +34,7 @@ class RoundOutcome:
     measures: RoundMeasures | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class JobState:
     """The data that a site has kept from a job's earlier rounds.
 

@@ -178,7 +178,7 @@ class _Files:
             return None
         try:
             return rules.from_json(rules.JobSecrets, path.read_bytes())
-        except ValueError:
+        except (OSError, ValueError):
             raise StateError(f"{path}: damaged; {_NEW_JOB}") from None
 
     def round(self) -> rules.RoundState | None:

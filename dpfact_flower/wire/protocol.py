@@ -190,7 +190,8 @@ class SiteReply:
     def to_wire(self) -> tuple[list[NDArray[Any]], dict[str, Scalar]]:
         """Return the arrays and the config. If `step` is not 0, the arrays are packed as bytes."""
         arrays: list[NDArray[Any]] = [
-            pack(array, self.step) if self.step else array for array in self.arrays
+            pack(array, self.step) if self.step and array.ndim == 1 else array
+            for array in self.arrays
         ]
         return arrays or [*_NO_ARRAYS], {"site": self.site}
 

@@ -94,7 +94,18 @@ def test_room_is_held_until_it_is_given_back(tmp_path, size):
     assert not path.exists()
 
 
-def test_more_room_than_there_is_cannot_be_held(tmp_path):
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSPC, None])
+def test_where_room_cannot_be_held_its_lack_is_seen_and_refused(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, "No space, or not here")
+
+    if number is None:
+        monkeypatch.delattr(os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    if number != errno.ENOSPC:
+        with files.reserved(tmp_path / ".room", 10):
+            pass
     beyond = shutil.disk_usage(tmp_path).total + 1
     with pytest.raises(OSError, match="No space"), files.reserved(tmp_path / ".room", beyond):
         pytest.fail("there is no such room")

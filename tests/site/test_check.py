@@ -196,7 +196,7 @@ def test_networks_are_those_that_the_system_has():
 
 def test_an_installation_and_code_that_others_can_change_are_found(place, running, monkeypatch):
     monkeypatch.setattr(
-        check, "changeable_within", lambda path, uids: (f"{path}{number}!" for number in range(9))
+        check.files, "changeable_within", lambda path, _: (f"{path}{n}!" for n in range(9))
     )
     (place / "cache").mkdir()
     running[1] = replace(running[1], environment={"NUMBA_CACHE_DIR": str(place / "cache")})

@@ -443,3 +443,9 @@ def test_a_public_reason_is_a_code_and_nothing_of_the_error(kind):
     code = getattr(kind, "code", "internal")
     assert reason == f"dpfact:{code} (details are in the site's own log)"
     assert len({each.code for each in FAMILY}) == len(FAMILY)
+
+
+def test_only_vectors_are_packed():
+    matrix, vector = np.ones((2, 3), np.float32), np.zeros(90, np.float32)
+    arrays, _ = SiteReply("north", (matrix, vector), step=0.5).to_wire()
+    assert (arrays[0] is matrix, arrays[1].dtype) == (True, np.uint8)

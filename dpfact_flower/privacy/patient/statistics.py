@@ -122,6 +122,9 @@ def refinement(
     whole = [_without_least(np.asarray(factor, np.float64), _LEAST_ENTRY) for factor in factors]
     stack = np.concatenate(whole)
     rank = stack.shape[1]
+    # The data file may have changed since the request was checked.
+    if [len(factor) for factor in factors] != list(tensor.feature_shape):
+        raise DataError("factors: do not match the tensor's feature modes")
     gram = np.ones((rank, rank))
     for columns in whole:
         # BLAS is not used here, because sums must not depend on the threads or on the processor.

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import nnls
 
-from dpfact_flower.errors import SettingsError
+from dpfact_flower.errors import DataError, SettingsError
 from dpfact_flower.privacy.noise import SIGMA
 from dpfact_flower.privacy.patient import statistics
 from dpfact_flower.privacy.patient.statistics import code_counts, cooccurrence, refinement
@@ -293,7 +293,11 @@ def test_impossible_noise_is_refused(sigma):
         code_counts(as_tensor(counts((5, 6))), sigma=sigma)
 
 
-def test_a_bound_of_0_is_refused():
-    cells, factors = as_tensor(counts((5, 6))), factors_for((5, 6))
-    with pytest.raises(SettingsError, match="bound"):
-        refinement(cells, factors, 0, ridge=np.zeros(3), bound=0.0, sigma=1.0)
+@pytest.mark.parametrize(
+    ("sizes", "bound", "error", "text"),
+    [((5, 6), 0.0, SettingsError, "bound"), ((5, 7), 0.1, DataError, "factors")],
+)
+def test_what_does_not_fit_is_refused(sizes, bound, error, text):
+    cells, factors = as_tensor(counts((5, 6))), factors_for(sizes)
+    with pytest.raises(error, match=text):
+        refinement(cells, factors, 0, ridge=np.zeros(3), bound=bound, sigma=1.0)
