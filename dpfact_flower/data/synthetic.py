@@ -141,6 +141,8 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
     """Generate an artificial cohort from settings or from the name of a preset."""
     if isinstance(settings, str):
         settings = preset(settings)
+    if (settings.site_sizes < 1).any():
+        raise SettingsError("patients, shares: every site needs a patient or more")
     planting, drawing, seeing, dying = np.random.default_rng(settings.seed).spawn(4)
     sources, prevalence, risk = _plant(settings, planting)
     members = _members(settings, prevalence, drawing)

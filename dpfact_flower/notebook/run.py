@@ -136,13 +136,13 @@ class Run:
         new = run_folder.Names({**self.model.names, number: name})
         names = run_folder.checked_names(new, self.model.rank)
         if self.folder:
-            run_folder.write_names(self.folder, new, self.model.rank)
+            run_folder.write_names(self.folder, run_folder.Names({number: name}), self.model.rank)
         return replace(self, model=replace(self.model, names=names.phenotypes))
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write the report as an HTML page, by default ``report.html`` in the run folder."""
         out = None if path is None else Path(path)
-        if self.folder is not None:
+        if self.folder is not None and self.folder.exists():
             return write_report(self.folder, out)
         if out is None:
             raise SettingsError("report: give a path; the run has no folder")

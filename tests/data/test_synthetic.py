@@ -186,6 +186,8 @@ def test_codes_are_readable():
 def test_presets_have_names():
     with pytest.raises(SettingsError, match="must be one of demo, paper-synthetic, paper-mimic"):
         synthetic("mimic")
+    with pytest.raises(SettingsError, match="every site needs a patient"):
+        synthetic(preset("demo", patients=3))
     assert all(PRESETS[name].name == name for name in PRESETS)
 
 

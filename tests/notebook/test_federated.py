@@ -134,6 +134,8 @@ def test_what_is_wrong_is_said_by_the_frames_name_and_no_value():
     with pytest.raises(DataError, match=r"^diagnoses: column time must be a date") as caught:
         read_events(wrong)
     assert "yesterday" not in str(caught.value)
+    with pytest.raises(DataError, match=r"no column Kind; there are \['patient'"):
+        read_events(HERE, columns={"mode": "Kind"})
     says = r"need a DataFrame with a column mode .* got DataFrame with .* \['patient'"
     with pytest.raises(DataError, match=says):
         read_events(HERE.drop(columns="mode"))

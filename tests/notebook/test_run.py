@@ -126,6 +126,8 @@ def test_names_show_everywhere(run, tmp_path):
     assert labels == ["1", "renal failure", "3"]
     assert again.report().read_text().count("renal failure") > 1
     assert Run.read(again.label(2, "")).model.names == {}
+    again.label(3, "sepsis")  # `again` still holds the removed name, which does not come back
+    assert Run.read(again.folder).model.names == {3: "sepsis"}
     pyplot.close("all")
 
 

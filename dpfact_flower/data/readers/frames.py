@@ -50,6 +50,8 @@ def read_events(
     elif mode_column.lower() in _columns(events):
         parts = [events]
         tables = _by_mode(Rows("events", parts), mode_column)
+    elif MODE in given:
+        raise DataError(f"events: no column {mode_column}; there are {columns_of(events)}")
     else:
         raise DataError(
             "events: need a DataFrame with a column mode (or columns={'mode': its name}), or a "
