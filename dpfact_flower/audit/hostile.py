@@ -24,9 +24,6 @@ class Patient(NamedTuple):
     values: NDArray[np.float64]
 
 
-# --- Sites ----------------------------------------------------------------------------------------
-
-
 def site_of(name: str, vocabularies: Sequence[Vocabulary], patients: Sequence[Patient]) -> SiteData:
     """Return a site with the given patients. There must be at least one."""
     indices = [np.column_stack([np.full(len(p.cells), n), p.cells]) for n, p in enumerate(patients)]
@@ -69,9 +66,6 @@ def _some_cells(sizes: Sequence[int], number: int, rng: np.random.Generator) -> 
 def empty(sizes: Sequence[int]) -> Patient:
     """Return a patient without cells."""
     return Patient(np.empty((0, len(sizes)), np.int64), np.empty(0))
-
-
-# --- Patients who are added -----------------------------------------------------------------------
 
 
 def _one_cell(site: SiteData, transcript: Transcript, rng: np.random.Generator) -> Patient:
@@ -140,9 +134,6 @@ def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[n
 def _grid(codes: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     mesh = np.meshgrid(*codes, indexing="ij")
     return np.column_stack([axis.ravel() for axis in mesh]).astype(np.int64)
-
-
-# --- Transcripts ----------------------------------------------------------------------------------
 
 
 def _one_hot(shape: tuple[int, int], rng: np.random.Generator) -> NDArray[np.float64]:

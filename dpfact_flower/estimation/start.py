@@ -4,9 +4,7 @@ All sites' matrices are fitted at once (`pair_fit`). Because the problem is not 
 compares several candidates. A *random* candidate is first fitted to the sum of the sites' matrices
 and then to the separate matrices. A *grown* candidate gains factors where the residual is largest.
 Let P be the releases, and let z be fresh noise with the same standard deviation. Candidates are
-fitted to P + z / 2 and compared on P - 2 z, whose noise is independent. If a random candidate is
-best, a last candidate starts from it and is fitted to the average of all candidates' models
-(docs/explanation/start.md).
+fitted to P + z / 2 and compared on P - 2 z, whose noise is independent (docs/explanation/start.md).
 """
 
 import logging
@@ -42,11 +40,11 @@ _APART = 20
 this many groups, which bounds time and memory (docs/explanation/start.md)."""
 _RESTARTS = 6
 """Number of random candidates."""
-_POOLED, _JOINT, _COMMON, _LAST = 20, 10, 20, 30
+_POOLED, _JOINT, _LAST = 20, 10, 30
 """Largest numbers of iterations: for a random candidate on the sum over sites, for any candidate on
-all sites, for the fit to the candidates' average, and for the last fit to the releases."""
+all sites, and for the best candidate on the releases."""
 _SETTLED = 1e-4
-"""The last two fits end when an iteration changes the explained part by less than this share."""
+"""The last fit ends when an iteration changes the explained part by less than this share."""
 _THRESHOLD = 1.0
 """Soft threshold in a fit to all sites, in standard deviations of an entry's noise. A threshold of
 2 loses faint phenotypes in real data, and refinement cannot restore lost phenotypes."""
@@ -126,11 +124,14 @@ def _best_candidate(
 ) -> Model:
     """Return the candidate that best explains held-out data, or all data if there is no noise."""
     before, seen = deepcopy(rng), np.empty((codes, len(packed), codes), np.float32)
-    _see(packed, sigma, rng, seen)
+    for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
+        seen[:, t] = unpack([own + _SPLIT * z], codes)[:, 0]
     noise = sigma / math.sqrt(2) * math.hypot(1, _SPLIT)
-    candidates = _candidates(seen, rank, noise)
 
-    def judged(begun: Model) -> tuple[Model, float]:
+    def judged(begin: Callable[[], Model | None]) -> tuple[Model, float] | None:
+        begun = begin()
+        if begun is None:
+            return None
         model = fit(seen, begun, threshold=_THRESHOLD * noise, iterations=_JOINT)
         again = _with_fresh(packed, sigma, deepcopy(before))
         return _restore_empty(model, begun), sum(
@@ -138,33 +139,16 @@ def _best_candidate(
             for (own, z), d in zip(again, model.d, strict=True)
         )
 
-    def begun_and_judged(begin: Callable[[], Model | None]) -> tuple[Model, float] | None:
-        begun = begin()
-        return None if begun is None else judged(begun)
-
+    candidates = _candidates(seen, rank, noise)
     rngs = rng.spawn(len(candidates))
     seeded = [partial(begin, own) for begin, own in zip(candidates, rngs, strict=True)]
-    tried = list(in_order(begun_and_judged, seeded, threads=thread_count()))
-    found = [each for each in tried if each]
-    best, score = first = max(found, key=lambda each: each[1])  # the first of equal scores
-    if first is not tried[0]:  # the grown candidate
-        average = _consensus([model for model, _ in found], best, seen)  # overwrites `seen`
-        _see(packed, sigma, deepcopy(before), seen)
-        found.append(judged(average))
-        best, score = max(found, key=lambda each: each[1])
+    found = [each for each in in_order(judged, seeded, threads=thread_count()) if each]
+    best, score = max(found, key=lambda each: each[1])  # the first of equal scores
     _logger.info(
         "start: best of %d candidates; explains %.6g of held-out data, the others %s",
         len(found), score, ", ".join(f"{other:.6g}" for _, other in found if other < score),
     )  # fmt: skip
     return best
-
-
-def _see(
-    packed: Sequence[NDArray[Any]], sigma: float, rng: np.random.Generator,
-    seen: NDArray[np.float32],
-) -> None:  # fmt: skip
-    for t, (own, z) in enumerate(_with_fresh(packed, sigma, rng)):
-        seen[:, t] = unpack([own + _SPLIT * z], len(seen))[:, 0]
 
 
 def _with_fresh(
@@ -180,17 +164,6 @@ def _candidates(sites: Sites, rank: int, noise: float) -> list[_Candidate]:
     random: _Candidate = partial(random_model, total, sites.shape[1], rank)
     growth: _Candidate = partial(grown, sites, rank, noise)
     return [growth] + [random] * _RESTARTS  # the longest first
-
-
-def _consensus(models: Sequence[Model], first: Model, mean: NDArray[np.float32]) -> Model:
-    """Starting from `first`, fit a model to the candidates' average, which overwrites `mean`."""
-    mean[:] = 0
-    for F, d in models:
-        for t, usage in enumerate(d):
-            mean[:, t] += (F * (usage / len(models))).astype(np.float32) @ F.T.astype(np.float32)
-    for t, _ in enumerate(first.d):
-        np.fill_diagonal(mean[:, t], 0)
-    return fit(mean, first, threshold=0.0, iterations=_COMMON, settled=_SETTLED)
 
 
 def random_model(total: Sites, sites: int, rank: int, rng: np.random.Generator) -> Model:

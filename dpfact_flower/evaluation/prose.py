@@ -44,9 +44,6 @@ _LONGEST_CODE = 10
 _SEARCH_WORDS = Path(__file__).parent / "templates" / "search_words.toml"
 
 
-# --- Titles ---------------------------------------------------------------------------------------
-
-
 def _relevance(row: CodeRow) -> float:
     """Return how characteristic a code is of its phenotype (Sievert and Shirley, 2014, eq. 1)."""
     return _LAMBDA * math.log(abs(row.share)) + (1 - _LAMBDA) * math.log(abs(row.lift))
@@ -116,8 +113,6 @@ def _either(names: Sequence[str], most: int) -> str:
     return " or ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
-# --- Certainty ------------------------------------------------------------------------------------
-
 STABLE, PARTLY, UNCONFIRMED, NOT_FOUND = "stable", "partly", "unconfirmed", "not found"
 LIKELY, UNCERTAIN, DOUBTFUL = "likely real", "uncertain", "doubtful"
 MOST_FALSE, EVEN = 0.1, 0.5
@@ -137,9 +132,6 @@ def certainty(pairs: Sequence[tables.Pair], chance: float | None = None) -> str:
     if count:
         return STABLE if count == len(pairs) else PARTLY
     return UNCONFIRMED if any(pair.is_by_chance for pair in pairs) else NOT_FOUND
-
-
-# --- Sentences ------------------------------------------------------------------------------------
 
 
 def first_line(
@@ -266,8 +258,6 @@ def search_words(texts: Iterable[str]) -> str:
     text = " ".join(texts).lower()
     return ", ".join(word for word, names in known.items() if re.search(names, text))
 
-
-# --- Headline -------------------------------------------------------------------------------------
 
 _WAYS_OUT = {
     "none": "start = cooccurrence, more rounds, fewer or more frequent codes, or a lower rank",

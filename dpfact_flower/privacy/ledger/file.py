@@ -26,8 +26,6 @@ from dpfact_flower.machine import files
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.privacy.release import Release, ReleaseEvent, Share
 
-# --- Rows -----------------------------------------------------------------------------------------
-
 START = "0" * 64
 """The hash that the first row uses in place of a previous row's hash."""
 
@@ -154,8 +152,6 @@ def unpack(shapes: Sequence[tuple[int, ...]], payload: bytes) -> list[NDArray[np
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=False)]
 
 
-# --- The file -------------------------------------------------------------------------------------
-
 LEDGER = "ledger.sqlite"
 """Name of the ledger file in a site's folder."""
 
@@ -232,9 +228,6 @@ def translated(path: Path) -> Iterator[None]:
         raise StateError(f"{path}: {type(error).__name__}") from None
 
 
-# --- The note of the newest head, next to the ledger ----------------------------------------------
-
-
 def head_file(ledger: Path) -> Path:
     """Return the path of the file with the newest head. No job may use this file's name."""
     return ledger.with_name(f"{ledger.name}-head")
@@ -253,8 +246,6 @@ def note_head(ledger: Path, head: Head) -> None:
         file.write(str(head).encode())
 
 
-# --- The key of the data's fingerprint ------------------------------------------------------------
-#
 # With a plain hash of the data, anyone who knows all other patients' data could test whether a
 # given patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
 # continue, but all charges still count.

@@ -304,9 +304,6 @@ def _rolled_back(connection: sqlite3.Connection, noted: Head) -> Iterator[str]:
         yield f"row {noted.rows}: differs from the noted head, so the ledger was rewritten"
 
 
-# --- Copies ---------------------------------------------------------------------------------------
-
-
 def back_up(folder: Path, target: Path) -> Head:
     """Copy the ledger from a site's folder to `target`, and check the copy.
 

@@ -22,9 +22,6 @@ _KIND = "ed25519:"
 _KEY, _SIGNATURE = 32, 64  # bytes
 
 
-# --- Long-term keys -------------------------------------------------------------------------------
-
-
 def new_signing_key() -> bytes:
     """Make a long-term key, and return the content of its PEM file."""
     return Ed25519PrivateKey.generate().private_bytes(
@@ -64,9 +61,6 @@ def fingerprint(public_key: bytes) -> str:
     """Return a key's first 32 SHA-256 digits in groups of four, for comparison by telephone."""
     digest = hashlib.sha256(public_key).hexdigest()[:32]
     return " ".join(digest[start : start + 4] for start in range(0, 32, 4))
-
-
-# --- Terms and members of a job -------------------------------------------------------------------
 
 
 def hashed(*parts: str | bytes | int) -> bytes:
@@ -166,9 +160,6 @@ def pinned(peers: Mapping[str, bytes], site: str) -> bytes:
 
 def _statement(terms: Terms, site: str, key: bytes) -> bytes:
     return hashed("key", terms.digest, site, key)
-
-
-# --- A question -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

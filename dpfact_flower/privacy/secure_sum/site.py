@@ -37,9 +37,6 @@ _KEPT = {"ser_json_bytes": "hex", "val_json_bytes": "hex", "arbitrary_types_allo
 _Kept = TypeVar("_Kept", "JobSecrets", "RoundState")
 
 
-# --- Stored values of a site ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class JobSecrets:
     """A site's fresh X25519 key for a job, deleted with the job."""
@@ -94,9 +91,6 @@ def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
     return TypeAdapter(kind).validate_json(text, strict=True)
 
 
-# --- 1. Keys --------------------------------------------------------------------------------------
-
-
 def join(
     terms: Terms,
     site: str,
@@ -113,9 +107,6 @@ def join(
     key = X25519PrivateKey.from_private_bytes(random_bytes(32))
     member = keys.signed_member(terms, site, key.public_key().public_bytes_raw(), signing_key)
     return JobSecrets(terms, key.private_bytes_raw(), member)
-
-
-# --- 2. Masked sum --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -205,9 +196,6 @@ def masked(job: JobSecrets, state: RoundState) -> Masked:
 def own_key(seed: bytes, context: bytes, site: str) -> bytes:
     """Return the key for a site's own mask."""
     return masks.derived(seed, context, "own", site)
-
-
-# --- 3. Opening -----------------------------------------------------------------------------------
 
 
 def opened(
