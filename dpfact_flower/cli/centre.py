@@ -14,7 +14,6 @@ from typer import Argument, Option
 from dpfact_flower.cli import options as opt
 from dpfact_flower.cli.options import console, echo_json, say
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.prometheus import write_exposition
 from dpfact_flower.runtime.services import run_superlink
 from dpfact_flower.runtime.superlink import COMPLETED, UNKNOWN, Connection
 from dpfact_flower.settings import check_name
@@ -142,9 +141,6 @@ def submit(
 def status(
     folder: opt.Folder,
     as_json: opt.AsJson = False,
-    prometheus: Annotated[
-        Path | None, Option(help="File to write for Prometheus' textfile collector.")
-    ] = None,
 ) -> None:
     """Show the progress of a deployed run, its sites, and the budget that each used or lost.
 
@@ -152,11 +148,9 @@ def status(
     covers the replies that arrived. If a reply was charged and then lost, only the site's own
     ledger shows the cost, and the table may show -.
     """
-    from dpfact_flower.server.status import run_gauges, run_status
+    from dpfact_flower.server.status import run_status
 
     found = run_status(folder.expanduser())
-    if prometheus is not None:
-        write_exposition(prometheus, run_gauges(found))
     if as_json:
         echo_json(asdict(found))
     else:

@@ -16,7 +16,6 @@ from dpfact_flower.cli.options import console, echo_json, progress, say
 from dpfact_flower.data.site_data import SiteData, open_site
 from dpfact_flower.errors import SettingsError, StateError
 from dpfact_flower.machine.files import create_once
-from dpfact_flower.machine.prometheus import exposition, write_exposition
 from dpfact_flower.runtime.services import run_supernode
 from dpfact_flower.runtime.superlink import tool
 from dpfact_flower.settings import Scalar, SiteSettings, check_name, refuse_unknown
@@ -147,21 +146,14 @@ def _show(findings: Sequence[Finding]) -> None:
 
 
 @site_app.command("metrics")
-def site_metrics(
-    config: opt.Config,
-    out: Annotated[Path | None, Option(help="File to write (default: print).")] = None,
-) -> None:
-    """Write figures for Prometheus' textfile collector: epsilon left, last charge, failures.
+def metrics(config: opt.Config) -> None:
+    """Print figures for the hospital's monitoring as JSON: epsilon left, last charge, failures.
 
     The figures must stay in the hospital. Run this command as the executor's user.
     """
-    from dpfact_flower.site.hospital import read_site_settings, site_gauges
+    from dpfact_flower.site.hospital import read_site_settings, site_metrics
 
-    gauges = site_gauges(read_site_settings(config))
-    if out is None:
-        typer.echo(exposition(gauges), nl=False)
-    else:
-        write_exposition(out, gauges)
+    echo_json(site_metrics(read_site_settings(config)))
 
 
 @site_app.command("refit")

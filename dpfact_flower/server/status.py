@@ -7,12 +7,10 @@ appears only in the site's own ledger.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from dpfact_flower.errors import DPFactError, StateError
-from dpfact_flower.machine.prometheus import Gauge
 from dpfact_flower.privacy import account
 from dpfact_flower.server.history import CHECKPOINT, HISTORY, Checkpoint, RoundRecord, read_history
 from dpfact_flower.server.readiness import Readiness, called, read_readiness
@@ -81,29 +79,6 @@ def run_status(folder: Path) -> RunStatus:
         tuple(record.round for record in records if record.sites and not record.updated),
         tuple(_site(name, records, cost, ready) for name in sorted(names)),
     )  # fmt: skip
-
-
-def run_gauges(status: RunStatus) -> list[Gauge]:
-    """Return a run's gauges for Prometheus."""
-    job = {"job": status.job}
-    last = datetime.fromisoformat(status.last).timestamp() if status.last else 0.0
-    of_run = (
-        ("round", "Finished rounds.", status.finished),
-        ("rounds", "Rounds of the run.", status.rounds),
-        ("round_ended_seconds", "End of the latest round, seconds since 1970.", last),
-        ("rounds_missed", "Rounds that missed the quorum.", len(status.missed)),
-    )
-    of_sites = (
-        ("replies", "Usable replies of a site.", "used"),
-        ("replies_unused", "Usable replies that were not used.", "unused"),
-        ("failures", "Rounds without a usable reply.", "failed"),
-        ("epsilon", "Epsilon of this job for a site; do not add up jobs.", "epsilon"),
-    )
-    gauges = [Gauge(name, text, [(job, value)]) for name, text, value in of_run]
-    for name, text, key in of_sites:
-        values = [({**job, "site": site.name}, getattr(site, key)) for site in status.sites]
-        gauges.append(Gauge(name, text, [each for each in values if each[1] is not None]))
-    return gauges
 
 
 def _cost(identity: Mapping[str, Any]) -> Cost:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dpfact_flower.data.site_data import SiteSource, open_site
 from dpfact_flower.errors import SettingsError
-from dpfact_flower.machine.prometheus import Gauge
 from dpfact_flower.privacy import account
 from dpfact_flower.privacy.ledger import LEDGER, Ledger, LedgerRow
 from dpfact_flower.settings import SiteSettings, refuse_unknown
@@ -113,8 +112,14 @@ def answering_seconds(state: Path) -> float:
         return 0.0
 
 
-def site_gauges(settings: SiteSettings) -> list[Gauge]:
-    """Return a site's gauges (budget, latest charge, failures), which never leave the site."""
+def site_metrics(settings: SiteSettings) -> dict[str, float]:
+    """Return a site's figures for its own monitoring. They must never leave the site.
+
+    `epsilon_spent` is the total over all jobs, composed at `budget-delta`. `last_charge` is in
+    seconds since 1970, or 0. `releases` counts the ledger's rows. `failed_attempts` counts the
+    rounds in a row that failed after reading patients. At 10, the site stops until they are
+    cleared. `answering_seconds` is 0 while the site is idle.
+    """
     name = settings.site or open_site(settings.data_path).name
     folder = Path(settings.state_dir).expanduser() / name
     spent, last = 0.0, 0.0
@@ -126,18 +131,11 @@ def site_gauges(settings: SiteSettings) -> list[Gauge]:
         events = [event for row in charged for event in row.events]
         spent = account(events, settings.budget_delta).headline.epsilon
         last = datetime.fromisoformat(charged[-1].recorded).timestamp()
-    figures = {
-        "epsilon_spent": ("Total over all jobs, composed at budget-delta; not the sum of the "
-                          "jobs' epsilons.", spent),
-        "epsilon_left": ("max-epsilon less epsilon_spent.", max(settings.max_epsilon - spent, 0.0)),
-        "charged_seconds": ("Time of the latest charge, in seconds since 1970.", last),
-        "releases": ("Rows of the ledger.", len(rows)),
-        "failed_attempts": ("Rounds in a row that failed after reading patients; at 10, "
-                            "the site stops until they are cleared.", failed_attempts(folder)),
-        "answering_seconds": ("Seconds since the site began to answer the current message; 0 if "
-                              "there is none.", answering_seconds(folder.parent)),
-    }  # fmt: skip
-    return [
-        Gauge(f"site_{key}", text, [({"site": name}, value)])
-        for key, (text, value) in figures.items()
-    ]
+    return {
+        "epsilon_spent": spent,
+        "epsilon_left": max(settings.max_epsilon - spent, 0.0),
+        "last_charge": last,
+        "releases": len(rows),
+        "failed_attempts": failed_attempts(folder),
+        "answering_seconds": answering_seconds(folder.parent),
+    }

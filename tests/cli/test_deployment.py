@@ -160,17 +160,18 @@ def test_a_folder_that_is_no_centres_is_not_taken_for_a_connection(tmp_path):
 
 
 def test_status_exits_with_1_until_the_run_is_finished(tmp_path):
-    it, prometheus = begun(tmp_path / "run"), tmp_path / "dpfact.prom"
+    it = begun(tmp_path / "run")
     for number in range(1, it.rounds + 1):
         close(it, number, ("north", "south"))
         command, code = ("status", tmp_path / "run"), int(number < it.rounds)
-        said = dpfact(*command, "--prometheus", prometheus, code=code)
+        said = dpfact(*command, code=code)
     assert f"{it.rounds} of {it.rounds} rounds" in said
     assert "north" in said
-    text = prometheus.read_text()
-    assert f'dpfact_round{{job="j"}} {it.rounds}\n' in text
-    assert f'dpfact_replies{{job="j",site="south"}} {it.rounds}\n' in text
-    assert json.loads(dpfact(*command, "--json"))["sites"][0]["name"] == "north"
+    found = json.loads(dpfact(*command, "--json"))
+    assert (found["finished"], found["rounds"]) == (it.rounds, it.rounds)
+    assert [(site["name"], site["used"]) for site in found["sites"]] == [
+        ("north", it.rounds), ("south", it.rounds)
+    ]  # fmt: skip
 
 
 def test_status_cuts_no_nodes_number(tmp_path):

@@ -11,7 +11,7 @@ from dpfact_flower.site.hospital import (
     ANSWERING,
     answering_seconds,
     read_site_settings,
-    site_gauges,
+    site_metrics,
 )
 from tests.site.federation import go_to, make_client, make_server, make_settings, rows_of
 
@@ -41,9 +41,7 @@ def test_what_is_not_whole_or_not_a_setting_is_refused(tmp_path, text, says):
 
 def test_figures_are_those_of_the_ledger(data, tmp_path):
     settings = make_settings(tmp_path, site="site-1", data_path="/nowhere")
-    new = {each.name.removeprefix("site_"): each.values[0] for each in site_gauges(settings)}
-    assert {labels["site"] for labels, _ in new.values()} == {"site-1"}
-    assert {name for name, (_, value) in new.items() if value} == {"epsilon_left"}
+    assert {name for name, value in site_metrics(settings).items() if value} == {"epsilon_left"}
     go_to(make_client(data, tmp_path), make_server(data), 2)
     (tmp_path / "state" / "site-1" / ".failed-attempts").write_bytes(b"+++")
     (tmp_path / "state" / ANSWERING).touch()
@@ -54,10 +52,9 @@ def test_figures_are_those_of_the_ledger(data, tmp_path):
     rows = rows_of(tmp_path)
     spent = account([event for row in rows for event in row.events], 1e-5).headline.epsilon
     for most in (4.0, 0.5):
-        gauges = site_gauges(make_settings(tmp_path, site="site-1", max_epsilon=most))
-        values = {each.name.removeprefix("site_"): each.values[0][1] for each in gauges}
+        values = site_metrics(make_settings(tmp_path, site="site-1", max_epsilon=most))
         assert values["epsilon_spent"] == spent
         assert values["epsilon_left"] == pytest.approx(max(most - spent, 0))
-        assert values["charged_seconds"] == datetime.fromisoformat(rows[-1].recorded).timestamp()
+        assert values["last_charge"] == datetime.fromisoformat(rows[-1].recorded).timestamp()
         assert (values["releases"], values["failed_attempts"]) == (2, 3)
-        assert values["answering_seconds"] > values["charged_seconds"]  # since 1970
+        assert values["answering_seconds"] > values["last_charge"]  # since 1970
