@@ -9,10 +9,10 @@ from simulation.paper.report import Section, Table
 from simulation.paper.systems import DESCRIPTION
 
 _CHOSEN = (
-    "The settings of P-SGD, the paper's noise, TRIP and the l2,1 weight were tuned on the "
-    f"synthetic EHR with data seed {SEARCHED_SEED}. The tables use data seed {REPORTED_SEED} and "
-    "open data. Open data influenced two defaults of the package: each patient's cells are "
-    "[scaled to norm 1](explanation/algorithm.md), and patient mode "
+    "The settings of P-SGD, the paper's noise and TRIP, and the l2,1 weight, were tuned on the "
+    f"synthetic EHR with data seed {SEARCHED_SEED}. The tables are based on data seed "
+    f"{REPORTED_SEED} and open data. Open data influenced two defaults of the package: each "
+    "patient's cells are [scaled to norm 1](explanation/algorithm.md), and patient mode "
     "[plans its releases](explanation/start.md)."
 )
 

@@ -70,8 +70,8 @@ def section(plan: Plan, results: Results) -> Section:
         "compares a system with its noiseless run from the same start. *With a fit* is the mean "
         f"FMS against {len(_REFERENCES)} noiseless fits from other starts. The ceiling is another "
         "noiseless fit, and the null is a fit to shuffled patients. All are means over starts of "
-        f"the system (number: {plan.starts}). A high FMS with itself alone "
-        "proves nothing. A system that never leaves its start has one too.",
+        f"the system (number: {plan.starts}). A high FMS with itself proves "
+        "nothing on its own, because a system that never leaves its start has one too.",
         _figures(data_sets, rows),
         [
             Table(

@@ -94,8 +94,8 @@ def _verdicts(found: list[tuple[float, dict[str, Any]]]) -> list[Verdict]:
         Verdict(
             "With the l2,1 term, sites switch off phenotypes that other sites keep",
             answer([held((count > 0) == (weight > 0)) for weight, count in counts.items()]),
-            "Each weight is a case, and counts the phenotypes that are off at some sites but not "
-            "at all sites. The count must be zero at weight zero, and above zero at other weights. "
+            "Each weight is a case: the number of phenotypes that are off at some sites but not at "
+            "all sites must be zero at weight zero and above zero at other weights. "
             f"Counts by weight: {text}.",
         )
     ]

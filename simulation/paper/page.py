@@ -24,8 +24,8 @@ These commands were tested only on the demos."""
 
 _COMPARED = """\
 Ma et al. (CIKM 2019) compare DPFact with CP-ALS, SGD and TRIP in accuracy, traffic, prediction and
-privacy. Their data is not available, so this page repeats the comparison on synthetic and open
-data. The CSV files contain all results.
+privacy. Their data are not available, so this page repeats the comparison on synthetic and open
+data.
 
 - **CP-ALS** and **SGD, centralised** use all patients' data in one place. **TRIP** is federated and
   adds no noise.

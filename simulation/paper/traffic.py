@@ -56,7 +56,7 @@ def section(plan: Plan, results: Results) -> Section:
         "Traffic is the size of all sites' Flower messages in both directions, with R = 50. TRIP's "
         "sites also send one multiplier for each value in a factor. The multipliers sum to zero "
         "over the sites, so TRIP need not send them (`tests/simulation/test_baselines.py`). The "
-        "paper gives seconds for an unknown number of rounds, so compare only ratios.",
+        "paper gives seconds for an unknown number of rounds, so only ratios can be compared.",
         [],
         [
             Table(
@@ -154,8 +154,8 @@ def _verdicts(rows: list[dict[str, Any]], sites: list[dict[str, Any]]) -> list[V
         Verdict(
             "Traffic grows in proportion to the number of sites",
             answer(held(value < _LINEAR) for value in linear),
-            "Each size is a case. Up to 10 sites, traffic deviates from proportional growth by "
-            f"at most {100 * max(linear, default=float('nan')):.2f} %.",
+            "Each size is a case. For up to 10 sites, traffic deviates from proportional growth "
+            f"by at most {100 * max(linear, default=float('nan')):.2f} %.",
         ),
     ]
 
@@ -176,7 +176,7 @@ def _lean(rows: list[dict[str, Any]]) -> str:
     left = [lean - own for own, lean in pairs]
     if not left or max(left) > _LINEAR:
         return ""
-    return "So the whole saving comes from the multipliers. "
+    return "The saving therefore comes entirely from the multipliers. "
 
 
 def _in_all(rows: list[dict[str, Any]]) -> str:
