@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation with four columns and one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. Encounters need no originals, because two patients' encounters may share a hash.
+raised. The tables omit encounters, because encounters of two patients may share a hash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Options(TypedDict, total=False):
     """Options that all readers share.
 
     `top` is the number of most frequent codes to keep in each mode, or None to keep all codes.
-    `vocabularies` gives public code lists instead of `top`. Both are in the modes' order.
+    `vocabularies` contains public code lists, which replace `top`. Both follow the modes' order.
     `rolled_up` maps modes to groupings. Groups replace codes before `top` is applied. Sites with
     fewer than `min_patients` patients are merged into one site, ``other``. If `keep_empty` is true,
     patients without a cell are kept as empty rows. `memory` limits the memory that DuckDB uses
@@ -85,7 +85,7 @@ def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
 
 
 def table_of(mode: str) -> str:
-    """Return the SQL name of a mode's event table, with patient, encounter, time and code."""
+    """Return the SQL name of a mode's event table (patient, encounter, time, code)."""
     return quoted(f"events of {mode}")
 
 
@@ -138,7 +138,7 @@ def replace_codes(
     members: Mapping[str, Sequence[str]],
     texts: Mapping[str, str],
 ) -> tuple[int, int]:
-    """Replace a mode's codes with groups. Each group counts once per time and encounter.
+    """Replace a mode's codes with groups. Each group counts once per encounter and time.
 
     `members` maps groups to their codes, and `texts` maps groups to their descriptions. A code may
     be in several groups. Events with other codes are dropped. Return the numbers of dropped events

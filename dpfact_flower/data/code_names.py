@@ -5,7 +5,7 @@ lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) ident
 system. All codes in a mode that have no prefix are assigned to a single system, which must have
 names for most of these codes. Dots are ignored.
 
-In both versions of ICD, each chapter is a range of codes and contains a range per body system.
+In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
 
 import lzma
@@ -107,7 +107,7 @@ _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
 """Pattern of codes that can be neither ICD-9 procedures nor numbers in a list."""
 _MOST = 0.8
 _LETTERS = 3
-"""ICD-10 codes have this many distinct first letters or more. Others may be numbers such as D01."""
+"""Codes with fewer distinct first letters than this may be numbers such as D01, not ICD-10."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
 """Length of the shortest group whose name may be used for a code that has no name itself."""
 _UNSPECIFIED = {"nos", "nec"}

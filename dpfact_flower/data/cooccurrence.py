@@ -1,4 +1,4 @@
-"""Count which of a patient's codes occur together, within a time window or an encounter.
+"""Count which of a patient's codes occur together within a time window or an encounter.
 
 In the tensor, a cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as
 in the paper (section Dataset). A combination has one event for each code, and all events are in one

@@ -230,7 +230,7 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Let the caller write a CSV file in DuckDB's private folder, then load it as table `into`."""
+    """Let the caller write a CSV file in DuckDB's private folder. Load it as the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:

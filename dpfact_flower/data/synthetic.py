@@ -53,7 +53,7 @@ class Mode(NamedTuple):
 class SyntheticSettings:
     """Settings of an artificial cohort. The defaults are the preset ``demo``.
 
-    - `modes`: the feature modes, each as ``name:codes:mean``; mean is the number drawn per window
+    - `modes`: the feature modes, each as ``name:codes:mean`` (mean number drawn per window)
     - `shares`: each site's share of the patients
     - `phenotypes`: number of planted phenotypes, of which the share `local` exist at a single site
     - `distinct`: number (from 1) of the site with very different patients, like a NICU; 0: none
@@ -171,7 +171,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return a (patients, phenotypes) mask per site: the phenotypes of `synthetic`'s patients."""
+    """Return one (patients, phenotypes) mask per site: who has which phenotype in `synthetic`."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -312,7 +312,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017. Descriptions name the phenotype with the code's largest weight."""
+    """Return codes such as P017, described by the phenotype in which they have the most weight."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

@@ -30,7 +30,7 @@ TINY = 1e-12
 
 
 class Model(NamedTuple):
-    """Stacked factors of all modes, (codes, phenotypes), and usages, (sites, phenotypes)."""
+    """Stacked factors, of shape (codes, phenotypes), and usages, of shape (sites, phenotypes)."""
 
     F: Floats
     d: Floats
@@ -58,7 +58,7 @@ def pairs_gram(F: Floats) -> Floats:
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """Return how far the model reduces the squared error of the off-diagonal entries."""
+    """Return by how much the model reduces the squared error of the off-diagonal entries."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 

@@ -7,9 +7,9 @@ matrices. If there were no noise, the mode's best factor F would minimise
 ``tr(F (G_t * H) F') / 2 - <M_t, F>``. Processing releases spends no budget.
 
 Sites are weighted by their estimated usage so that other sites' noise does not hide a phenotype
-that occurs at only one site. As in the paper, the update is elastic: the new factor minimises the
-pooled quadratic one column at a time, with a pull toward the previous global factor. A soft
-threshold is proportional to the noise.
+that occurs at only one site. As in the paper, the update is elastic: the factor is pulled toward
+the previous global factor. The pooled quadratic is minimised one column at a time, with a soft
+threshold proportional to the noise.
 """
 
 import math
@@ -50,7 +50,7 @@ class Quadratic(NamedTuple):
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
     """Pack one site's statistic (M, G) into a vector for release.
 
-    The vector consists of the rows of M and the `triangle` of G. It has the same norm as (M, G).
+    The vector consists of M's rows and G's upper triangle, and has the same norm as (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)

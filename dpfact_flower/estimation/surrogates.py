@@ -21,8 +21,8 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
-"""Surrogates are drawn only if a typical patient has at most the first number of cells. If masses
-are shifted by `_DEVIATIONS` standard deviations of their noise, the second number applies."""
+"""Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
+`_DOUBTED` if all masses are shifted by `_DEVIATIONS` standard deviations of their noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
 """Soft threshold for the start's residuals, in standard deviations of their noise."""
@@ -63,7 +63,7 @@ def surrogates_of(
 
 
 def likely_pairs(total: Array, model: Array, noise: float) -> Array:
-    """Return a model's co-occurrences plus the residuals above the noise, with zero diagonal."""
+    """Return a model's co-occurrences plus residuals above the noise, with a zero diagonal."""
     rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -103,7 +103,7 @@ def code_counts(
     """Estimate a patient's mean number of codes in each mode from the blocks' masses (sums).
 
     Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. The
-    block for modes m and n then has a mass of ``cross sqrt(k_m k_n)``, up to a scale. On the same
+    block for modes m and n then has a mass of ``cross sqrt(k_m k_n)``, up to a scale. On that
     scale, the block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second
     mass divided by the first, ``k_n = 1 + 2 (cross q)^2 k_m``. `raised` is the standard deviation
     of each entry's noise. Each mass is shifted by its own standard deviation so that the counts

@@ -18,10 +18,10 @@ default = 3
 help = "Number of components to keep in each treatment path; paths have 3 to 6."
 */
 
--- eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the site of the first
--- unit stay. Stays are ordered by year of discharge, number of the hospital stay, and time of
--- admission to the unit. eICU has no dates within a year, so the order of two hospital stays in the
--- same year is arbitrary but fixed: it follows their numbers.
+-- This script reads eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the
+-- site of the first unit stay. Stays are ordered by year of discharge, number of the hospital stay,
+-- and time of admission to the unit. eICU has no dates within a year, so hospital stays in the same
+-- year are ordered by their numbers, which are arbitrary but fixed.
 --
 -- Times are minutes since admission to the unit. hospitaladmitoffset makes times comparable within
 -- a hospital stay but not between stays, so the window is always inside one hospital stay.

@@ -298,7 +298,7 @@ def _load_rows(
     if source.time_format:
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
-    rules = [  # column, SQL of a wrong value, and the requirement
+    rules = [  # column, SQL for wrong values, and the requirement
         ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
         ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",

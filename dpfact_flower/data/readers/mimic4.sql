@@ -28,7 +28,7 @@ help = "Add drugs as a feature mode."
 -- Codes are recorded per admission, in ICD-9-CM or ICD-10-CM, without dots. The same text may be a
 -- code in both versions, so the prefixes icd9: and icd10: keep them apart (icd9:4019, icd10:I10).
 -- As in MIMIC-III, diagnoses have no dates, so the window is the admission, in which each code
--- counts once. The codes of drugs are the names in prescriptions, in lower case. Solvents
+-- counts once. Drug codes are the names in prescriptions, in lower case. Solvents
 -- (drug_type BASE and ADDITIVE) are left out.
 
 CREATE MACRO icd(version, code) AS 'icd' || version || ':' || upper(replace(code, '.', ''));

@@ -136,7 +136,7 @@ SELECT person_id FROM deaths_in_hospital;
 SELECT 'death', (SELECT count(*) FROM deaths) -
     (SELECT count(*) FROM patients WHERE patient IN (FROM deaths_in_hospital));
 
--- Hospital visits, including visits that began in the emergency room.
+-- Stays are hospital visits, including visits that began in the emergency room.
 -- @stays
 SELECT person_id AS patient, visit_start_date::TIMESTAMP AS begun, visit_end_date::TIMESTAMP AS ended
 FROM visits WHERE visit_concept_id IN ('9201', '262');

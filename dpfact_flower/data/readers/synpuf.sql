@@ -2,7 +2,7 @@
 help = """
 CMS DE-SynPUF claims: one site per sample, or per --group of samples.
 
-SOURCE is a folder of the claims' files, .csv or .csv.gz.
+SOURCE is a folder of CMS's claim files, .csv or .csv.gz.
 """
 modes = { procedures = 202, diagnoses = 316 }  # as in the paper
 
