@@ -215,7 +215,7 @@ def data_events(
         str,
         Option(
             metavar="FILE[,COLUMN=NAME]",
-            help="Table with patient and site, for a simulation. To rename: patient=, site=.",
+            help="Table with patient and site, for simulations. Other columns: patient=, site=.",
         ),
     ] = "",
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",

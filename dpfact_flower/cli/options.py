@@ -68,7 +68,7 @@ Seed = Annotated[int | None, Option(help="Seed of random choices (default: none)
 Config = Annotated[Path, Option(help="The site's settings: NAME.toml from dpfact site init.")]
 Home = Annotated[Path, Option(help="Permanent folder for all files. The default needs root.")]
 HOME = Path("/srv/dpfact")
-Port = Annotated[int, Option(help="Port of the SuperLink or SuperNode here.", min=1, max=65535)]
+Port = Annotated[int, Option(help="Local port of the SuperLink or SuperNode.", min=1, max=65535)]
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dpfact_flower.cli.options import say
 from dpfact_flower.data.site_data import SiteData, site_files
 from dpfact_flower.errors import SettingsError
 
-SiteFile = Annotated[Path | None, Option(help="A site's .npz file, of the run or of new patients.")]
+SiteFile = Annotated[Path | None, Option(help="A site's .npz file, from the run or of new patients.")]
 
 
 def report(
@@ -206,7 +206,7 @@ def survey(
         Path,
         Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
     ] = Path("survey"),
-    items: Annotated[int, Option(help="Number of patterns, half of them made up.")] = 20,
+    items: Annotated[int, Option(help="Number of phenotypes shown, half of them made up.")] = 20,
     seed: opt.Seed = None,
     read: Annotated[list[Path] | None, Option(help="A sheet to score; may be repeated.")] = None,
 ) -> None:
