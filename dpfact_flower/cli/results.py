@@ -12,7 +12,7 @@ from dpfact_flower.cli.options import say
 from dpfact_flower.data.site_data import SiteData, site_files
 from dpfact_flower.errors import SettingsError
 
-SiteFile = Annotated[Path | None, Option(help="A site's .npz file, from the run or of new patients.")]
+SiteFile = Annotated[Path | None, Option(help="The .npz file of a site or of new patients.")]
 
 
 def report(
