@@ -1,4 +1,4 @@
-"""The centre's commands: `dpfact centre`, `superlink`, `submit` and `status`."""
+"""Define the centre's commands: `dpfact centre`, `superlink`, `submit` and `status`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def centre_init(
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9190,
     renew: Annotated[
-        bool, Option("--renew", help="Renew the certificate for two years, and nothing else.")
+        bool, Option("--renew", help="Only renew the certificate, for another two years.")
     ] = False,
 ) -> None:
     """Write a centre's files: certificates, systemd unit, proxy, connection.
@@ -68,7 +68,7 @@ def centre_init(
 def centre_admit(
     public_key: Annotated[Path, Argument(metavar="NAME.pub")],
     folder: opt.Home = opt.HOME,
-    fingerprint: Annotated[str, Option(help="What the hospital read to you (default: ask).")] = "",
+    fingerprint: Annotated[str, Option(help="Fingerprint that you heard (default: ask).")] = "",
 ) -> None:
     """Register a hospital's key under its name, after you compare fingerprints by telephone.
 
@@ -102,7 +102,7 @@ def superlink(context: typer.Context) -> None:
 def submit(
     connection: Annotated[str, Argument()],
     out: opt.Out,
-    vocabulary: Annotated[str, Option(help="Code lists, a .json file for each feature mode: a,b.")],
+    vocabulary: Annotated[str, Option(help="Code lists: a .json file for each mode, as in a,b.")],
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
     force: opt.Force = False,
@@ -111,8 +111,8 @@ def submit(
     """Start a run on a deployed federation, follow it, and report its result as the exit code.
 
     CONNECTION is the folder of dpfact centre init, or the SuperLink's name in Flower's config.toml.
-    The run's log is printed, with --json to standard error. Exit codes: 0 finished, 1 failed, 2
-    start not confirmed, 4 result not reported by the SuperLink. After Ctrl-C the run continues.
+    The run's log is printed (with --json, to standard error). Exit codes: 0 finished, 1 failed, 2
+    start not confirmed, 4 result not reported by the SuperLink. After Ctrl-C, the run continues.
     """
     from dpfact_flower.runtime.config import RunConfig, load_vocabularies
 
@@ -142,7 +142,7 @@ def status(
     folder: opt.Folder,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Show the progress of a deployed run, its sites, and the budget that each used or lost.
+    """Show a deployed run's progress and sites, and the budget that each site used or lost.
 
     FOLDER is the run folder (--out). The exit code is 1 until all rounds are finished. Epsilon
     covers the replies that arrived. If a reply was charged and then lost, only the site's own

@@ -1,4 +1,4 @@
-"""`dpfact data`: turn EHR tables, or made-up patients, into one file per site."""
+"""Turn EHR tables or made-up patients into one file per site (`dpfact data`)."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +29,7 @@ Codes = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=FILE",
-        help="Public code list (.json, .csv, or one code per line): for every mode or for none.",
+        help="Public code list (.json, .csv, or one code per line), for every mode or for none.",
     ),
 ]
 Rolled = Annotated[
@@ -42,7 +42,7 @@ Rolled = Annotated[
     ),
 ]
 Name = Annotated[str, Option(help="Public name of the site, or of all sites together.")]
-Memory = Annotated[str, Option(help="Memory for DuckDB; beyond it, data spills to disk.")]
+Memory = Annotated[str, Option(help="Memory that DuckDB may use before it spills to disk.")]
 Least = Annotated[int, Option(help="Merge sites with fewer patients into the site other.", min=1)]
 
 
@@ -65,7 +65,7 @@ def _options(
 
 
 def _command_of(reader: runner.Script) -> Callable[..., None]:
-    """Return a script's command. It has the script's own options and those of all readers."""
+    """Return a script's command, with the script's own options and those of all readers."""
 
     def command(out: Path, force: bool, **given: Any) -> None:
         names = "top", "codes", "rolled_up", "min_patients", "memory"
@@ -125,7 +125,7 @@ def _parameters(reader: runner.Script) -> Iterator[tuple[str, Any, Any]]:
 
 
 class _Readers(TyperGroup):
-    """A group of commands: one for each reader script in a package or in a file."""
+    """A group with one command for each reader script, in a package or in a file."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*runner.script_names(), *super().list_commands(ctx)]
@@ -167,15 +167,15 @@ def data_tns(
     file: Annotated[Path, Argument()],
     out: opt.Out,
     name: Name,
-    patients: Annotated[int, Option(help="Number of the patients' mode, from 1.", min=1)] = 1,
-    modes: Annotated[str, Option(help="Names of other modes, e.g. procedures,diagnoses.")] = "",
+    patients: Annotated[int, Option(help="Number of the patients' mode (1, 2, ...).", min=1)] = 1,
+    modes: Annotated[str, Option(help="The other modes' names, as in procedures,diagnoses.")] = "",
     codes: Codes = None,
-    parts: Annotated[int, Option(help="Sites to split into, for a simulation.", min=1)] = 1,
+    parts: Annotated[int, Option(help="Number of sites, for a simulation.", min=1)] = 1,
     force: opt.Force = False,
 ) -> None:
     """Read a FROSTT tensor (.tns or .tns.gz) as one site.
 
-    Codes are taken from --codes, by position, or are numbers from 1.
+    Codes are taken from --codes, by position. By default, codes are numbers from 1.
     """
     names = [part.strip() for part in modes.split(",")] if modes else None
     lists = _read_lists(codes, names or [*_read_named("--codes", codes)])
@@ -201,28 +201,28 @@ def data_events(
     name: Name,
     window: Window = 30,
     labels: Annotated[
-        Path | None, Option(help="Table: patient, died (1: in hospital; else 0).")
+        Path | None, Option(help="Table with patient and died (1: in hospital; else 0).")
     ] = None,
     label: Annotated[
         list[str] | None,
         Option(
             metavar="NAME=FILE[,KEY=VALUE]",
-            help="A label and its table. column= is the label's column (default: NAME), patient= "
-            "the patients' column, and missing=0 the label of all others. May be repeated.",
+            help="A label and its table. column= names the label's column (default: NAME), "
+            "patient= the patients' column. missing=0 labels all others 0. May be repeated.",
         ),
     ] = None,
     sites: Annotated[
         str,
         Option(
             metavar="FILE[,COLUMN=NAME]",
-            help="Table: patient, site, for a simulation. Name other columns: patient=, site=.",
+            help="Table with patient and site, for simulations. Other columns: patient=, site=.",
         ),
     ] = "",
     patient: Annotated[str, Option(help="Column of the patient.")] = "patient",
     code: Annotated[str, Option(help="Column of the code.")] = "code",
     time: Annotated[str, Option(help="Column of the date or time.")] = "time",
     encounter: Annotated[str, Option(help="Column of the encounter.")] = "encounter",
-    description: Annotated[str, Option(help="Column of a code's text, if any.")] = "description",
+    description: Annotated[str, Option(help="Column of a description, if any.")] = "description",
     time_format: Annotated[
         str, Option(help="Format of times, e.g. %d.%m.%Y %H:%M (default: ISO 8601).")
     ] = "",
@@ -252,10 +252,10 @@ def data_events(
       patient,time,code         patient,time,code
       17,2024-03-01,3605        17,2024-03-05 09:30,41401
 
-    Codes at most --window days apart occur together: here once, in one cell.
-    With --window 0, codes of one encounter occur together, and the tables need
-    a column encounter instead of time. A table may have both columns; a code
-    then counts once for each encounter and time. A repeated row counts once.
+    Codes at most --window days apart occur together. In this example, there is
+    one such pair. With --window 0, codes in the same encounter occur together,
+    and tables need a column encounter instead of time. In a table with both, a
+    code counts once per encounter and time. A repeated row counts once.
 
     For a simulation on open data, --sites splits the patients into sites, and
     --codes may be omitted.
@@ -321,7 +321,7 @@ def _show(cohort: Cohort) -> None:
 
 
 def _read_named(option: str, values: Sequence[str] | None) -> dict[str, str]:
-    """Return the values of ``NAME=...`` by name, in the order given."""
+    """Split ``NAME=VALUE`` texts into a dict, in the order given."""
     found: dict[str, str] = {}
     for value in values or ():
         name, _, given = value.partition("=")

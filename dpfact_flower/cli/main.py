@@ -1,4 +1,4 @@
-"""The `dpfact` command: its subcommands and its handling of errors."""
+"""Build the `dpfact` command from its subcommands, and report errors."""
 
 import sys
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def settings(flower_app: opt.FlowerApp = opt.APP_FOLDER) -> None:
     """Show every setting with its default, range and meaning.
 
     The tables show the library's defaults. dpfact run, simulate and submit use the Flower App's
-    config instead. The defaults that differ there are listed at the end.
+    config instead. Defaults that differ in that config are listed at the end.
     """
     chosen, others = opt.app_config(flower_app), []
     for title, kind in _SETTINGS.items():
@@ -102,7 +102,7 @@ def every_command(
 ) -> None:
     """Learn phenotypes from several hospitals' patients, with Flower and differential privacy.
 
-    Start with dpfact demo. To see the help of a command, add --help, as in dpfact run --help.
+    Start with dpfact demo. To see a command's help, add --help, as in dpfact run --help.
     """
 
 

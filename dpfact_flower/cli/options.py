@@ -1,7 +1,7 @@
-"""Options that several subcommands of `dpfact` share, and functions that read these options.
+"""Define the options that several `dpfact` subcommands share, and read these options.
 
-Flower requires Typer below 0.21, which does not show the help texts of arguments under click 8.5.
-Therefore a command's docstring explains its arguments.
+Flower requires Typer below 0.21, which does not show arguments' help texts if click is 8.5.
+Therefore each command's docstring explains its arguments.
 """
 
 import json
@@ -35,7 +35,7 @@ console = Console()
 
 
 def _folder(given: str | Path) -> Path:
-    """Return a folder to write to. An unusable path is refused now, not after hours of work."""
+    """Return a folder to write to. Refuse an unusable path now, not after hours of work."""
     path = Path(given).expanduser()
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not str(given).strip() or not nearest.is_dir():
@@ -51,7 +51,7 @@ FlowerApp = Annotated[
     Path,
     Option(
         "--app",
-        help="Folder of the Flower App whose config has the defaults.",
+        help="Folder of the Flower App whose config provides the defaults.",
         show_default="the installed app",
     ),
 ]
@@ -68,7 +68,7 @@ Seed = Annotated[int | None, Option(help="Seed of random choices (default: none)
 Config = Annotated[Path, Option(help="The site's settings: NAME.toml from dpfact site init.")]
 Home = Annotated[Path, Option(help="Permanent folder for all files. The default needs root.")]
 HOME = Path("/srv/dpfact")
-Port = Annotated[int, Option(help="Port of the SuperLink or SuperNode here.", min=1, max=65535)]
+Port = Annotated[int, Option(help="Local port of the SuperLink or SuperNode.", min=1, max=65535)]
 
 
 def read_sizes(option: str, text: str) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def app_config(flower_app: Path) -> dict[str, Scalar]:
 
 
 def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool:
-    """Refuse a folder that contains `what`, unless `force` is set. Return whether it does.
+    """Return whether a folder contains `what`. If so, refuse the folder unless `force` is set.
 
     The folder contains `what` if `file` exists, because `file` is written last.
     """
@@ -129,7 +129,7 @@ def refuse_overwrite(folder: Path, file: str, what: str, *, force: bool) -> bool
 
 
 def refuse_finished(out: Path, settings: Sequence[str] | None, *, force: bool) -> None:
-    """Refuse a finished run's folder. With resume=true, leave this check to the server."""
+    """Refuse a finished run's folder. If resume=true is set, leave this check to the server."""
     from dpfact_flower.evaluation.run_folder import SUMMARY
 
     force = force or parse_assignments(settings or ()).get("resume") is True

@@ -1,4 +1,4 @@
-"""`dpfact plan`, `ledger` and `audit`: costs before and after a run, and tests of the proof."""
+"""Define `dpfact plan`, `ledger` and `audit`, which predict and show costs, and test the proof."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _RANKS = (5, 10, 20, 50)
 _COLOURS = {"good": "green", "weak": "yellow", "hopeless": "red", "unknown": "default"}
 
 Site = Annotated[str, Option(help="Name of the site, if the state-dir has several.")]
-Noted = Annotated[str, Option(help="A head in the site's log, ROWS:HASH; detects deleted rows.")]
+Noted = Annotated[str, Option(help="A head from the site's log, ROWS:HASH; reveals deleted rows.")]
 
 
 def plan(
     sizes: Annotated[str, Option(help="Number of codes in each feature mode, e.g. 202x316.")],
-    patients: Annotated[int, Option(help="Public estimate over all sites; 0: unknown.", min=0)] = 0,
+    patients: Annotated[int, Option(help="Public estimate for all sites; 0: unknown.", min=0)] = 0,
     sites: Annotated[int, Option(help="Number of sites; 0: unknown.", min=0)] = 0,
     rank: Annotated[int, Option(help="Number of phenotypes.", min=1)] = 20,
     epsilon: Annotated[float, Option(help="Epsilon of the whole run, for each patient.")] = 4.0,
@@ -229,9 +229,10 @@ def show(
 
 @ledger_app.command()
 def verify(folder: opt.Folder, site: Site = "", noted: Noted = "") -> None:
-    """Check the file, hash chain, released bytes and costs. Exit code 1 if a check fails.
+    """Check the ledger's file, hash chain, released bytes and costs.
 
-    FOLDER is the site's folder, or the state-dir that contains it.
+    FOLDER is the site's folder, or the state-dir that contains it. The exit code is 1 if a check
+    fails.
     """
     from dpfact_flower.privacy.ledger import Head, Ledger
 
@@ -281,7 +282,7 @@ def restore(
     """Restore a lost ledger from a backup that has every row up to a given head.
 
     BACKUP is the copy's folder. FOLDER is the site's folder, state-dir/SITE. An existing ledger is
-    never replaced. A backup that lacks rows is refused, because the cost of these rows would be
+    never replaced. A backup with missing rows is refused, because the cost of these rows would be
     lost.
     """
     from dpfact_flower.privacy import ledger
@@ -396,7 +397,7 @@ def audit(
         Path | None, Option(help="The hospital's state-dir, to check its ledger and files as well.")
     ] = None,
     quick: Annotated[
-        bool, Option("--quick", help="Fewer trials; finds gross faults only.")
+        bool, Option("--quick", help="Run fewer trials; only gross faults are found.")
     ] = False,
     seed: Annotated[int, Option(help="Seed of the audit's choices, not of the noise.", min=0)] = 0,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
@@ -404,9 +405,10 @@ def audit(
     verbose: opt.Verbose = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Test the sensitivity and noise of patient mode, and attack it. Exit code 1 if a check fails.
+    """Test the sensitivity and noise of patient mode, and attack this mode.
 
-    The audit sends nothing, spends no budget, and writes nothing into the hospital's state-dir.
+    The audit sends nothing, spends no budget, and writes nothing into the hospital's state-dir. The
+    exit code is 1 if a check fails.
     """
     from dpfact_flower.audit import audit as run_audits
     from dpfact_flower.data.site_data import Cohort, SiteData

@@ -1,4 +1,4 @@
-"""`dpfact report`, `compare`, `export`, `label`, `review`, `survey`: the results of runs."""
+"""Define the commands `dpfact report`, `compare`, `export`, `label`, `review` and `survey`."""
 
 from itertools import combinations
 from pathlib import Path
@@ -12,7 +12,7 @@ from dpfact_flower.cli.options import say
 from dpfact_flower.data.site_data import SiteData, site_files
 from dpfact_flower.errors import SettingsError
 
-SiteFile = Annotated[Path | None, Option(help="A site's .npz file, of the run or of new patients.")]
+SiteFile = Annotated[Path | None, Option(help="The .npz file of a site or of new patients.")]
 
 
 def report(
@@ -24,8 +24,8 @@ def report(
 ) -> None:
     """Rewrite report.html from the files in a finished run's folder.
 
-    With --beside, the report says for each phenotype whether other runs found it again. These runs
-    may have other noise, no noise or another epsilon. The matches are kept in beside.json.
+    With --beside, the report says which phenotypes the other runs also found. Those runs may have
+    different noise, no noise or another epsilon. The matches are kept in beside.json.
     """
     from dpfact_flower.evaluation.comparison import replications
     from dpfact_flower.evaluation.report import write_report
@@ -38,9 +38,9 @@ def report(
 
 def compare(
     folders: Annotated[list[Path], Argument()],
-    out: Annotated[Path | None, Option(help="Page to write as well, e.g. compare.html.")] = None,
+    out: Annotated[Path | None, Option(help="Also write an HTML page, e.g. compare.html.")] = None,
 ) -> None:
-    """Compare finished runs in a Markdown table and, with --out, on a page.
+    """Compare finished runs in a Markdown table and, with --out, on an HTML page.
 
     The table has a row for each run folder. The page also shows quality against epsilon, and the
     first run's phenotypes beside their matches in the other runs.
@@ -71,8 +71,8 @@ def export(
 
     RUN is the run folder. The --phenotypes file is as public as the model. For --patients, each
     patient in --data is fitted to the phenotypes. No privacy guarantee covers the --patients file,
-    so it must stay at the hospital. Only its owner can read the file. A site that took part needs
-    only global_model.npz and config.toml of the run.
+    so it must stay at the hospital. Only its owner can read the file. A site that took part in the
+    run needs only global_model.npz and config.toml.
     """
     from dpfact_flower.evaluation.clinical import about, clinical_measures
     from dpfact_flower.evaluation.model import GlobalModel, write_memberships, write_phenotype_table
@@ -120,7 +120,7 @@ def label(
     phenotype: Annotated[int, Argument(metavar="PHENOTYPE")],
     name: Annotated[str, Argument(metavar="NAME")],
 ) -> None:
-    """Name a phenotype of a finished run: dpfact label runs/demo 3 "renal failure".
+    """Name a phenotype of a finished run, as in dpfact label runs/demo 3 "renal failure".
 
     The name appears in exports and in the report, which is written again. An empty name removes the
     earlier name. Names are kept in names.toml in the run folder.
@@ -155,8 +155,8 @@ def review(
     files are about individual patients. No privacy guarantee covers them: keep them at the
     hospital.
 
-    With --read STEM.csv, the command counts the verdicts. It records the sheet's decision in
-    RUN/names.toml, with rounded shares of ten charts or more, and writes the report again.
+    With --read STEM.csv, the command counts the verdicts, records the decision in RUN/names.toml,
+    and rewrites the report. Shares of ten charts or more are rounded and recorded as well.
     """
     if read is not None and (data, phenotype, out, seed) == (None,) * 4:
         _read_review(run, read)
@@ -206,18 +206,18 @@ def survey(
         Path,
         Option("--out", "-o", metavar="STEM", help="Files: STEM.csv, STEM.html, STEM.key.json."),
     ] = Path("survey"),
-    items: Annotated[int, Option(help="Number of patterns, half of them made up.")] = 20,
+    items: Annotated[int, Option(help="Number of phenotypes shown, half of them made up.")] = 20,
     seed: opt.Seed = None,
     read: Annotated[list[Path] | None, Option(help="A sheet to score; may be repeated.")] = None,
 ) -> None:
     """Ask people which phenotypes are real: make a blinded survey, then score the answers.
 
     STEM.html shows phenotypes of RUN and an equal number of made-up phenotypes. People write their
-    answers into a copy of STEM.csv. Do not open STEM.key.json, which says which patterns are real.
-    All three files are made from the model, and are as public as the model.
+    answers into a copy of STEM.csv. Do not open STEM.key.json, which says which ones are real. All
+    three files are made from the model and are as public as the model.
 
-    --read ANSWERS.csv prints each reader's accuracy and Cohen's kappa, and the kappa of each pair
-    of readers. This needs STEM.key.json.
+    With --read ANSWERS.csv, the command reads STEM.key.json and prints each reader's accuracy and
+    Cohen's kappa, and the kappa of each pair of readers.
     """
     from dpfact_flower.evaluation.survey import agreement, read_survey, write_survey
 

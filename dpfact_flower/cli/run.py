@@ -1,4 +1,4 @@
-"""`dpfact run`, `simulate`, `demo`: whole runs; `dpfact init`: a Flower project of your own."""
+"""Define `dpfact run`, `simulate` and `demo`, which run a federation, and `dpfact init`."""
 
 import re
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def simulate(
     data: Data = None,
     settings: opt.Set = None,
     flower_app: opt.FlowerApp = opt.APP_FOLDER,
-    cpus: Annotated[int, typer.Option(help="Processors for each virtual client.", min=1)] = 1,
+    cpus: Annotated[int, typer.Option(help="Processors per virtual client.", min=1)] = 1,
     force: opt.Force = False,
     as_json: opt.AsJson = False,
     verbose: opt.Verbose = False,
@@ -115,7 +115,7 @@ def demo(
 ) -> None:
     """Start here: simulate a run of six made-up hospitals, with noise.
 
-    The command needs no preparation, and replaces an earlier demo. The last line of the output is
+    The command needs no preparation and replaces an earlier demo. The last line of the output is
     the path of the report.
     """
     from dpfact_flower.evaluation.run_folder import SUMMARY, read_summary
@@ -168,11 +168,10 @@ def init(
     settings: opt.Set = None,
     publisher: Annotated[str, Option(help="Your Flower account, for publishing.")] = "your-name",
 ) -> None:
-    """Write a Flower project of your own: code, settings, README, Dockerfile.
+    """Write your own Flower project: code, settings, README, Dockerfile.
 
     FOLDER must be new or empty, and gives the project its name. Settings such as -s epsilon=2 -s
-    rank=30 are written into the project's pyproject.toml. The project's README explains how to run
-    it.
+    rank=30 are written into the project's pyproject.toml. To run the project, read its README.
     """
     from dpfact_flower.runtime.config import RunConfig
 

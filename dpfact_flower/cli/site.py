@@ -1,4 +1,4 @@
-"""A hospital's commands: `dpfact site`, and `dpfact keys` for secure sums."""
+"""Define a hospital's commands: `dpfact site`, and `dpfact keys` for secure sums."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def site_init(
     name: Annotated[str, typer.Argument()],
     centre: Annotated[str, Option(help="The centre's name, with :PORT unless the port is 443.")],
     ca: Annotated[Path, Option(help="The file ca.crt from the centre.")],
-    data: Annotated[Path, Option(help="The hospital's .npz file, which is copied.")],
+    data: Annotated[Path, Option(help="The hospital's .npz file; a copy is made.")],
     max_epsilon: Annotated[float, Option(help="Largest epsilon for your patients, over all runs.")],
     folder: opt.Home = opt.HOME,
     port: opt.Port = 9200,
@@ -50,8 +50,8 @@ def site_init(
     """Write a hospital's files (key, secret, settings, data, systemd units), then check them.
 
     NAME is the hospital's public name. By default, the hospital takes part only in privacy mode
-    patient, and sends each reply after 60 s. Change these and other settings with -s. The table
-    Site of dpfact settings lists them.
+    patient, and sends each reply after 60 s. Change these and other settings with -s. See
+    the table Site in dpfact settings.
     """
     from dpfact_flower.runtime.installation import certificate_print, node_key_print, write_site
     from dpfact_flower.site.check import check_site
@@ -92,10 +92,10 @@ def site_answer(
     secret: Annotated[Path, Option(help="The SuperNode's --superexec-auth-secret-file.")],
     port: opt.Port = 9094,
     host: Annotated[
-        str, Option(help="Host of the SuperNode: this machine or a container.")
+        str, Option(help="The SuperNode's host: this machine or a container.")
     ] = "127.0.0.1",
     node_user: Annotated[
-        str, Option(help="User of the SuperNode's process; others get no answer (default: you).")
+        str, Option(help="User who runs the SuperNode; others get no answer (default: you).")
     ] = "",
 ) -> None:
     """Answer a SuperNode's messages with the installed code only, until you stop the command.
@@ -120,12 +120,13 @@ def site_connect(context: typer.Context) -> None:
 @site_app.command("check")
 def site_check(
     config: opt.Config,
-    key: Annotated[Path, Option(help="The file of the SuperNode's --auth-supernode-private-key.")],
+    key: Annotated[Path, Option(help="The SuperNode's --auth-supernode-private-key file.")],
     as_json: opt.AsJson = False,
 ) -> None:
-    """Check a site, above all that only the installed code answers. Exit code 1 if a check fails.
+    """Check a site, above all that only the installed code answers.
 
-    Run this command as root, who can see all files, while both parts are running.
+    Run this command as root, who can see all files, while both parts are running. The exit code is
+    1 if a check fails.
     """
     from dpfact_flower.site.check import check_site
 
@@ -159,12 +160,12 @@ def metrics(config: opt.Config) -> None:
 @site_app.command("refit")
 def site_refit(
     config: opt.Config,
-    job: Annotated[str, Option(help="One run's job (default: all finished runs).")] = "",
+    job: Annotated[str, Option(help="Job of one run (default: all finished runs).")] = "",
 ) -> None:
-    """Fit the site's own model to its patients, starting from the global phenotypes of a run.
+    """Fit the site's own model to its patients, starting from a run's global phenotypes.
 
     Runs in patient mode end without this model. The model is fitted without noise, stays in the
-    job's folder and is never sent. To fit a model again, name its run with --job.
+    job's folder and is never sent. To fit a model again, give its run's job with --job.
     """
     from dpfact_flower.site.hospital import read_site_settings
     from dpfact_flower.site.patient import refit, unfitted

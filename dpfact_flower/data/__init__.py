@@ -1,12 +1,12 @@
 """Convert EHR tables to one validated tensor per site.
 
     EHR tables -> sources -> a reader -> events (-> roll_up) -> cooccurrence -> SiteData (.npz)
-                                                                 Vocabulary -^   of each site
+                                                                 Vocabulary -^   for each site
 
 For each kind of EHR, `dpfact_flower.data.readers` has a reader: an SQL script or a module. A reader
 turns tables in DuckDB into patients, events and descriptions, and `cooccurrence` counts which codes
-occur together. A run reads the hospital's `SiteData` file, and does not need DuckDB.
+occur together. A run reads the hospital's `SiteData` file and does not need DuckDB.
 
-All sites share a `Vocabulary` for each feature mode. A run with a privacy guarantee needs
-vocabularies from public lists, not from patients. Pass them to the reader as ``vocabularies=``.
+All sites share one `Vocabulary` for each feature mode. For a privacy guarantee, vocabularies must
+come from public lists, not from patients. Pass them to the reader as ``vocabularies=``.
 """

@@ -6,7 +6,7 @@ For each feature mode, a reader supplies a relation with four columns and one ro
 
 `add_events` stores each event once. Identifiers and codes become 64-bit hashes, and the tables
 ``people`` and ``codes`` keep the originals. If two originals have the same hash, an error is
-raised. No originals are kept for encounters, because two patients' encounters may share a hash.
+raised. The tables omit encounters, because encounters of two patients may share a hash.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 class Options(TypedDict, total=False):
     """Options that all readers share.
 
-    `top` gives the number of codes to keep in each mode. The most frequent codes are kept, and None
-    keeps all. `vocabularies` gives public code lists in place of `top`. Both are in the order of
-    the modes. `rolled_up` maps modes to groupings. Groups replace codes before `top` is applied.
-    Sites with fewer than `min_patients` patients are merged into one site, ``other``. `keep_empty`
-    keeps patients without a cell as empty rows. `memory` limits the memory that DuckDB uses before
-    it spills to disk.
+    `top` is the number of most frequent codes to keep in each mode, or None to keep all codes.
+    `vocabularies` contains public code lists, which replace `top`. Both follow the modes' order.
+    `rolled_up` maps modes to groupings. Groups replace codes before `top` is applied. Sites with
+    fewer than `min_patients` patients are merged into one site, ``other``. If `keep_empty` is true,
+    patients without a cell are kept as empty rows. `memory` limits the memory that DuckDB uses
+    before it spills to disk.
     """
 
     top: Sequence[int | None] | None
@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
 
 @contextmanager
 def reading(options: Options, modes: Collection[str]) -> Iterator[Connection]:
-    """Check the options, and open a connection for a reader, with empty tables to fill."""
+    """Check the options, and open a connection with empty tables for a reader to fill."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"read() has no option {', '.join(sorted(unknown))}")
     if unknown := (options.get("rolled_up") or {}).keys() - set(modes):
@@ -80,12 +80,12 @@ def count(
 
 
 def read_report(connection: Connection) -> tuple[tuple[str, str, int], ...]:
-    """Return all counts of this connection in order, as (place, what, number)."""
+    """Return this connection's counts in order, as (place, what, number)."""
     return tuple(connection.execute("SELECT * FROM read_report ORDER BY rowid").fetchall())
 
 
 def table_of(mode: str) -> str:
-    """Return the SQL name of a mode's event table: patient, encounter, time and code."""
+    """Return the SQL name of a mode's event table (patient, encounter, time, code)."""
     return quoted(f"events of {mode}")
 
 
@@ -121,7 +121,7 @@ def add_events(connection: Connection, mode: str, source: str) -> int:
 
 
 def refuse_equal_hashes(connection: Connection) -> None:
-    """Refuse two patients, or two codes of a mode, that have the same hash."""
+    """Raise an error if two patients, or two codes in one mode, have the same hash."""
     for table, mode in (("people", "''"), ("codes", "mode")):
         if count_rows(connection, table) > count_rows(
             connection, f"(SELECT DISTINCT {mode}, key FROM {table})"
@@ -138,11 +138,11 @@ def replace_codes(
     members: Mapping[str, Sequence[str]],
     texts: Mapping[str, str],
 ) -> tuple[int, int]:
-    """Replace a mode's codes with groups. Each group counts once per time and encounter.
+    """Replace a mode's codes with groups. Each group counts once per encounter and time.
 
-    `members` maps each group to its codes, and `texts` maps it to its description. A code may be in
-    several groups. Events of other codes are dropped. Return the numbers of dropped events and
-    codes.
+    `members` maps groups to their codes, and `texts` maps groups to their descriptions. A code may
+    be in several groups. Events with other codes are dropped. Return the numbers of dropped events
+    and codes.
     """
     pairs = [(code, group) for group, codes in members.items() for code in codes]
     connection.execute(

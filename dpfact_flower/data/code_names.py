@@ -1,11 +1,11 @@
-"""Look up the coding system, chapter, body system and full English name of a code.
+"""Look up a code's coding system, chapter, body system and full English name.
 
-The names are in the public domain. They ship with the package in the folder ``names``, where a
-README lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) names the coding
-system of a code. In each mode, all codes without a prefix are assigned to the same system, which
-has names for most of them. Dots are ignored.
+The names are in the public domain and ship with the package in the folder ``names``. A README there
+lists their sources. A prefix (``icd9:``, ``icd10:``, ``ccs:``, ``ccsr:``) identifies a code's
+system. All codes in a mode that have no prefix are assigned to a single system, which must have
+names for most of these codes. Dots are ignored.
 
-In both versions of ICD, each chapter is a range of codes, and so is each body system in a chapter.
+In both ICD versions, each chapter is a range of codes and is divided into one or more body systems.
 """
 
 import lzma
@@ -20,21 +20,21 @@ from typing import NamedTuple
 from dpfact_flower.data.vocabulary import Vocabulary, csv_rows
 
 SYSTEMS = ("icd9cm", "icd10cm", "icd9pcs", "icd10pcs", "ccs", "ccsr")
-"""Diagnoses and procedures of ICD-9-CM and ICD-10, and AHRQ's groups of the diagnoses."""
+"""The coding systems: ICD-9-CM and ICD-10 diagnoses and procedures, and AHRQ diagnosis groups."""
 FOLDER = Path(str(files("dpfact_flower.data"))) / "names"
-"""Folder of the tables of names. A README there names the sources."""
+"""Folder that contains the tables of names."""
 _PARTS = re.compile(r"(?:(icd9|icd10|ccsr|ccs):)?(.*)", re.DOTALL | re.IGNORECASE)
 VERSIONS = {"icd9": "9", "icd10": "10"}
-"""Map from a code's prefix to the version of ICD."""
+"""Maps a code's prefix to the ICD version."""
 _FORMS = {
     "9": re.compile(r"(\d{3}|V\d{2}|E\d{3})\d{0,2}"),
     "10": re.compile(r"([A-Z]\d[0-9A-Z])[0-9A-Z]{0,4}"),
 }
-"""Form of a diagnosis code without its dot, in each version. The match's group is the category."""
+"""Each version's pattern for diagnosis codes without dots. The group captures the category."""
 
 
 class Chapter(NamedTuple):
-    """A chapter: first and last category, name, and the first code of each body system."""
+    """A chapter: first and last category, name, and body systems with their first codes."""
 
     first: str
     last: str
@@ -52,23 +52,23 @@ def _chapters() -> dict[str, list[Chapter]]:
 
 
 CHAPTERS = _chapters()
-"""Chapters of each version, in the order of their codes."""
+"""Chapters of each ICD version, in code order."""
 
 BODY_SYSTEMS = tuple(
     dict.fromkeys(word for chapter in CHAPTERS["9"] for _, word in chapter.systems)
 )
-"""All words for body systems."""
+"""Names of all body systems."""
 
 
 def parts(code: str) -> tuple[str, str]:
-    """Return a code's prefix in lower case, or "", and the rest in capitals without its dot."""
+    """Return a code's prefix in lower case (or ""), and the rest in capitals without dots."""
     match = _PARTS.fullmatch(code)
     assert match is not None  # the last group matches any text
     return (match[1] or "").lower(), match[2].replace(".", "").upper()
 
 
 def version_of(codes: Iterable[str]) -> str:
-    """Return the ICD version that fits more of the codes without a prefix."""
+    """Return the ICD version whose format fits more of the codes without a prefix."""
     bare = {code for prefix, code in map(parts, codes) if not prefix}
     nine, ten = ({code for code in bare if category(version, code)} for version in ("9", "10"))
     return "10" if len(ten - nine) > len(nine - ten) else "9"
@@ -100,16 +100,16 @@ _PATHS = {
     "burns/trauma": "injury", "toxicology": "injury", "musculoskeletal": "musculoskeletal",
     "obstetrics": "pregnancy", "genitourinary": "genitourinary", "psychiatry": "mental",
 }  # fmt: skip
-"""Map from the first part of a path to a body system."""
+"""Maps the first part of a path to a body system."""
 _PROCEDURES = re.compile(r"proc|surg|operation", re.IGNORECASE)
 _OTHER_MODES = re.compile(r"cpt|hcpcs|drug|med|lab|atc", re.IGNORECASE)
 _ONLY_ICD9CM = re.compile(r"[VE].*|\d{5}|\d{3}\.\d+")
-"""Form of a code that can be neither an ICD-9 procedure nor a number in a list."""
+"""Pattern of codes that can be neither ICD-9 procedures nor numbers in a list."""
 _MOST = 0.8
 _LETTERS = 3
-"""Fewest different first letters of ICD-10 codes. With fewer, codes may be numbers such as D01."""
+"""Codes with fewer distinct first letters than this may be numbers such as D01, not ICD-10."""
 _SHORTEST = {"icd9cm": 3, "icd10cm": 3, "icd9pcs": 2, "icd10pcs": 1}
-"""Length of the shortest group whose name may stand for a code without a name of its own."""
+"""Length of the shortest group whose name may be used for a code that has no name itself."""
 _UNSPECIFIED = {"nos", "nec"}
 _SHORT = {"w", "wo", "d", "t", "hx", "dis", "unsp"}
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -131,7 +131,7 @@ def name_of(system: str, code: str, *, exact: bool = False) -> str:
 
 
 def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
-    """Return whether a mode holds procedures, judging by the mode's name and codes."""
+    """Return whether a mode contains procedures, judging by the mode's name and codes."""
     return bool(_PROCEDURES.search(mode)) or any(
         system.endswith("pcs") for system in systems(mode, codes)
     )
@@ -140,9 +140,9 @@ def holds_procedures(mode: str, codes: Sequence[str]) -> bool:
 def systems(mode: str, codes: Sequence[str]) -> list[str]:
     """Return the coding system of each code: one of `SYSTEMS`, or an empty string.
 
-    `codes` are all codes of the mode, because one code is not enough to identify a system. In a
-    mode named after procedures, no code is a diagnosis. In a mode named after drugs, only codes
-    with a prefix have a system.
+    `codes` must be all codes of the mode, because a single code does not identify a system. In a
+    mode named after procedures, no code is taken as a diagnosis. In a mode named after drugs, only
+    codes with a prefix have a system.
     """
     prefixes = [parts(code)[0] for code in codes]
     groups: dict[str, list[str]] = {}
@@ -153,10 +153,10 @@ def systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
-    """Return the body system of each code: one of `BODY_SYSTEMS`, or "" if it has none.
+    """Return each code's body system: one of `BODY_SYSTEMS`, or "" if there is none.
 
     If all codes are paths such as eICU's ``renal|dialysis|hemodialysis``, their first parts give
-    the body systems. Otherwise only known diagnoses have a body system.
+    the body systems. Otherwise, only known diagnoses have a body system.
     """
     by_path = [_PATHS.get(code.split("|", 1)[0].lower(), "") for code in codes]
     if any(by_path) and all("|" in code for code in codes):
@@ -168,7 +168,7 @@ def body_systems(mode: str, codes: Sequence[str]) -> list[str]:
 
 
 def named(vocabulary: Vocabulary) -> Vocabulary:
-    """Return the vocabulary with names for codes whose description is missing or abbreviated."""
+    """Return a vocabulary in which names replace missing and abbreviated descriptions."""
     own = systems(vocabulary.name, vocabulary.codes)
     texts = (
         clearer(text, name_of(system, code)) if system else text
@@ -185,9 +185,9 @@ def clearer(text: str, name: str) -> str:
 def abbreviates(text: str, name: str) -> bool:
     """Return whether a text abbreviates a name, as CMS's ``Crbl art ocl NOS w infrc`` does.
 
-    A text with NOS or NEC is an abbreviation. Any other abbreviation is shorter than the name, has
-    a shortened word, and takes at least half of its words from the name. These words may be whole,
-    shortened by two or more letters, or reduced to initials.
+    A text with NOS or NEC is an abbreviation. Any other text abbreviates the name if it is shorter,
+    has a shortened word, and takes at least half of its words from the name. These words may be
+    unchanged, shortened by two or more letters, or reduced to initials.
     """
     words, whole = _WORDS.findall(text.lower()), _WORDS.findall(name.lower())
     initials = "".join(word[0] for word in whole)
@@ -229,7 +229,7 @@ def _system(mode: str, prefix: str, codes: Sequence[str]) -> str:
 
 
 def _known(system: str, codes: Sequence[str]) -> int:
-    """Count the codes with their own name, except two-digit groups, which any number could be."""
+    """Count the codes with names, except two-digit groups, which any number might match."""
     table = names_of(system)
     if system == "icd10cm":  # the seventh character has no name
         return sum(code in table or code[:6].rstrip("X") in table for code in codes)
@@ -238,9 +238,9 @@ def _known(system: str, codes: Sequence[str]) -> int:
 
 @cache
 def names_of(system: str) -> dict[str, str]:
-    """Map codes without dots to names, from the file that ``simulation.code_names`` packed.
+    """Return a map from codes without dots to names. ``simulation.code_names`` wrote the files.
 
-    A line's first character encodes how many characters to copy from the start of the line above.
+    A line's first character encodes how many leading characters to copy from the line above.
     """
     lines, last = [], ""
     for line in lzma.decompress((FOLDER / f"{system}.xz").read_bytes()).decode().split("\n"):

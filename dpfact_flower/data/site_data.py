@@ -1,7 +1,4 @@
-"""The data of one hospital (`SiteData`), and the data of several hospitals together (`Cohort`).
-
-A `SiteData` never leaves its hospital. A `Cohort` exists only in simulations and tests.
-"""
+"""Hold the data of one hospital (`SiteData`) or, in simulations, of several (`Cohort`)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from dpfact_flower.tensor.sparse import patient_rows
 _TRUTH = "truth"
 PATIENT = "patient"
 DIED = "died"
-"""Label of a patient who died in hospital."""
+"""Label of patients who died in hospital."""
 COHORT = "cohort.json"
 _LABEL = "label "
 """Prefix of the names of label arrays in a site's file."""
@@ -38,10 +35,10 @@ class SiteData:
     """All data of one hospital. The data never leaves the hospital.
 
     `tensor`, of shape (patients, codes of mode 1, ...), counts co-occurrences. `vocabularies`
-    contains one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, shape
+    contains one vocabulary per mode, with distinct names. `labels` are arrays of 0 and 1, of shape
     (patients,). A single array is taken as the label ``died``. `patients` are the hospital's
-    distinct local identifiers. `row_unit` says what a row stands for. Usually that is a patient,
-    but it may be a discharge if patients cannot be identified.
+    distinct local identifiers. `row_unit` says what a row stands for: usually a patient, or a
+    discharge if patients cannot be identified.
     """
 
     name: str
@@ -69,7 +66,7 @@ class SiteData:
             object.__setattr__(self, "patients", self._checked_patients(self.patients))
 
     def __repr__(self) -> str:
-        # Do not show identifiers, labels or cells, because a repr ends up in logs.
+        # Do not show identifiers, labels or cells, because reprs end up in logs.
         return f"SiteData({self.name!r}, {self.tensor!r})"
 
     def __len__(self) -> int:
@@ -123,7 +120,7 @@ class SiteData:
             np.savez_compressed(file, **arrays)
 
     def read(self) -> SiteData:
-        """Return this object itself. This method is the counterpart of `SiteFile.read`."""
+        """Return this object, so that it can be used in place of a `SiteFile`."""
         return self
 
     @cached_property
@@ -180,8 +177,8 @@ class SiteData:
 class Truth:
     """The phenotypes that were planted in artificial data.
 
-    `factors` contains one feature factor per mode, of shape (codes, R), with columns of norm 1.
-    `usage`, of shape (sites, R), marks the phenotypes that exist at each site.
+    `factors` has one (codes, phenotypes) feature factor per mode, with columns of norm 1. `usage`,
+    of shape (sites, phenotypes), marks the phenotypes that exist at each site.
     """
 
     factors: tuple[NDArray[np.float64], ...]
@@ -199,7 +196,7 @@ class Truth:
 
 
 class SiteSummary(NamedTuple):
-    """A line of `Cohort.summary`. `labelled` counts, for each label, the patients with value 1."""
+    """A line of `Cohort.summary`. `labelled` maps each label to the number of patients with it."""
 
     site: str
     patients: int
@@ -211,9 +208,9 @@ class SiteSummary(NamedTuple):
 class Cohort:
     """Several sites in one place, for simulation and tests only.
 
-    All sites have equal vocabularies. Site names must differ even if case is ignored. `truth` is
-    set only for artificial data. `read_report` says how many rows the reader read, kept and left
-    out. Each of its lines has the form (where, what, count).
+    All sites have the same vocabularies. Site names must differ even if case is ignored. `truth` is
+    set only for artificial data. `read_report` counts the rows that the reader read, kept and left
+    out, in lines of the form (where, what, count).
     """
 
     name: str
@@ -250,7 +247,7 @@ class Cohort:
 
     @property
     def row_unit(self) -> str:
-        """What a row stands for (see `SiteData`)."""
+        """The unit that a row stands for (see `SiteData`)."""
         return self.sites[0].row_unit
 
     def __len__(self) -> int:
@@ -263,12 +260,12 @@ class Cohort:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of all labels that at least one site has."""
+        """Names of the labels that at least one site has."""
         return tuple(dict.fromkeys(chain.from_iterable(site.labels for site in self.sites)))
 
     @property
     def patients(self) -> tuple[str, ...] | None:
-        """Identifiers of all patients, site after site, or None if a site has no identifiers."""
+        """Identifiers of all patients, site by site, or None if any site lacks identifiers."""
         named = [site.patients for site in self.sites if site.patients is not None]
         return tuple(chain(*named)) if len(named) == len(self.sites) else None
 
@@ -305,7 +302,7 @@ class Cohort:
     def save(self, folder: str | Path) -> None:
         """Write a file for each site and each vocabulary, the truth, and finally ``cohort.json``.
 
-        Therefore a folder with ``cohort.json`` is complete, even if it held another cohort before.
+        A folder with ``cohort.json`` is therefore complete, even if it held another cohort before.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -347,7 +344,7 @@ class Cohort:
 
 
 def remove_cohort(folder: str | Path) -> None:
-    """Delete the files that `Cohort.save` wrote to a folder, and no others."""
+    """Delete the files that `Cohort.save` wrote to a folder, and no other files."""
     folder = Path(folder)
     content = _read_cohort(folder / COHORT)
     others = [f"{name}.vocabulary.json" for name in content.vocabularies]
@@ -416,7 +413,7 @@ class SiteFile:
 
 
 SiteSource = SiteData | SiteFile
-"""A site, whose method `read` returns the patients' data."""
+"""A site. Its method `read` returns the patients' data."""
 
 
 def open_site(path: str | Path) -> SiteFile:

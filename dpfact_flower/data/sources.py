@@ -1,4 +1,4 @@
-"""Sources of tables: a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
+"""Read tables from a folder of files, a DuckDB file, an SQLAlchemy database, or a file of lines.
 
 Databases are opened read-only. To save memory, rows from SQLAlchemy are first written to a CSV file
 in DuckDB's private folder for spilled data. DuckDB's own extensions for databases are not used,
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 _CHUNK = 10_000
 _DRIVERS = {"postgres": "postgresql+psycopg", "postgresql": "postgresql+psycopg"}
-"""Map from the dialect in a URL to the dialect and driver for SQLAlchemy."""
+"""Maps the dialect in a URL to SQLAlchemy's dialect and driver."""
 
 
 class Source(NamedTuple):
-    """The tables of a source, by their names in lower case.
+    """The lower-case names of a source's tables, and a function that reads these tables.
 
-    `fetch` reads a table into a temporary table of the given name. It returns the table's name for
-    error messages.
+    `fetch` reads a table into a temporary table with the given name. It returns the table's name
+    for error messages.
     """
 
     tables: Collection[str]
@@ -56,11 +56,11 @@ def open_source(
     *,
     lines: bool = False,
 ) -> AbstractContextManager[Source]:
-    """Open the source at a place.
+    """Open a source of tables.
 
-    The place is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
-    ``postgresql://user@host/database``. A password belongs in ``~/.pgpass``. With `lines`, the
-    place is one file of lines, which becomes the table ``lines`` with the columns ``number`` and
+    `place` is a folder, a DuckDB or SQLite file, or an SQLAlchemy URL such as
+    ``postgresql://user@host/database``. Put passwords in ``~/.pgpass``. If `lines` is true, `place`
+    is a single text file, which becomes the table ``lines`` with the columns ``number`` and
     ``line``. Subfolders named in `folders` may also hold tables.
     """
     if lines:
@@ -202,7 +202,7 @@ def _database(connection: Connection, url: str, schema: str, place: str = "") ->
     failures: tuple[type[Exception], ...] = (sqlalchemy.exc.SQLAlchemyError,)
     try:
         address = _DRIVERS.get(kind, kind) + url[len(kind) :]
-        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)  # closes it
+        engine = sqlalchemy.create_engine(address, poolclass=sqlalchemy.NullPool)  # closes on exit
         failures += (engine.dialect.loaded_dbapi.Error,)
         with engine.connect() as database:
             options = {"postgresql_readonly": True} if kind in _DRIVERS else {}
@@ -230,11 +230,11 @@ def _known(table: Table, place: str, schema: str, names: Mapping[str, str]) -> t
 def _spilled(
     connection: Connection, into: str, table: Table, columns: Sequence[str]
 ) -> Iterator[Any]:
-    """Let the caller write a CSV file in DuckDB's private folder, then load it as table `into`."""
+    """Let the caller write a CSV file in DuckDB's private folder. Load it as the table `into`."""
     with scratch_of(connection) as folder:
         path = folder / f"{table.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)  # CRLF: with LF alone, a text with CR is not quoted
+            writer = csv.writer(file)  # CRLF: if lines ended in LF, CR would not be quoted
             writer.writerow(columns)
             yield writer
         load_table(connection, into, path, table)

@@ -1,10 +1,10 @@
-"""An artificial EHR with planted phenotypes, for the demo, tests and experiments.
+"""Generate an artificial EHR with planted phenotypes, for the demo, tests and experiments.
 
-Each patient has one to four active phenotypes, each with one or more time windows. In every window,
-the codes are drawn from the phenotype, with some background noise. All codes in a window co-occur,
-in every combination. Code frequencies follow a power law, and a few patients have many windows.
-Sites differ in how common each phenotype is, and some phenotypes exist at only one site. The risk
-of in-hospital death depends on the active phenotypes. Equal settings give equal data.
+Each patient has one to four active phenotypes, each with one or more time windows. A window's codes
+are drawn from the phenotype, with some background noise, and co-occur in every combination. Code
+frequencies follow a power law, and a few patients have many windows. Sites differ in how common
+each phenotype is, and some phenotypes exist at only one site. The risk of in-hospital death depends
+on the active phenotypes. The same settings always give the same data.
 """
 
 import re
@@ -38,7 +38,7 @@ TOPICS = (
     "hearing", "coagulation", "nutrition", "electrolytes", "shock", "aneurysm", "valve",
     "vascular", "meningitis", "HIV", "tuberculosis", "lupus", "gout",
 )  # fmt: skip
-"""Names of planted phenotypes in descriptions of codes. Further names are "topic 61" and so on."""
+"""Names of planted phenotypes in code descriptions. Further phenotypes are "topic 61" and so on."""
 
 
 class Mode(NamedTuple):
@@ -53,15 +53,15 @@ class Mode(NamedTuple):
 class SyntheticSettings:
     """Settings of an artificial cohort. The defaults are the preset ``demo``.
 
-    - `modes`: the feature modes, each name:codes:mean codes drawn per window
+    - `modes`: the feature modes, each as ``name:codes:mean`` (mean number drawn per window)
     - `shares`: each site's share of the patients
-    - `phenotypes`: number of planted phenotypes; the share `local` of them exists at a single site
-    - `distinct`: number (from 1) of a site with very different patients, such as a NICU; 0: none
+    - `phenotypes`: number of planted phenotypes, of which the share `local` exist at a single site
+    - `distinct`: number (from 1) of the site with very different patients, like a NICU; 0: none
     - `active`: mean number of active phenotypes, at most 4
-    - `windows`: mean number of an active phenotype's windows
+    - `windows`: mean number of windows per active phenotype
     - `repeats`: mean number of times that a window's codes occur, as in repeat visits
-    - `dispersion`: variance of how often patients visit, relative to the mean
-    - `background`: share of codes drawn from all codes instead of the phenotype's
+    - `dispersion`: variance of the patients' visit rates, relative to their mean
+    - `background`: share of codes that are drawn from all codes, not from the phenotype's codes
     - `mortality`: share of patients who die in hospital
     """
 
@@ -114,8 +114,8 @@ PRESETS: Mapping[str, SyntheticSettings] = {
         name="paper-mimic", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
         phenotypes=50,
     ),
-    # The demo and the sizes of MIMIC-III, with a last site whose patients differ greatly from all
-    # others, as in the paper's neonatal unit.
+    # Variants of demo and paper-mimic. The last site's patients differ greatly from all others,
+    # like those in the paper's neonatal unit.
     "demo-icu": SyntheticSettings(name="demo-icu", distinct=6),
     "paper-icu": SyntheticSettings(
         name="paper-icu", patients=40_662, modes="procedures:202:2.8,diagnoses:316:5.45",
@@ -171,7 +171,7 @@ def synthetic(settings: SyntheticSettings | str = "demo") -> Cohort:
 
 
 def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ...]:
-    """Return the phenotypes of `synthetic`'s patients: one array of shape (I_t, R) per site."""
+    """Return one (patients, phenotypes) mask per site: who has which phenotype in `synthetic`."""
     planting, drawing, _, _ = np.random.default_rng(settings.seed).spawn(4)
     members = _members(settings, _plant(settings, planting)[1], drawing)
     return tuple(np.split(members, np.cumsum(settings.site_sizes)[:-1]))
@@ -180,13 +180,13 @@ def true_memberships(settings: SyntheticSettings) -> tuple[NDArray[np.bool_], ..
 def _plant(
     settings: SyntheticSettings, rng: np.random.Generator
 ) -> tuple[list[Floats], Floats, Floats]:
-    """Draw the population model: each mode's distributions, and phenotypes' prevalence and risk."""
+    """Draw the modes' code distributions, and the prevalence and risk of the phenotypes."""
     sources = [_plant_mode(mode.size, settings.phenotypes, rng) for mode in settings.feature_modes]
     return sources, _plant_prevalence(settings, rng), _plant_risk(settings, rng)
 
 
 def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
-    """Draw each phenotype's distribution of codes, then the background's, shape (codes, R + 1)."""
+    """Draw code distributions: one column per phenotype, and a last column for the background."""
     frequency = (np.arange(size) + 6.0) ** -0.8
     popularity = rng.permutation(frequency / frequency.sum())
     fewest = min(size, 12, max(4, round(0.02 * size)))
@@ -200,7 +200,7 @@ def _plant_mode(size: int, phenotypes: int, rng: np.random.Generator) -> Floats:
 
 
 def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> Floats:
-    """Draw each phenotype's relative frequency at each site, shape (T, R)."""
+    """Draw each phenotype's relative frequency at each site, shape (sites, phenotypes)."""
     shares, rank = settings.site_shares, settings.phenotypes
     sites = len(shares)
     common = (np.arange(rank) + 4.0) ** -0.7
@@ -209,10 +209,10 @@ def _plant_prevalence(settings: SyntheticSettings, rng: np.random.Generator) -> 
     own = settings.distinct - 1  # -1: no site is distinct
     homes = rng.permutation(sites)
     for position, r in enumerate(range(shared, rank)):
-        # A distinct site gets every other local phenotype. The remaining sites take turns.
+        # A distinct site gets every other local phenotype. Sites take turns for the remaining ones.
         home = own if own >= 0 and position % 2 == 0 else int(homes[position % sites])
         prevalence[:, r] = 0
-        prevalence[home, r] = common.mean() * 0.5 / shares[home]  # small sites need more
+        prevalence[home, r] = common.mean() * 0.5 / shares[home]  # higher at small sites
     if own >= 0:
         kept_shared = max(1, round(0.2 * shared))
         prevalence[own, rng.permutation(shared)[kept_shared:]] = 0
@@ -233,7 +233,7 @@ def _plant_risk(settings: SyntheticSettings, rng: np.random.Generator) -> Floats
 def _members(
     settings: SyntheticSettings, prevalence: Floats, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw each patient's active phenotypes, shape (I, R), without replacement (Gumbel's trick)."""
+    """Draw each patient's active phenotypes without replacement, by the Gumbel trick."""
     sizes = settings.site_sizes
     shape = (settings.patients, settings.phenotypes)
     active = 1 + rng.poisson(settings.active - 1, settings.patients)
@@ -251,7 +251,7 @@ def _members(
 def _windows(
     settings: SyntheticSettings, members: NDArray[np.bool_], rng: np.random.Generator
 ) -> tuple[Ints, Ints, Ints]:
-    """Draw each window's patient, phenotype and number of times that its codes occur."""
+    """Draw each window's patient and phenotype, and how many times the codes occur."""
     frailty = rng.gamma(1 / settings.dispersion, settings.dispersion, settings.patients)
     patient, phenotype = np.nonzero(members)
     windows = 1 + rng.poisson((settings.windows - 1) * frailty[patient])
@@ -263,7 +263,7 @@ def _windows(
 def _codes_in_windows(
     mode: Mode, source: Floats, phenotype: Ints, background: float, rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """Draw the distinct codes of one mode in each window: (window, code), sorted by window."""
+    """Draw one mode's distinct codes in each window. Return windows (sorted) and codes."""
     drawn = 1 + rng.poisson(mode.per_window - 1, len(phenotype))
     window = np.repeat(np.arange(len(drawn)), drawn)
     column = phenotype[window]
@@ -277,14 +277,14 @@ def _categorical(distributions: Floats, column: Ints, rng: np.random.Generator) 
     size = len(distributions)
     cumulative = np.cumsum(distributions, axis=0)
     cumulative /= cumulative[-1]
-    # Column c's distribution function is shifted by c, so one sorted array holds them all.
+    # Column c's distribution function is shifted by c, so one sorted array holds all columns.
     steps = (cumulative + np.arange(distributions.shape[1])).T.ravel()
     found = np.searchsorted(steps, column + rng.random(len(column)), side="right")
     return np.asarray(np.minimum(found - column * size, size - 1))
 
 
 def _combinations(codes: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return all combinations of one code per mode: windows (rows,) and codes (rows, modes)."""
+    """Combine one code per mode in every way. Return windows (rows,) and codes (rows, modes)."""
     window, first = codes[0]
     columns = [first]
     for other_window, other in codes[1:]:
@@ -312,7 +312,7 @@ def _deaths(
 
 
 def _vocabulary(mode: Mode, factor: Floats) -> Vocabulary:
-    """Return codes such as P017. A code is described by the phenotype in which it weighs most."""
+    """Return codes such as P017, described by the phenotype in which they have the most weight."""
     digits = len(str(mode.size - 1))
     kind = _SINGULAR.get(mode.name, re.sub("s$", "", mode.name)).capitalize()
     names = [*TOPICS, *(f"topic {n}" for n in range(len(TOPICS) + 1, factor.shape[1] + 1))]

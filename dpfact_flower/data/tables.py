@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _COLUMN = re.compile(r"[^\W\d].*|_.*|", re.DOTALL)
 _DELIMITERS = ",;\t|"
 _SEPARATOR = re.compile(r"\ufeff?sep=([,;\t|])\r?\n?", re.IGNORECASE)
-_TEXT_OR_WHOLE = re.compile(  # DuckDB's names of types; a code is never a fraction
+_TEXT_OR_WHOLE = re.compile(  # names of DuckDB types; a code is never a fraction
     r"VARCHAR|ENUM.*|UUID|BOOLEAN|U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|DECIMAL\(\d+,0\)|"
     r"DATE|TIMESTAMP.*"
 )
@@ -61,12 +61,12 @@ _PLAIN = Dialect()
 
 
 class Rows(NamedTuple):
-    """Rows of frames or of an attached database, and their name for error messages.
+    """Rows from frames or from an attached database. Error messages use `name`.
 
-    `frames` of pandas, polars, Arrow or DuckDB are concatenated. Alternatively, `table` is the SQL
-    name of a table in an attached database. Only rows that meet the SQL condition `where` are used.
-    `sites`, if given, names the site of each frame. The rows then get a column ``site``, and
-    identifiers become ``SITE/PATIENT``, because two sites may use the same identifier.
+    `frames` may come from pandas, polars, Arrow or DuckDB, and are concatenated. Alternatively,
+    `table` is the SQL name of a table in an attached database. Only rows that meet the SQL
+    condition `where` are used. `sites` optionally names each frame's site. Rows then get a column
+    ``site``, and identifiers become ``SITE/PATIENT``, because two sites may use the same one.
     """
 
     name: str
@@ -97,15 +97,15 @@ class Rows(NamedTuple):
 
 def columns_of(frame: Any) -> list[str]:
     """Return the column names of a frame, or an empty list if the object is not a frame."""
-    names = getattr(frame, "column_names", None)  # Arrow has column_names, the others columns
+    names = getattr(frame, "column_names", None)  # Arrow's attribute; the others have columns
     return [*map(str, getattr(frame, "columns", ()) if names is None else names)]
 
 
 @contextmanager
 def connect(memory: str = MEMORY) -> Iterator[Connection]:
-    """Open an in-memory DuckDB database that spills to a folder only the user can read.
+    """Open an in-memory DuckDB database that spills to a folder that only the user can read.
 
-    DuckDB never downloads extensions. DuckDB's errors inside the block are raised as `DataError`.
+    DuckDB never downloads extensions. DuckDB errors inside the block are raised as `DataError`.
     """
     if not _MEMORY.fullmatch(memory):
         raise SettingsError(f"memory: need a size such as 2GB or 500MB, got {memory!r}")
@@ -153,7 +153,7 @@ def _spill_of(connection: Connection) -> str:
 def list_tables(folder: Path) -> dict[str, Path]:
     """Map each table's name, in lower case, to its file or to its folder of Parquet files.
 
-    If several paths match, files come before folders, and shorter file names before longer ones.
+    Files take precedence over folders, and shorter file names over longer ones.
     """
     parts: dict[str, Path] = {}
     files: dict[str, Path] = {}
@@ -170,9 +170,9 @@ class Table(NamedTuple):
     """The columns and rows to read from a table.
 
     `columns` are required. Their names are in lower case, but the table may use any case. A missing
-    `optional` column is NULL. ``code[]`` lists the distinct values of the columns ``code_1``,
-    ``code_2``, ..., without blanks. Only rows that meet the SQL condition `where` on these columns
-    are kept. A database sends only rows that meet the SQL condition `there`. In `there`,
+    `optional` column is NULL. ``code[]`` stands for a list of the distinct values in the columns
+    ``code_1``, ``code_2``, ..., without blanks. Only rows that meet the SQL condition `where` on
+    these columns are kept. A database sends only rows that meet the SQL condition `there`, in which
     ``$schema`` stands for the table's schema.
     """
 
@@ -195,12 +195,12 @@ def load_table(
 ) -> None:
     """Read columns as trimmed NFC text into the temporary table `into`.
 
-    `place` is a CSV file with a header line (plain or gzipped), `Rows`, a Parquet file or a folder
-    of Parquet files. Typed columns must hold text, whole numbers, dates or times. A time with a
-    zone is converted to UTC. A blank field is NULL.
+    `place` is a CSV file with a header line (plain or gzipped), a Parquet file, a folder of Parquet
+    files, or `Rows`. Typed columns must hold text, whole numbers, dates or times. Times with a time
+    zone are converted to UTC. Blank fields become NULL.
 
-    `select` is SQL for the columns of the result. `hint` takes the existing columns, and returns
-    advice about a missing column.
+    `select` is SQL for the columns of the result. `hint` takes the names of the existing columns
+    and returns advice about a missing column.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -234,8 +234,8 @@ def _run_csv(connection: Connection, query: str, path: Path, dialect: Dialect) -
     """Run a query on a CSV file. Refuse the file if it has a malformed line.
 
     If a file mixes LF and CRLF, for example because a header was added, DuckDB may fail or reject
-    correct lines. In that case, a copy with LF is read instead. DuckDB reads big-endian UTF-16 as
-    an empty file, so UTF-16 is always read from a copy in UTF-8.
+    correct lines. In that case, DuckDB reads a copy with LF only. It would read big-endian UTF-16
+    as an empty file, so it always reads UTF-16 files from a copy in UTF-8.
     """
     import duckdb  # noqa: PLC0415 - the connection came from it
 
@@ -284,8 +284,8 @@ def _header(path: Path, dialect: Dialect) -> tuple[list[str], str, int]:
 
     If the first line is not a header, errors do not quote it, because it may hold a patient's data.
     DuckDB's own sniffer is not used, because it makes mistakes. It reads a file with an unclosed
-    quote as a single column, renames the second of two equal columns, and can take a patient's row
-    for a header.
+    quote as a single column, renames the second of two columns with the same name, and can mistake
+    a patient's row for a header.
     """
     if path.exists() and not path.is_file():  # a pipe: DuckDB would miss what is read here
         raise DataError(f"{path}: is not a file; write its content to a file first")
@@ -357,7 +357,7 @@ def check_columns(
 
 
 def list_of(column: str) -> str:
-    """Return the name of the list to which a column belongs: ``code[]`` for ``code_1``."""
+    """Return the name of the list that includes a column, such as ``code[]`` for ``code_1``."""
     return re.sub(r"_\d+$", "[]", column)
 
 
@@ -386,13 +386,13 @@ def literal(text: str) -> str:
 
 
 def count_rows(connection: Connection, table: str, where: str = "true") -> int:
-    """Count the rows of a table that satisfy a condition."""
+    """Count the rows in a table that meet a condition."""
     (row,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchall()
     return int(row[0])
 
 
 def count_each(connection: Connection, table: str, conditions: Sequence[str]) -> dict[str, int]:
-    """Count the rows of a table that satisfy each condition, in one pass."""
+    """Count the rows in a table that meet each condition, in one pass."""
     filters = ", ".join(f"count(*) FILTER ({where})" for where in conditions)
     (row,) = connection.execute(f"SELECT {filters} FROM {table}").fetchall()
     return dict(zip(conditions, row, strict=True))

@@ -1,7 +1,7 @@
-"""Lists of codes, one for each feature mode.
+"""Read, check and compare code lists, one for each feature mode.
 
-The server sends the vocabulary's `digest`, and a site with a different digest refuses to join. A
-privacy guarantee holds only if the vocabulary comes from a public list (`load_codes`).
+The server sends each vocabulary's `digest`, and a site with a different digest refuses to join. A
+privacy guarantee holds only if all vocabularies come from public lists (`load_codes`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Vocabulary:
     """The codes of one feature mode. A code's position is its index in the tensor.
 
     Codes are unique and printable, without blanks at either end. Codes are text, because ``0040``
-    is not ``40``. Their Unicode form is NFC. Descriptions are for human readers, and do not affect
-    the vocabulary's digest. An unknown description is ``""``. An empty tuple means that all
+    is not ``40``. Their Unicode form is NFC. Descriptions are for human readers and do not affect
+    the vocabulary's digest. An unknown description is ``""``. If `descriptions` is empty, all
     descriptions are unknown.
     """
 
@@ -67,7 +67,7 @@ class Vocabulary:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 digest of the name and codes, for the server and the sites to compare."""
+        """SHA-256 digest of the name and codes, which the server and the sites compare."""
         text = json.dumps([self.name, *self.codes], separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -81,7 +81,7 @@ class Vocabulary:
         )
 
     def to_json(self) -> str:
-        """Return JSON that `from_json` reads."""
+        """Return JSON that `from_json` can read."""
         return json.dumps(asdict(self), ensure_ascii=False, indent=1)
 
     @classmethod
@@ -126,11 +126,11 @@ class Vocabulary:
 
 
 def load_codes(path: str | Path, name: str) -> Vocabulary:
-    """Read a public list of codes, in the order of the file.
+    """Read a public list of codes, in the file's order.
 
-    A ``.json`` file holds a list of codes, or a vocabulary that `Vocabulary.save` wrote under this
-    `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``, or
-    MIMIC's ``icd9_code`` and ``long_title``. Column names may be in any case. Any other file is
+    A ``.json`` file contains a list of codes, or a vocabulary that `Vocabulary.save` wrote under
+    this `name`. A ``.csv`` file has a header with a column ``code`` and optionally ``description``,
+    or MIMIC's ``icd9_code`` and ``long_title``. Column names may be in any case. Any other file is
     text with one code per line. Empty lines and lines that begin with ``#`` are skipped.
     """
     path = Path(path)

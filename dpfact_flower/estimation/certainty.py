@@ -1,9 +1,9 @@
-"""Estimate from a single run's releases the chance that each phenotype is real.
+"""Estimate the chance that each phenotype is real, from a single run's releases.
 
-Let P be the releases, and let z be fresh noise with the same standard deviation. Then the two
-halves, P + z and P - z, have independent noise. Only the patients' data can therefore make fits to
-both halves agree. If different random starts lead to the same phenotype, it probably exists in
-other patients too. docs/explanation/certainty.md says how far to trust the estimate.
+Let P be the releases, and let z be fresh noise with the same standard deviation as P's noise. Then
+the two halves, P + z and P - z, have independent noise, so fits to both halves can agree only
+because of the patients' data. If different random starts lead to the same phenotype, it probably
+exists in other patients too. docs/explanation/certainty.md says how far to trust the estimate.
 """
 
 import math
@@ -26,16 +26,16 @@ SPLITS = 6
 _SURROGATES = 10_000
 """Number of surrogate patients drawn for each half."""
 _MOST_CELLS = 16.0
-"""Largest number of cells of a typical surrogate. If patients have more cells, surrogates get fewer
-codes in every mode."""
+"""Largest number of cells in a typical surrogate patient. If real patients have more cells,
+surrogates get fewer codes in every mode."""
 _STEEP, _MIDDLE = 6.5, 2.7
-"""Slope and offset of the logistic curve that maps `returns` to the chance of being absent in other
+"""Slope and offset of the logistic curve that maps `returns` to the chance of absence in other
 patients. Both numbers were fitted to quarters of three cohorts (docs/explanation/certainty.md)."""
 _MANY_CELLS, _EVEN = 4.0, 0.5
-"""Limits for phenotypes that are `alike`, because one may be part of the other: a typical patient's
-number of cells above which both are in doubt, and the smallest chance that they are absent."""
+"""Limits for phenotypes that are `alike`, one of which may be part of the other. If a typical
+patient has more cells than the first limit, the chance of absence is at least the second."""
 _ITERATIONS = 20
-"""Number of iterations in the fit to the co-occurrences of a half."""
+"""Number of iterations in the fit to a half's co-occurrences."""
 
 
 def typical_counts(
@@ -45,7 +45,7 @@ def typical_counts(
 
     `cross` is as in `code_counts`.
     """
-    if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
+    if len(sizes) == 1:  # one mode alone does not show how many codes a patient has
         return []
     counts = code_counts(unpack([_sum(releases)], sum(sizes))[:, 0], sizes, cross)
     return counts if math.isfinite(math.prod(counts)) else []
@@ -54,11 +54,11 @@ def typical_counts(
 def halves(
     releases: Sequence[NDArray[Any]], codes: int, noise: float, rng: np.random.Generator
 ) -> Iterator[NDArray[np.float32]]:
-    """Draw z `SPLITS` times, and yield the two halves of each draw, as matrices.
+    """Draw z `SPLITS` times, and yield the two halves for each draw, as matrices.
 
-    `noise` is the standard deviation of the noise on each value of the packed releases' sum. It is
-    also that of a half's entries: a half's packed value has sqrt(2) times the sum's noise, and a
-    matrix entry has 1 / sqrt(2) times a packed value's noise.
+    `noise` is the standard deviation of the noise in each value of the sum of the packed releases.
+    The entries of a half have the same standard deviation, because its packed values have sqrt(2)
+    times the noise of the sum, and its entries have 1 / sqrt(2) times the noise of packed values.
     """
     total = _sum(releases)
     for _ in range(SPLITS):
@@ -91,10 +91,10 @@ def _sum(releases: Sequence[NDArray[Any]]) -> Floats:
 
 
 def returns(factors: Factors, fits: Factors) -> Floats:
-    """Return how similar (from 0 to 1) each phenotype is, on average, to its matches in `fits`.
+    """Return each phenotype's mean similarity (from 0 to 1) to its matches in `fits`.
 
-    `fits` holds the fits to the halves, as one array per mode, of shape (fits, codes, R). The
-    similarity of two phenotypes is the product of their cosines over all modes.
+    `fits` contains one array per mode, of shape (fits, codes, phenotypes), with the fits to the
+    halves. The similarity of two phenotypes is the product of their cosines over all modes.
     """
     found = np.zeros((len(fits[0]), factors[0].shape[1]))
     for likeness, *fitted in zip(found, *fits, strict=True):
@@ -104,7 +104,7 @@ def returns(factors: Factors, fits: Factors) -> Floats:
 
 
 def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
-    """Return how many distinct phenotypes probably exist in other patients (at least 1).
+    """Return the number of distinct phenotypes that probably exist in other patients (at least 1).
 
     The arguments are as in `false_discovery`. If patients have many cells, phenotypes that are
     `alike` count as one.
@@ -116,7 +116,7 @@ def distinct_number(factors: Factors, fits: Factors, cells: float) -> int:
 
 
 def false_discovery(factors: Factors, fits: Factors, cells: float) -> tuple[float, ...]:
-    """Return, for each phenotype, the chance that a noiseless fit to other patients lacks it.
+    """Return each phenotype's chance of being absent from a noiseless fit to other patients.
 
     See `returns` for `fits`. `cells` is a typical patient's number of cells. If patients have many
     cells, phenotypes that are `alike` get a chance of at least one half.

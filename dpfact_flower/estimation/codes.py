@@ -10,11 +10,11 @@ from dpfact_flower.tensor import Factors, Selection, Weights
 from dpfact_flower.tensor.arrays import LEAST_WEIGHT
 
 _MOST_PAIRED = 4000
-"""Largest total number of codes for which all codes are paired in a start without noise. A site
-then releases 8 million values."""
+"""If there are at most this many codes, a start without noise pairs all of them. A site then
+releases up to 8 million values."""
 _FREQUENT = 1000
-"""Number of codes that are paired if there are more. In a synthetic cohort with 13,515 codes,
-pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""
+"""Number of codes to pair if there are more than `_MOST_PAIRED`. In a synthetic cohort with 13,515
+codes, pairing 4,000 codes was no better and took the server 65 s instead of 4 s."""
 _SEEN = 3.0
 """Smallest count, in standard deviations of its noise. Lower counts are raised to this value."""
 
@@ -35,10 +35,10 @@ def kept_codes(
 
 
 def paired_codes(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return how many codes of each mode to pair at a start without noise, or () for all codes.
+    """Return the number of codes per mode to pair in a start without noise, or () for all codes.
 
     If code lists are long, each mode gets an equal part of `_FREQUENT` codes. If a list is shorter
-    than its part, the other modes share what is left.
+    than its part, the other modes share the rest.
     """
     if sum(sizes) <= _MOST_PAIRED:
         return ()
@@ -55,9 +55,9 @@ def code_weights(
 ) -> Weights:  # fmt: skip
     """Return weights in [`LEAST_WEIGHT`, 1] for the codes in `selection`.
 
-    If c patients have a code, its weight is proportional to 1 / sqrt(c). The rarest code has weight
-    1. Therefore a cell's squared error is divided by the frequencies of its codes, as in
-    correspondence analysis. The noise in each site's counts has standard deviation `sigma`.
+    The weight of a code that c patients have is proportional to 1 / sqrt(c). The rarest code has
+    weight 1. A cell's squared error is therefore divided by the frequencies of the cell's codes, as
+    in correspondence analysis. The noise in each site's counts has standard deviation `sigma`.
     """
     total = np.sum(np.asarray(releases, np.float64), axis=0)
     modes = np.split(total, np.cumsum(sizes)[:-1])

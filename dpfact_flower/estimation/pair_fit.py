@@ -1,9 +1,9 @@
 """Fit co-occurrences by least squares: ``P_t ~ F diag(d_t) F^T`` for all sites t at once.
 
-F >= 0 stacks the feature factors of all modes, and d_t >= 0 is site t's usage of each column of F.
-Diagonals are not released and have no effect. Each iteration is coordinate descent with exact
-steps. It updates the rows of F one by one, and then the usages of every site. The product ``P_t
-F``, which takes most of the time, is computed once and then updated after each block of rows.
+P_t contains site t's noisy co-occurrences. F >= 0 stacks all modes' feature factors, and d_t >= 0
+is the site's usage of each column of F. Diagonals are not released and have no effect. Coordinate
+descent with exact steps updates the rows of F one by one, and then the usages of all sites. The
+product ``P_t F`` takes most of the time. It is computed once, and updated after each block of rows.
 """
 
 import math
@@ -18,19 +18,19 @@ from dpfact_flower.tensor import Floats
 from dpfact_flower.tensor.triangle import unpack_strict
 
 Sites = NDArray[np.floating[Any]]
-"""An array of shape (codes, T, codes) in which ``sites[j, t, k]`` is P_t[j, k]. Each code's rows
-are contiguous, so a block of codes for all sites is one matrix. float32 is precise enough."""
+"""An array of shape (codes, sites, codes) in which ``sites[j, t, k]`` is P_t[j, k]. Each code's
+rows are contiguous, so a block of codes for all sites is one matrix. float32 is precise enough."""
 
 _BLOCK = 32
-"""Number of rows between two updates of ``P_t F``. The values 64 and 128 are as fast."""
+"""Number of rows between two updates of ``P_t F``. Blocks of 64 and 128 rows are equally fast."""
 _ROW_SWEEPS, _USAGE_SWEEPS = 2, 3
-"""Numbers of coordinate-descent sweeps within one row of F, and within the usages."""
+"""Numbers of coordinate-descent sweeps over one row of F, and over one site's usages."""
 TINY = 1e-12
 """The smallest divisor, which avoids division by zero."""
 
 
 class Model(NamedTuple):
-    """The stacked factors of all modes, shape (codes, R), and the sites' usages, shape (T, R)."""
+    """Stacked factors, of shape (codes, phenotypes), and usages, of shape (sites, phenotypes)."""
 
     F: Floats
     d: Floats
@@ -45,7 +45,7 @@ def unpack(releases: Sequence[NDArray[Any]] | NDArray[Any], codes: int) -> NDArr
 
 
 def times(sites: Sites, F: Floats) -> Sites:
-    """Return ``P_t F`` for every site, shape (T, codes, R)."""
+    """Return ``P_t F`` for every site, shape (sites, codes, phenotypes)."""
     codes, count, _ = sites.shape
     flat = sites.reshape(codes, -1).T  # the matrices are symmetric
     return (flat @ F.astype(sites.dtype)).reshape(count, codes, -1)
@@ -58,7 +58,7 @@ def pairs_gram(F: Floats) -> Floats:
 
 
 def explained(sites: Sites, model: Model) -> float:
-    """Return how much the model reduces the squared error of the off-diagonal entries."""
+    """Return by how much the model reduces the squared error of the off-diagonal entries."""
     return _explained(inner(times(sites, model.F), model.F), model.d, pairs_gram(model.F))
 
 
@@ -67,8 +67,8 @@ def fit(
 ) -> Model:
     """Improve F and d alternately in at most `iterations` steps.
 
-    A code stays in a factor only if it contributes more than noise would. `threshold` is the
-    standard deviation of this noise per entry. The fit ends when the relative change of `explained`
+    A code stays in a factor only if the code contributes more than noise would. `threshold` is the
+    standard deviation of this noise per entry. The fit ends when the relative change in `explained`
     in one step is below `settled`.
     """
     F, d = start.F.copy(), start.d.copy()
@@ -89,14 +89,14 @@ def fit(
 
 
 def solve_usages(d: Floats, target: Floats, system: Floats, sweeps: int) -> None:
-    """Fit the non-negative usages in place. `target` is `inner`, and `system` is `pairs_gram`."""
+    """Fit usages >= 0 in place. `target` comes from `inner`, and `system` from `pairs_gram`."""
     slopes = target - d @ system
     for usage, slope in zip(d, slopes, strict=True):
         _descend(usage, slope, system, sweeps)
 
 
 def inner(products: Sites, F: Floats) -> Floats:
-    """Return ``f_r^T P_t f_r``, shape (T, R)."""
+    """Return ``f_r^T P_t f_r`` for each site and phenotype, shape (sites, phenotypes)."""
     return np.asarray(np.einsum("tjr,jr->tr", products, F))
 
 
@@ -105,7 +105,7 @@ def _explained(target: Floats, d: Floats, system: Floats) -> float:
 
 
 def _update_rows(sites: Sites, F: Floats, d: Floats, products: Sites, threshold: float) -> None:
-    """Minimise the error over one row of F after another, and update `products`."""
+    """Minimise the error over the rows of F, one by one, and update `products`."""
     codes, count, _ = sites.shape
     gram, weights = F.T @ F, d.T @ d
     added = np.empty((count * codes, F.shape[1]), sites.dtype)
@@ -152,7 +152,7 @@ def _update_block(
     rows: Any, first: int, F: Any, d: Any, products: Any, gram: Any, weights: Any,
     threshold: float, change: Any,
 ) -> None:  # fmt: skip
-    """Minimise the error over the block of F's rows that starts at `first`.
+    """Minimise the error over the block of F's rows whose first row is `first`.
 
     `change` receives the steps. `gram` is updated here. The caller updates `products` afterwards.
     """

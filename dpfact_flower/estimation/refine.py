@@ -1,14 +1,14 @@
 """Refine one mode's global factor from the sites' noisy least-squares statistics.
 
-Each site releases, with its own noise, ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and
-``G_t = sum_i w_i a_i a_i'``. Here X_i(n) is patient i's matricised slice, and K is the Khatri-Rao
-product of the other modes' factors. Patient i has the factor a_i and the weight w_i. Without noise,
-the mode's best factor F minimises ``tr(F (G_t * H) F') / 2 - <M_t, F>``, where H is the
-element-wise product of the other factors' Gram matrices. Processing releases spends no budget.
+Each site t releases ``M_t = sum_i w_i X_i(n) K diag(a_i)`` and ``G_t = sum_i w_i a_i a_i'``, with
+its own noise. Patient i has the matricised slice X_i(n), the factor a_i and the weight w_i. K is
+the Khatri-Rao product of the other modes' factors, and H is the element-wise product of their Gram
+matrices. If there were no noise, the mode's best factor F would minimise
+``tr(F (G_t * H) F') / 2 - <M_t, F>``. Processing releases spends no budget.
 
-Each site is weighted by its estimated usage so that other sites' noise does not hide a phenotype
-that occurs at a single site. As in the paper, the factor's update is elastic. It minimises the
-pooled quadratic one column at a time, with a pull toward the previous global factor and a soft
+Sites are weighted by their estimated usage so that other sites' noise does not hide a phenotype
+that occurs at only one site. As in the paper, the update is elastic: the factor is pulled toward
+the previous global factor. The pooled quadratic is minimised one column at a time, with a soft
 threshold proportional to the noise.
 """
 
@@ -27,17 +27,17 @@ from dpfact_flower.tensor.triangle import ROOT2, pack_whole, unpack_whole, whole
 _LEAST_WEIGHT = 0.02
 """Relative weight of a site that does not seem to use a phenotype."""
 _FLOOR = 500.0
-"""Least pull toward the previous factor, in standard deviations of the noise on a column's energy.
-The pull lets a noisy statistic move a weak phenotype only a little, so that several rounds average
-out the noise."""
-_LEAST = 1e-9  # the least energy or norm of a column that may be a divisor
+"""Smallest pull toward the previous factor, in standard deviations of the noise in a column's
+energy. With this pull, a noisy statistic moves a weak phenotype only a little, so that several
+rounds average out the noise."""
+_LEAST = 1e-9  # smallest column energy or norm to divide by
 
 
 class Quadratic(NamedTuple):
-    """The convex function of F >= 0 that the passes minimise.
+    """The convex function of a factor F >= 0 that `_passes` minimises.
 
-    With Q for `curvature`, the function is ``tr(F Q F') / 2 - <target, F>`` plus the sum over r of
-    ``pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1``.
+    If Q is the `curvature`, the function is ``tr(F Q F') / 2 - <target, F>``, plus the sum over
+    columns r of ``pull_r |f_r - previous_r|^2 / 2 + shrink_r |f_r|_1``.
     """
 
     target: Floats
@@ -50,7 +50,7 @@ class Quadratic(NamedTuple):
 def pack(product: ArrayLike, gram: ArrayLike) -> NDArray[np.float32]:
     """Pack one site's statistic (M, G) into a vector for release.
 
-    The vector consists of the rows of M and the `triangle` of G. It has the same norm as (M, G).
+    The vector consists of M's rows and G's upper triangle, and has the same norm as (M, G).
     """
     product, gram = np.asarray(product, np.float64), np.asarray(gram, np.float64)
     return np.concatenate([product.ravel(), pack_whole(gram)]).astype(np.float32)
@@ -63,7 +63,7 @@ def unpack(release: NDArray[Any], size: int, rank: int) -> tuple[Floats, Floats]
 
 
 def first_columns(release: NDArray[Any], rank: int, kept: int) -> NDArray[np.float32]:
-    """Return the values in a release that belong to the first `kept` of `rank` phenotypes."""
+    """Return a release's values for the first `kept` of `rank` phenotypes."""
     product, gram = unpack(release, (len(release) - whole_size(rank)) // rank, rank)
     return pack(product[:, :kept], gram[:kept, :kept])
 
@@ -78,7 +78,7 @@ def refine_factor(
     tau: int = 3,
     pull: float = 0.1,
 ) -> Factors:
-    """Use one release per site to update a mode's global factor, whose columns have norm 1.
+    """Use one release per site to update a mode's global factor. The new columns have norm 1.
 
     The releases were computed with `factors`, and their values have noise of standard deviation
     `sigma`. `shrink` is the soft threshold in standard deviations of the pooled noise, `tau` is the
@@ -98,11 +98,11 @@ def pooled(
     releases: Sequence[NDArray[Any]], factors: Factors, mode: int, *,
     sigma: float, shrink: float, pull: float,
 ) -> Quadratic:  # fmt: skip
-    """Pool the sites' noisy problems into one convex problem. See `refine_factor` for arguments.
+    """Pool the sites' noisy problems into one convex problem. For arguments, see `refine_factor`.
 
     If F^ is the previous factor and Q_t = G_t * H, a site's residual is ``M_t - F^ Q_t``. The
-    target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r``. The weights u_tr are in (0, 1], and
-    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. With equal weights, the target is ``sum_t M_t``.
+    target is ``F^ Q + scale_r sum_t u_tr (residual_t)_r``. Here u_tr is a weight in (0, 1], and
+    ``scale_r = Q_rr / sum_t u_tr (Q_t)_rr``. If all weights are equal, the target is ``sum_t M_t``.
     """
     previous = np.asarray(factors[mode], np.float64)
     size, rank = previous.shape
@@ -129,8 +129,8 @@ def pooled(
 def plausible_usage(noisy: Floats, sigma: float) -> Floats:
     """Use empirical Bayes to estimate each site's usage of each phenotype from G_t's diagonal.
 
-    The prior mean is a site's share of all usage times a phenotype's total. The prior variance is
-    the squared deviation from this mean, minus the noise variance ``sigma**2``.
+    The prior mean is the site's share of all usage times the phenotype's total usage. The prior
+    variance is the squared deviation from this mean, minus the noise variance ``sigma**2``.
     """
     share = np.maximum(noisy.sum(axis=1), 0)
     share = share / share.sum() if share.sum() > 0 else np.full(len(noisy), 1 / len(noisy))
@@ -145,12 +145,13 @@ def plausible_usage(noisy: Floats, sigma: float) -> Floats:
 
 
 def site_weights(usage: Floats, noise: float) -> Floats:
-    """Return the weight (at most 1) of each site's residual for each phenotype, shape (T, R).
+    """Return a weight of at most 1 for each residual, by site and phenotype.
 
-    A residual and its variance across patients both grow with usage. Therefore
-    ``usage / (usage + noise)`` gives the best signal-to-noise ratio. With little noise, the weights
-    are equal. With much noise, they form a matched filter. `noise` is the variance of the noise on
-    a column of a site's statistic. It is comparable to usage, because residuals have norms up to 1.
+    A residual and its variance across patients both grow with usage. Therefore weights of
+    ``usage / (usage + noise)`` give the best signal-to-noise ratio. These weights are equal if
+    there is little noise, and form a matched filter if there is much. `noise` is the variance of
+    the noise in one column of a site's statistic. The variance is comparable to usage, because
+    residuals have norms up to 1.
     """
     raised = usage + _LEAST_WEIGHT * usage.max(axis=0) + _LEAST
     weights = raised / (raised + noise)
@@ -178,7 +179,7 @@ def _product(left: Floats, right: Floats) -> Floats:
 def _passes(
     factor: Any, target: Any, curvature: Any, previous: Any, pull: Any, shrink: Any, tau: int
 ) -> None:
-    """Make `tau` passes over the columns. Each step minimises the function over one column."""
+    """Make `tau` passes over all columns. Each step minimises the function over one column."""
     size, rank = factor.shape
     for _ in range(tau):
         for r in range(rank):
@@ -192,7 +193,7 @@ def _passes(
 
 
 class Average(NamedTuple):
-    """One mode's releases averaged over rounds, and the standard deviation of their noise."""
+    """One mode's releases, averaged over rounds, and the standard deviation of their noise."""
 
     sites: tuple[str, ...]
     values: NDArray[np.float32]
@@ -240,7 +241,7 @@ class RunningAverage:
         }
 
     def restore(self, arrays: Mapping[str, Array], modes: int) -> None:
-        """Load the averages of `modes` modes from `arrays`, ignoring all other arrays."""
+        """Load the averages of the first `modes` modes from `arrays`. Ignore all other arrays."""
         for mode in range(modes):
             if f"average_{mode}_sites" in arrays:
                 fields = (arrays[f"average_{mode}_{field}"] for field in Average._fields)

@@ -3,7 +3,7 @@
 If patients have few codes, the factors that explain co-occurrences differ from the factors that
 explain the patients' data. Refinement would need dozens of charged rounds to remove the difference,
 but a fit to surrogates is post-processing (docs/explanation/start.md). A surrogate has a typical
-number of codes in each mode. The probability of drawing a code depends on the codes drawn before
+number of codes in each mode. The probability of drawing a code depends on the codes already drawn
 (naive Bayes). With a certain probability, two codes are treated as unrelated.
 """
 
@@ -21,17 +21,17 @@ from dpfact_flower.machine.threads import one_blas_thread
 from dpfact_flower.tensor import Array, SparseTensor
 
 _FEW_CELLS, _DOUBTED = 24.0, 40.0
-"""Largest number of a typical patient's cells for which surrogates are drawn. The second limit is
-for an estimate from masses that are shifted by `_DEVIATIONS` standard deviations of the noise."""
+"""Surrogates are drawn only if a typical patient has at most `_FEW_CELLS` cells, and at most
+`_DOUBTED` if all masses are shifted by `_DEVIATIONS` standard deviations of their noise."""
 _DEVIATIONS = 2.0
 _THRESHOLD = 0.75
-"""Soft threshold on the start's residual, in standard deviations of its noise."""
+"""Soft threshold for the start's residuals, in standard deviations of their noise."""
 _UNRELATED = 0.5
-"""Chance that two codes are unrelated in a patient with very many codes."""
+"""Chance that two codes are treated as unrelated in a patient with very many codes."""
 _CHUNK = 2_000
-"""Number of surrogates drawn at a time, which is also the number of values in memory per code."""
+"""Number of surrogates drawn at a time. It is also the number of values in memory per code."""
 _MOST_CELLS, _MOST_CODES = 64, 8
-"""Largest number of cells in one surrogate, and largest number of its codes in one mode."""
+"""Largest numbers of cells per surrogate, and of codes per surrogate and mode."""
 _SETTLING = 50
 
 
@@ -42,11 +42,11 @@ def surrogates_of(
     """Draw patients like those at the sites, or return None if patients have too many codes.
 
     `start` was computed from `releases`, whose values have noise of standard deviation `sigma`.
-    `cross` is the weight of a block for two modes relative to a block for one mode. With
-    `any_cells`, patients may have any number of codes.
+    `cross` is the weight of a block for two modes relative to a block for one mode. If `any_cells`
+    is true, patients may have any number of codes.
     """
     sizes = [len(factor) for factor in start.factors]
-    if len(sizes) == 1:  # without another mode, a patient's number of codes is unknown
+    if len(sizes) == 1:  # one mode alone does not show how many codes a patient has
         return None
     total = unpack([np.asarray(sum(releases, np.zeros(releases[0].shape)))], sum(sizes))[:, 0]
     noise = sigma * math.sqrt(len(releases) / 2)
@@ -63,7 +63,7 @@ def surrogates_of(
 
 
 def likely_pairs(total: Array, model: Array, noise: float) -> Array:
-    """Return a model's co-occurrences plus residuals above the noise. The diagonal is zero."""
+    """Return a model's co-occurrences plus residuals above the noise, with a zero diagonal."""
     rest: Array = total - model
     rest -= np.clip(rest, -_THRESHOLD * noise, _THRESHOLD * noise)
     rest += model
@@ -81,8 +81,8 @@ def surrogate_patients(
     Each combination of a patient's codes, one per mode, is a cell with value 1.
     """
     offsets = np.cumsum([0, *sizes])
-    # With some chance, a code is drawn by frequency alone, so no code excludes another. A patient
-    # with many codes has several conditions, but naive Bayes relates all codes to each other.
+    # With some chance, a code is drawn by frequency alone, so that no code excludes another. Naive
+    # Bayes relates all codes, but a patient with many codes has several conditions.
     chance = _UNRELATED * (1 - 1 / math.sqrt(math.prod(counts)))
     frequency, given = _conditionals(pairs, offsets, chance)
     most = max(1, min(_MOST_CODES, math.floor(_MOST_CELLS ** (1 / len(sizes)) + TINY)))
@@ -100,15 +100,14 @@ def surrogate_patients(
 def code_counts(
     total: NDArray[Any], sizes: Sequence[int], cross: float, *, raised: float = 0.0
 ) -> list[float]:
-    """Estimate a patient's mean number of codes in each mode from the blocks' masses.
+    """Estimate a patient's mean number of codes in each mode from the blocks' masses (sums).
 
     Suppose that a patient has k_n codes in mode n, and a cell for every combination of codes. The
-    block for modes m and n then has mass ``cross sqrt(k_m k_n)``, up to a scale. On the same scale,
-    the block for mode n alone has mass ``sqrt(k_n (k_n - 1) / 2)``. If q is the second mass divided
-    by the first, ``k_n = 1 + 2 (cross q)^2 k_m``.
-
-    `raised` is the standard deviation of each entry's noise. Each mass is shifted by its own
-    standard deviation so that the counts increase. Counts range from 1 to `_MOST_CODES`.
+    block for modes m and n then has a mass of ``cross sqrt(k_m k_n)``, up to a scale. On that
+    scale, the block for mode n alone has a mass of ``sqrt(k_n (k_n - 1) / 2)``. If q is the second
+    mass divided by the first, ``k_n = 1 + 2 (cross q)^2 k_m``. `raised` is the standard deviation
+    of each entry's noise. Each mass is shifted by its own standard deviation so that the counts
+    increase. Counts range from 1 to `_MOST_CODES`.
     """
     bounds = np.cumsum([0, *sizes])
     blocks = [slice(*each) for each in pairwise(bounds)]
@@ -127,7 +126,7 @@ def code_counts(
 
 
 def _conditionals(pairs: Array, offsets: Array, chance: float) -> tuple[Array, Array]:
-    """Return how often each code occurs with codes of other modes, and P(row | column)."""
+    """Return how often each code occurs with codes from other modes, and P(row | column)."""
     given = np.array(pairs, np.float32)
     frequency = np.zeros(len(given))
     for begin, end in pairwise(offsets):
@@ -164,7 +163,7 @@ def _drawn(
 
 
 def _cells(codes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return each combination of a patient's codes as a row: the patient, and a code per mode."""
+    """Return a row for each combination of a patient's codes: patient, and one code per mode."""
     number, most = codes[0].shape
     places = np.indices((most,) * len(codes)).reshape(len(codes), -1)
     columns = [each[:, place] for each, place in zip(codes, places, strict=True)]

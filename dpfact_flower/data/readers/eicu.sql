@@ -1,30 +1,30 @@
 /*
 help = """
-Sites of eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
+eICU, full or demo: treatments x ICD-9 diagnoses, by region, unit or hospital.
 
-SOURCE is a folder of its tables (.csv, .csv.gz or .parquet), or a database.
+SOURCE is a folder of eICU's tables (.csv, .csv.gz or .parquet), or a database.
 """
 modes = { treatments = 0, diagnoses = 0 }
 window = "days in encounter"
-min_patients = 20  # most hospitals of the demo hold about ten, too few to factorise
+min_patients = 20  # most hospitals in the demo have about ten, too few to factorise
 
 [options.by]
 default = "region"
 choices = ["region", "unittype", "hospital"]
-help = "What a site is."
+help = "What forms a site."
 
 [options.treatment_level]
 default = 3
-help = "Number of components of a treatment's path to keep; paths have 3 to 6."
+help = "Number of components to keep in each treatment path; paths have 3 to 6."
 */
 
--- eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the site of the first
--- unit stay. Stays are ordered by year of discharge, number of the hospital stay, and time of
--- admission to the unit. eICU has no dates within a year, so two hospital stays of one year are in
--- the arbitrary but fixed order of their numbers.
+-- This script reads eICU Collaborative Research Database 2.0. A patient (uniquepid) belongs to the
+-- site of the first unit stay. Stays are ordered by year of discharge, number of the hospital stay,
+-- and time of admission to the unit. eICU has no dates within a year, so hospital stays in the same
+-- year are ordered by their numbers, which are arbitrary but fixed.
 --
--- Times are minutes from admission to the unit. With hospitaladmitoffset, times are comparable
--- within a hospital stay but not between stays, so the window is always inside one hospital stay.
+-- Times are minutes since admission to the unit. hospitaladmitoffset makes times comparable within
+-- a hospital stay but not between stays, so the window is always inside one hospital stay.
 
 -- @load patient
 CREATE TABLE stays (
@@ -78,9 +78,9 @@ SELECT 'treatment', count(*) FROM treatments ANTI JOIN placed USING (patientunit
 UNION ALL
 SELECT 'diagnosis', count(*) FROM diagnoses ANTI JOIN placed USING (patientunitstayid);
 
--- Diagnoses are the ICD-9-CM codes, with the dot, of a list that also has ICD-10 codes (401.9,
--- I10). Codes of the form of ICD-9 are kept: 123, 123.45, V12.34, E123.4. ICD-10 has V codes of the
--- same form (transport accidents). In an intensive care unit, V codes are assumed to be of ICD-9.
+-- Each diagnosis lists ICD-9-CM and ICD-10 codes with dots (401.9, I10). Only codes with the form
+-- of ICD-9 are kept: 123, 123.45, V12.34, E123.4. ICD-10 has V codes with the same form, for
+-- transport accidents. In an intensive care unit, V codes are assumed to be from ICD-9.
 CREATE TABLE listed AS
 SELECT * EXCLUDE icd9code, regexp_full_match(code,
     '\d{3}(\.\d{1,2})?|V\d{2}(\.\d{1,2})?|E\d{3}(\.\d)?') AS of_icd9
@@ -91,7 +91,7 @@ DROP TABLE diagnoses;
 -- @count codes that are not of ICD-9, left out
 SELECT 'diagnosis', count(*) FROM listed WHERE NOT of_icd9;
 
--- Treatments are paths (pulmonary|medications|bronchodilator), shortened to their first components.
+-- Treatments are paths such as pulmonary|medications|bronchodilator, cut to the first components.
 -- @events
 SELECT 'treatments' AS mode, patient, encounter, treatmentoffset - hospitaladmitoffset AS time,
     array_to_string(string_split(treatmentstring, '|')[1:$treatment_level], '|') AS code
@@ -100,7 +100,7 @@ UNION ALL
 SELECT 'diagnoses', patient, encounter, diagnosisoffset - hospitaladmitoffset, code
 FROM listed JOIN placed USING (patientunitstayid) WHERE of_icd9;
 
--- A diagnosis is described by the most frequent path of its code.
+-- A diagnosis is described by the path that is most frequent for its code.
 -- @describe
 SELECT mode, code, code AS description FROM codes WHERE mode = 'treatments'
 UNION ALL

@@ -1,11 +1,11 @@
 """Read any EHR from plain tables with one row per event.
 
 - Each feature mode has one or more tables. A table has columns for the patient, the code, and the
-  time or encounter. A column with descriptions of the codes is optional. An event is a distinct
-  (encounter, minute, code) of a patient.
+  time or encounter. A column with descriptions of the codes is optional. An event is a patient's
+  distinct (encounter, minute, code).
 - Times are in ISO 8601 or in a given format. Times with an offset are converted to UTC. A column in
   which only some times have an offset is refused.
-- Impossible values are refused. Examples are a blank or NaN patient or code, an invalid date, and a
+- Impossible values are refused, such as a blank or NaN patient or code, an invalid date, or a
   patient at two sites. Unused rows are counted.
 """
 
@@ -54,34 +54,34 @@ _NO_TEXT = f"({{0}} IS NULL OR {_NO_VALUE} OR {_UNPRINTABLE})"
 _CLOCK = r"[ T]\d{2}:\d{2}(:\d{2}([.,]\d+)?)?"
 _TIME = rf"\d{{4}}-\d{{2}}-\d{{2}}({_CLOCK}(Z|\+00(:?00)?)?)?"
 _OFFSET = rf"\d{{4}}-\d{{2}}-\d{{2}}{_CLOCK}[+-]\d{{2}}(:?\d{{2}})?"
-# DuckDB's cast is enough to check times of these lengths.
+# For times of these lengths, DuckDB's cast is a sufficient check.
 _USUAL = "length({0}) IN (10, 16, 19) AND NOT contains({0}, '/')"
 _YEAR_1 = 1_035_593_280
 """Minutes from the year 1 to 1970, added to keep the dividends of integer divisions positive."""
 _ODD_YEAR = f"time NOT BETWEEN {-25_567 * 1440} AND {120_530 * 1440}"
 _ZONED, _MISTIMED = 10**12, -(10**12)
-"""Number added to minutes to mark them as UTC, and number that stands for an invalid time."""
+"""The number added to minutes to mark them as UTC, and the number that marks an invalid time."""
 _LIKELY = {
     "patient": ("patient", "subject", "person", "member", "bene", "mrn", "pid"),
     "code": ("code", "icd|ops|diag|pro[cz]|drug|ndc|atc|cpt|concept|medi[ck]ation|schl(ü|ue)ssel"),
     "time": ("time", "date|datum", "day"),
     "encounter": ("encounter", "visit", "hadm", "stay", "admission", "episode", "fall"),
 }
-"""Patterns in English and German column names, the most certain first."""
+"""Patterns in English and German column names, with the most certain patterns first."""
 _LIKE_A_NAME = re.compile(
     "(?!.*(version|type|system|seq|birth|death|dob|dod|desc|title|text|unit))"
     r"([^\W\d]|[ .()-]|icd-?(9|10))+"
 )
-"""Form of a column name. A first line with other texts may hold a patient's data."""
+"""Pattern of a column name. A first line that does not match may be a patient's data."""
 _NUMBER = re.compile(r"\d\D?\d\D?\d")
-"""Three digits, as in a year. A first line with these may hold a patient's data."""
+"""Three digits, as in a year. A first line with three digits may be a patient's data."""
 _ODD_CODES = {
     "codes of more than 60 characters": "(FROM codes WHERE length(code) > 60)",
     "codes that differ from another only in leading zeros, dots or case": """
         (FROM codes WHERE code <> '' QUALIFY count(*) OVER (
             PARTITION BY mode, ltrim(replace(lower(code), '.', ''), '0')) > 1)""",
 }
-"""Kinds of codes that are read unchanged but may be mistakes."""
+"""Codes that may be mistakes. They are read unchanged, and counted in a warning."""
 _YES = ("1", "1.0", "1,0", "yes", "true")
 _NO = ("0", "0.0", "0,0", "no", "false")
 
@@ -90,8 +90,8 @@ _NO = ("0", "0.0", "0,0", "no", "false")
 class Columns:
     """The column names of event tables, in upper or lower case.
 
-    A column with an empty name is not read. This is allowed for `description`, and for `time` or
-    `encounter` if the window does not need it.
+    A column with an empty name is not read. The name may be empty for `description`, and for `time`
+    or `encounter` if the window does not need that column.
     """
 
     patient: str = "patient"
@@ -121,7 +121,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class EventTable:
-    """The files that hold a feature mode's events, and the format of these files.
+    """The files with a feature mode's events, and the format of these files.
 
     `time_format` is a format for C's ``strptime``, such as ``%d.%m.%Y %H:%M``, or "" for ISO 8601.
     """
@@ -143,11 +143,11 @@ class EventTable:
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table with one row per patient, and the column with the label (0 or 1, no or yes).
+    """A table with one row per patient and a column for the label (0 or 1, no or yes).
 
     By default, `column` is the label's name, and `patient` is the patient column of the event
-    tables. In a table of sites, `column` holds the site. `missing` is the label, 0 or 1, of
-    patients who are not in the table. If `missing` is empty, the table must contain all patients.
+    tables. In a table of sites, `column` contains the site. Patients who are not in the table get
+    the label `missing` (0 or 1). If `missing` is empty, the table must contain all patients.
     """
 
     file: Place
@@ -178,11 +178,11 @@ def read(
 ) -> Cohort:
     """Read event tables into one tensor per site: patients x codes of mode 1 x codes of mode 2 ...
 
-    `tables` contains two or more feature modes, in the tensor's order. `columns` and `dialect`
-    apply to tables that are given as paths. `name` is the name of the single site, or of the cohort
-    if there is a table of `sites`. By default, that table has the patient column and a column
-    ``site``. Patients who are not in it are left out. Events occur together if they are at most
-    `window_days` days apart. If `window_days` is None, they must have the same encounter instead.
+    `tables` maps two or more feature modes to tables, in the tensor's order. `columns` and
+    `dialect` apply to tables that are given as paths. `name` is the name of the single site, or of
+    the cohort if there is a table of `sites`. By default, the table of sites has the patient column
+    and a column ``site``. Patients who are not in that table are left out. Events occur together if
+    they are at most `window_days` days apart, or share an encounter if `window_days` is None.
     """
     modes = list(tables)
     if len(modes) < 2:
@@ -243,7 +243,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
         found = _load_rows(connection, mode, place, source, window)
         added = add_events(connection, mode, "loaded")
         for what, texts in (("patient", "people"), ("code", f"(FROM codes WHERE mode = '{mode}')")):
-            if count_rows(connection, texts, _NO_TEXT.format(what)):  # fewer than rows
+            if count_rows(connection, texts, _NO_TEXT.format(what)):  # a smaller table
                 bad, name = _NO_TEXT.format(what), names[what]
                 refuse_rows(connection, "loaded", bad, place, name, _text(place, name))
         count(connection, place.name, "rows", found["true"])
@@ -265,7 +265,7 @@ def _load_events(connection: Connection, mode: str, source: EventTable, window: 
 
 
 def _text(place: Place, column: str) -> str:
-    """Return the rule for identifiers and codes, and advice for rows that break it."""
+    """Return the rule for identifiers and codes, with advice on rows that break the rule."""
     how = f", in pandas with dropna(subset={column!r})" if isinstance(place, Rows) else ""
     rule = "printable text other than NaN or NULL in every row"
     return f"{rule} (delete the other rows first{how})"
@@ -274,7 +274,7 @@ def _text(place: Place, column: str) -> str:
 def _load_rows(
     connection: Connection, mode: str, place: Place, source: EventTable, window: Window
 ) -> dict[str, int]:
-    """Load a file into table ``loaded``, check it, and count the rows that meet each condition."""
+    """Load and check a file as the table ``loaded``. Count the rows that meet each condition."""
     names = source.columns.names
     if not names[window.column]:
         raise SettingsError(f"column {window.column}: need a name, because the window needs it")
@@ -298,7 +298,7 @@ def _load_rows(
     if source.time_format:
         form = f"a time in the format {source.time_format}"
         form += " (or omit time_format= if it holds dates, not text)" * isinstance(place, Rows)
-    rules = [  # column, SQL of a wrong value, and the requirement
+    rules = [  # column, SQL for wrong values, and the requirement
         ("patient", "patient IS NULL", f"be {_text(place, names['patient'])}"),
         ("code", "code IS NULL", f"be {_text(place, names['code'])}"),
         ("encounter", f"length(encounter) < 5 AND {_NO_VALUE.format('encounter')}",
@@ -333,7 +333,7 @@ def _load_rows(
 def _hint(
     mode: str, place: Place, names: Mapping[str, str], window: Window, found: Collection[str]
 ) -> str:
-    """Return arguments to suggest to the user, with COLUMN for each name that cannot be guessed."""
+    """Suggest arguments to the user, with COLUMN in place of each name that cannot be guessed."""
     written = {name.lower(): name for name in found}
     taken = {what: name.lower() for what, name in names.items() if name.lower() in written}
     certain = bool(taken) or isinstance(place, Rows)
@@ -347,7 +347,7 @@ def _hint(
         taken, placed = {}, set()  # the first line may hold a patient's data
     needed = {"patient", "code", *[window.column] * (not placed), *taken}
     own = {what: written.get(taken.get(what, ""), "COLUMN") for what in names if what in needed}
-    other = {  # also columns that an option named before, because the hint replaces the option
+    other = {  # includes columns named by an option, because the hint replaces that option
         what: name for what, name in own.items()
         if {name.lower(), names[what].lower()} != {what}
     }  # fmt: skip
@@ -362,7 +362,7 @@ def _hint(
 
 
 def _likely(what: str, mode: str, free: Collection[str], found: Collection[str]) -> str:
-    """Return a likely column for `what`. If several fit, prefer one that resembles the mode."""
+    """Return a likely column for `what`. Prefer a column whose name resembles the mode's."""
     names = sorted(found, key=lambda name: mode[:3].lower() not in name)
     fits = (name for part in _LIKELY[what] for name in names
             if name in free and re.search(part, name) and _LIKE_A_NAME.fullmatch(name))  # fmt: skip
@@ -390,7 +390,7 @@ def _refuse_header(
 
 
 def _minutes(time: str, time_format: str) -> str:
-    """Return SQL for whole minutes since 1970; see `_ZONED` and `_MISTIMED`."""
+    """Return SQL for whole minutes since 1970. See also `_ZONED` and `_MISTIMED`."""
     if time_format:
         minutes = _whole_minutes(f"try_strptime({time}, {literal(time_format)})")
     else:
@@ -481,7 +481,7 @@ def _load_label(
 def _load_facts(
     connection: Connection, table: LabelTable, dialect: Dialect, example: str, form: str = "{}"
 ) -> Place:
-    """Create the table ``facts``: patient and value. In `example`, ``{}`` stands for the file."""
+    """Create the table ``facts`` (patient, value). In `example`, ``{}`` stands for the file."""
     place, patient, column = table.file, table.patient, table.column
     load_table(
         connection, "facts", place, Table("facts", (patient, column)),

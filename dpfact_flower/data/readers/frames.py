@@ -19,7 +19,7 @@ MODE, SITE = "mode", event_tables.SITE
 
 
 def holds_events(given: Any) -> bool:
-    """Return whether an object is a DataFrame with one row per event, not one per patient."""
+    """Return whether an object is a DataFrame with one row per event, not per patient."""
     return _columns(given) >= {"patient", "code"}
 
 
@@ -36,10 +36,10 @@ def read_events(
     """Read frames of events into one tensor per site.
 
     `name` is the name of the single site, or of the cohort if there is a column ``site``. `columns`
-    maps the standard column names, including ``mode`` and ``site``, to the names in the frames:
+    maps the standard column names, including ``mode`` and ``site``, to the frames' own names, as in
     ``{"code": "icd_code"}``. `labels` is a frame with the columns ``patient`` and ``died``. For
     other labels, pass a mapping from each label to a frame with ``patient`` and a column named
-    after the label. `event_tables` explains the other arguments.
+    after the label. For the other arguments, see `event_tables`.
     """
     own = dict(columns or {})
     given = {column: own.pop(column) for column in (MODE, SITE) if column in own}
@@ -86,7 +86,7 @@ def read_events(
 def read_sites(
     frames: Mapping[str, Any], name: str, *, window_days: int | None, **options: Unpack[Options]
 ) -> Cohort:
-    """Read each site's frame of events, which has a column ``mode``, into a tensor."""
+    """Read each site's events, a frame with a column ``mode``, into a tensor."""
     if any(SITE in _columns(frame) for frame in frames.values()):
         raise DataError(f"sites: each frame is a site, so none may have a column {SITE}")
     rows = Rows("events", list(frames.values()), sites=list(frames))
@@ -105,7 +105,7 @@ def _columns(frame: Any) -> set[str]:
 
 
 def _by_mode(events: Rows, column: str) -> dict[str, Rows]:
-    """Return the rows of each mode, in the order in which modes first appear."""
+    """Return each mode's rows. Modes are in order of first appearance."""
     text = f"{quoted(column)}::VARCHAR"
     with connect() as connection:
         found = connection.execute(

@@ -2,7 +2,7 @@
 help = """
 MEDS, the Medical Event Data Standard: one site, without labels.
 
-SOURCE is a folder of data and metadata.
+SOURCE is a folder that contains data and metadata.
 """
 window = "days alone"
 folders = ["metadata"]
@@ -10,12 +10,12 @@ named = true
 
 [options.mode]
 default = { procedures = "PROCEDURE//", diagnoses = "DIAGNOSIS//" }
-help = "A mode, and how its codes begin; default: procedures=PROCEDURE// and diagnoses=DIAGNOSIS//."
+help = "A mode and its codes' prefix; default: procedures=PROCEDURE// and diagnoses=DIAGNOSIS//."
 */
 
--- MEDS 0.3 and 0.4. Codes that begin with a prefix belong to its mode, and the rest is the code. A
--- rest that begins with a version of ICD, such as ICD//10//I10 or ICD9CM//4019, becomes icd10:I10.
--- MEDS has no encounters, so the window is in days. MEDS records the time of a death but not the
+-- This script reads MEDS 0.3 and 0.4. A code that begins with a mode's prefix belongs to the mode,
+-- and the prefix is removed. If an ICD version follows, as in ICD//10//I10, the code is icd10:I10.
+-- MEDS has no encounters, so the window is in days. MEDS records the time of death but not the
 -- place, so there is no label.
 
 CREATE TABLE prefixes AS

@@ -1,16 +1,16 @@
 /*
 help = """
-MIMIC-III, full or demo: one site per care unit of the first ICU stay.
+MIMIC-III, full or demo: one site per care unit (of the first ICU stay).
 
-SOURCE is a folder of its tables (.csv, .csv.gz or .parquet), or a database.
+SOURCE is a folder of MIMIC's tables (.csv, .csv.gz or .parquet), or a database.
 """
 modes = { procedures = 202, diagnoses = 316 }  # as in the paper
 window = "encounter"
 */
 
--- A patient, with all admissions, belongs to the unit of the first ICU stay, so that nobody is at
--- two sites. MIMIC-III has no dates for ICD-9 codes, because they are billed for an admission. The
--- window is therefore the admission, and a code counts once in it.
+-- All of a patient's admissions belong to the unit of the first ICU stay, so that no patient is at
+-- two sites. In MIMIC-III, ICD-9 codes have no dates, because they are billed per admission. The
+-- window is therefore the admission, in which each code counts once.
 
 CREATE MACRO icd(code) AS replace(code, '.', '');
 

@@ -1,11 +1,11 @@
 /*
 help = """
-MIMIC-IV, full or demo: one site per first care unit, or per service.
+MIMIC-IV, full or demo: one site per care unit or per service.
 
-SOURCE is a folder of hosp and icu (.csv, .csv.gz or .parquet), or a database.
-Without icu, and without --by, sites are services. ICD-9 and ICD-10 are kept
-apart. Without --top, the 202 most frequent procedures, 316 diagnoses and 200
-drugs are kept.
+SOURCE is a folder that contains hosp and icu (.csv, .csv.gz or .parquet), or a
+database. If icu is missing, sites are services unless you use --by. ICD-9 and
+ICD-10 codes are kept apart. By default, the 202 most frequent procedures, 316
+diagnoses and 200 drugs are kept.
 """
 modes = { procedures = 202, diagnoses = 316, drugs = 200 }
 window = "encounter"
@@ -14,22 +14,22 @@ folders = ["hosp", "icu", "core"]  # until version 1.0, core holds the admission
 [options.by]
 default = ""
 choices = ["careunit", "service"]
-help = "What a site is; default: care units, or services where icu is missing."
+help = "What forms a site; default: the care unit, or the service if icu is missing."
 
 [options.drugs]
 default = false
-help = "Add a mode of drugs."
+help = "Add drugs as a feature mode."
 */
 
--- MIMIC-IV 1.0 to 3.1. A patient, with all admissions, belongs to the unit of the first ICU stay,
--- or to the service of the first admission. With units as sites, patients who were never in an ICU
--- are left out.
+-- This script reads MIMIC-IV 1.0 to 3.1. All of a patient's admissions belong to the unit of the
+-- first ICU stay, or to the service of the first admission. If sites are units, patients who were
+-- never in an ICU are left out.
 --
--- Codes are of ICD-9-CM and ICD-10-CM, by admission, without the dot. The prefixes icd9: and icd10:
--- keep the versions apart, because a text may be a code in both: icd9:4019, icd10:I10. As in
--- MIMIC-III, diagnoses have no dates, so the window is the admission, in which a code counts once.
--- Drugs are the names in prescriptions in lower case, without the solvents (drug_type BASE and
--- ADDITIVE).
+-- Codes are recorded per admission, in ICD-9-CM or ICD-10-CM, without dots. The same text may be a
+-- code in both versions, so the prefixes icd9: and icd10: keep them apart (icd9:4019, icd10:I10).
+-- As in MIMIC-III, diagnoses have no dates, so the window is the admission, in which each code
+-- counts once. Drug codes are the names in prescriptions, in lower case. Solvents
+-- (drug_type BASE and ADDITIVE) are left out.
 
 CREATE MACRO icd(version, code) AS 'icd' || version || ':' || upper(replace(code, '.', ''));
 

@@ -1,8 +1,8 @@
 /*
 help = """
-National Hospital Discharge Survey 2010: a row is a discharge; newborns are left out.
+National Hospital Discharge Survey 2010: one row per discharge, without newborns.
 
-SOURCE is NHDS10.PU.txt, plain or packed as .bz2 or .gz.
+SOURCE is NHDS10.PU.txt, plain or compressed as .bz2 or .gz.
 """
 modes = { procedures = 202, diagnoses = 316 }  # as in the paper
 window = "encounter"
@@ -12,14 +12,14 @@ source = "lines"
 [options.by]
 default = "region"
 choices = ["region", "beds", "ownership"]
-help = "What a site is; regions are split into hospitals of under 300 beds and others."
+help = "What forms a site; each region is split into hospitals under 300 beds and larger ones."
 */
 
--- The public-use file of CDC's NCHS. A line has fixed columns: newborn or not, discharge status of
--- the patient, region, beds and ownership of the hospital, up to 15 diagnoses and 8 procedures of
--- ICD-9-CM, without the dot and filled with hyphens. The file has no identifier of patients, so a
--- patient with two discharges has two rows, and the noise of patient mode protects a discharge. The
--- data are for statistical use only. Nobody may try to identify a patient or a hospital.
+-- The script reads the public-use file of CDC's NCHS. Each line has fixed columns: newborn or not,
+-- discharge status, the hospital's region, beds and ownership, and up to 15 diagnoses and 8
+-- procedures (ICD-9-CM without dots, padded with hyphens). There are no patient identifiers, so a
+-- patient with two discharges has two rows, and the noise of patient mode protects one discharge.
+-- The data are for statistical use only. Nobody may try to identify a patient or a hospital.
 
 -- @load lines
 CREATE TABLE lines (number VARCHAR, line VARCHAR);

@@ -1,10 +1,10 @@
 /*
 help = """
-OMOP CDM 5.3 or 5.4: procedures x conditions, and ingredients of drugs with --drugs.
+OMOP CDM 5.3 or 5.4: procedures x conditions, plus drug ingredients with --drugs.
 
-SOURCE is a folder of .csv, .csv.gz or .parquet, a DuckDB or SQLite file, or a
-database, as postgresql://user@host/database. A site is the whole CDM, or with
---by the care site of the person or of the first visit.
+SOURCE is a folder of .csv, .csv.gz or .parquet files, a DuckDB or SQLite file,
+or a database such as postgresql://user@host/database. By default, the whole
+CDM is one site. With --by, each care site is a site.
 """
 modes = { procedures = 0, conditions = 0, drugs = 0 }
 named = true
@@ -12,15 +12,15 @@ named = true
 [options.by]
 default = "none"
 choices = ["none", "person", "visit"]
-help = "Whose care site is the site; none: the whole CDM is one site."
+help = "Use the care site of the person or of the first visit; none: the whole CDM is one site."
 
 [options.drugs]
 default = false
-help = "Add a mode of drugs."
+help = "Add drugs as a feature mode."
 */
 
--- A code is the identifier of a standard concept, described by the concept's name. The time of an
--- event is the day on which the event began. The encounter is the event's visit.
+-- Codes are the identifiers of standard concepts, and the concepts' names describe them. The time
+-- of an event is the day on which the event began. The encounter is the visit.
 
 -- @load procedure_occurrence
 CREATE TABLE procedures (
@@ -64,8 +64,8 @@ CREATE TABLE concepts (concept_id VARCHAR, concept_name VARCHAR, concept_class_i
 SELECT 'concept', count(DISTINCT concept) FROM used
 WHERE concept NOT IN (SELECT concept_id FROM concepts) AND list_contains($tables, 'concept');
 
--- Drugs are replaced by their ingredients in concept_ancestor. Drugs without an ingredient stay as
--- they are.
+-- Drugs are replaced by their ingredients according to concept_ancestor. Drugs without an
+-- ingredient are kept unchanged.
 CREATE VIEW ingredients AS
 SELECT concept_id FROM concepts WHERE lower(concept_class_id) = 'ingredient';
 
@@ -119,7 +119,7 @@ WHERE person_id IS NOT NULL GROUP BY person_id;
 -- @count persons with events who are not in it, left out
 SELECT 'person', count(*) FROM people ANTI JOIN patients USING (patient);
 
--- A death in hospital is a death within a visit, or on the day after the end of a visit.
+-- A death in hospital is a death during a visit, or on the day after a visit ended.
 -- @load death
 -- @optional patients have no label died
 CREATE TABLE deaths (person_id VARCHAR, death_date DATE);
@@ -136,7 +136,7 @@ SELECT person_id FROM deaths_in_hospital;
 SELECT 'death', (SELECT count(*) FROM deaths) -
     (SELECT count(*) FROM patients WHERE patient IN (FROM deaths_in_hospital));
 
--- Hospital visits, including visits that began in the emergency room.
+-- Stays are hospital visits, including visits that began in the emergency room.
 -- @stays
 SELECT person_id AS patient, visit_start_date::TIMESTAMP AS begun, visit_end_date::TIMESTAMP AS ended
 FROM visits WHERE visit_concept_id IN ('9201', '262');

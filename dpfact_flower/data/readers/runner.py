@@ -1,20 +1,20 @@
-"""Run readers that a data engineer writes as SQL scripts.
+"""Run readers that are written as SQL scripts.
 
-A script begins with a head, which is a comment in TOML with the fields of `Script`. Then come
-statements, which DuckDB runs in order. Each statement ends with a semicolon at the end of a line. A
-line above each statement says what the statement is for:
+A script begins with a head, which is a TOML comment with the fields of `Script`. The statements
+after the head are run by DuckDB in order. Each statement ends with a semicolon at the end of a
+line. A line above a statement may say what the statement is for:
 
-- ``-- @load FILE``: a ``CREATE TABLE`` whose columns are filled from a table of the source. The
-  types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and a column with
-  ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps only rows that
-  meet a condition, in which all columns are text. ``-- @there SQL`` is a condition that a database
-  applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that stays empty if the
-  source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's columns ``code_1``,
-  ``code_2``, ... into a list of their distinct values without blanks. A star in ``FILE`` stands for
-  any text. The table then holds all matching files. An additional column, ``part``, contains the
-  text that matched the star.
-- ``-- @names SYSTEM``: a ``CREATE TABLE`` with code and name, filled with the package's names for
-  one of `dpfact_flower.data.code_names.SYSTEMS`.
+- ``-- @load FILE``: a ``CREATE TABLE`` statement. The new table is filled from the source's table
+  ``FILE``, and types are checked. ``NOT NULL`` refuses blanks, ``UNIQUE`` refuses repetitions, and
+  a column with ``DEFAULT NULL`` may be missing. Further lines may follow: ``-- @where SQL`` keeps
+  only rows that meet a condition, in which all columns are text. ``-- @there SQL`` is a condition
+  that a database applies before it sends rows. ``-- @optional CONSEQUENCE`` marks a table that
+  stays empty if the source lacks it. A column ``code`` of type ``VARCHAR[]`` combines the source's
+  columns ``code_1``, ``code_2``, ... into a list of their distinct values without blanks. A star in
+  ``FILE`` stands for any text. The rows of all matching tables are then combined, and an additional
+  column, ``part``, contains the text that matched the star.
+- ``-- @names SYSTEM``: a ``CREATE TABLE`` statement for a table of codes and names, filled with the
+  package's names for one of `dpfact_flower.data.code_names.SYSTEMS`.
 - ``-- @count WHAT``: a query that returns places and row counts, to be reported as WHAT.
 - ``-- @refuse REQUIREMENT``: a query that counts faulty rows by place. A count above 0 is an error.
 - ``-- @events``: a query for mode, patient and code, and for encounter and time if the window needs
@@ -22,12 +22,12 @@ line above each statement says what the statement is for:
   ``people`` contains all patients who have events.
 - ``-- @describe``: a query for mode, code and description.
 - ``-- @patients``: a query for patient and site that returns one row per patient.
-- ``-- @label NAME``: a query, after ``@patients``, for the patients whose label is 1.
-- ``-- @stays``: a query, after ``@patients``, for patient, begun and ended. These stays determine
-  the readmission label.
+- ``-- @label NAME``: a query for the patients whose label is 1. ``@patients`` must come first.
+- ``-- @stays``: a query for patient, begun and ended. The readmission label is computed from these
+  stays. ``@patients`` must come first.
 
-If the condition in ``-- @when SQL`` is false, a table stays empty, or a label is left out. A name
-with a dollar sign, such as ``$by``, stands for the value of an option. Further names are ``$name``
+If the condition in ``-- @when SQL`` is false, the table stays empty, or the label is left out. A
+name with a dollar sign, such as ``$by``, stands for an option's value. Further names are ``$name``
 (of the site or cohort), ``$source``, ``$file`` (the last part of the source) and ``$tables`` (the
 source's tables in lower case). If ``@load`` has a star, its conditions may also use ``$part``.
 """
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection as Connection
 
 GROUP = "dpfact_flower.data.readers"
-"""Group of entry points whose objects are the paths of scripts."""
+"""Group of the entry points through which other packages supply the paths of their scripts."""
 _OWN = {path.stem: path for path in sorted(Path(__file__).parent.glob("*.sql"))}
 _HEAD = re.compile(r"\s*/\*(.*?)\*/(.*)", re.DOTALL)
 _REMARK = re.compile(r"^--(?! @).*$", re.MULTILINE)
@@ -71,7 +71,7 @@ _MINUTES = {
 }
 _DATE = """coalesce(try_cast(left({0}, 10) AS DATE),
     if(regexp_full_match({0}, '\\d{{8}}'), try_strptime({0}, '%Y%m%d')::DATE, NULL))"""
-"""SQL that parses a date, also without hyphens (20240531)."""
+"""SQL that parses a date, with or without hyphens (2024-05-31 or 20240531)."""
 
 _FORMS = {
     # A cast alone would round 1.5.
@@ -83,16 +83,16 @@ _FORMS = {
     "VARCHAR": ("false", "a text", "{0}"),
     "VARCHAR[]": ("false", "a text", "{0}"),
 }  # fmt: skip
-"""For each column type: SQL that finds wrong texts, a description of a right text, and a cast."""
+"""For each column type: SQL that finds invalid texts, a description of valid texts, and a cast."""
 
 
 @dataclass(frozen=True)
 class Option:
     """An option of a script. The default determines the type, and integers must be at least 1.
 
-    If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL gets a map. An
+    If the default is a TOML table, users give ``NAME=VALUE`` pairs, and the SQL receives a map. An
     option named ``mode`` is a table whose keys are the feature modes. If the default is an array,
-    the option holds codes, which the command line reads from a file.
+    the option's value is a list of codes, which the command line reads from a file.
     """
 
     help: str
@@ -101,7 +101,7 @@ class Option:
 
 
 class Statement(NamedTuple):
-    """An SQL statement with its main directive (`kind` and `what`) and `more` directives."""
+    """An SQL statement with its main directive (`kind` and `what`) and further directives."""
 
     sql: str
     kind: str
@@ -113,12 +113,12 @@ class Statement(NamedTuple):
 class Script:
     """A reader that is an SQL script. Its head sets all fields except name and statements.
 
-    - `modes`: how many codes to keep in each feature mode (0: all), in the tensor's order. If an
-      option has the same name as a mode, the mode exists only if the option is true.
+    - `modes`: the number of codes to keep in each feature mode (0: all). Modes are in the tensor's
+      order. If an option has the same name as a mode, the mode exists only if the option is true.
     - `window`: ``days`` (a number of days, or the encounter if the number is 0), ``days alone`` (a
       number of days), ``days in encounter`` (both) or ``encounter`` (the encounter).
-    - `source`: tables, or one file of lines, which becomes the table ``lines`` with the columns
-      ``number`` and ``line``. `folders`: subfolders that may hold tables.
+    - `source`: ``tables``, or ``lines`` for a single text file, which becomes the table ``lines``
+      with the columns ``number`` and ``line``. `folders`: subfolders that may contain tables.
     - `named`: whether the user must give a name. Otherwise the cohort gets the script's name.
     """
 
@@ -166,7 +166,7 @@ class Script:
 
 
 def script_names() -> list[str]:
-    """Return the names of this package's scripts, and of scripts in other installed packages."""
+    """Return the names of the scripts in this package and in other installed packages."""
     return [*_OWN, *(found.name for found in entry_points(group=GROUP))]
 
 
@@ -208,12 +208,12 @@ def read(
 ) -> Cohort:
     """Read an EHR's tables into one tensor per site, as a script specifies.
 
-    `reader` names one of this package's scripts (``mimic4``), a script in an installed package, or
-    a file. `source` is a place that `dpfact_flower.data.sources.open_source` can open. `name` is
-    the cohort's name, and defaults to the script's name. A script may require a name, for example
-    for a single site. If the script has a window of days, events occur together if they are at most
-    `window_days` days apart. With None, only the encounter limits the window. `given` contains
-    values for the `Options` that all readers share and for the script's own options.
+    `reader` is the name of a script in this package (such as ``mimic4``) or in another installed
+    package, or a script's path. `source` is a place that `dpfact_flower.data.sources.open_source`
+    can open. `name` is the cohort's name, and defaults to the script's name. A script may require a
+    name, for example for a single site. If the script's window is in days, events at most
+    `window_days` days apart occur together. If `window_days` is None, only the encounter limits the
+    window. `given` contains values for the script's options and the `Options` of all readers.
     """
     script = reader if isinstance(reader, Script) else find_script(reader)
     if script is None:
@@ -239,7 +239,7 @@ def read(
 
 @dataclass
 class _Work:
-    """A running script. `values` can be used in its SQL, and `labels` lists the labels so far."""
+    """A running script. Its SQL can use `values`, and `labels` lists the labels so far."""
 
     script: Script
     connection: Connection
@@ -296,7 +296,7 @@ class _Work:
             connection.execute(sql)
 
     def _filled(self, sql: str) -> str:
-        """Return SQL with the names of options replaced by their values."""
+        """Return SQL in which values replace the names of options."""
         for name in _VALUE.findall(sql):
             if name not in self.values:
                 raise DataError(f"{self.script.name}.sql: there is no option {name}")
@@ -368,7 +368,7 @@ class _Work:
             add_events(self.connection, mode, query)
 
     def _label_readmissions(self, stays: str) -> None:
-        """Label patients with a stay that begins within 30 days of the end of another stay.
+        """Label patients who have a stay that begins within 30 days after another stay ends.
 
         `stays` is SQL for patient, begun and ended. Stays that overlap or touch count as one.
         """
@@ -403,7 +403,7 @@ class _Work:
 
 
 def _parts(name: str, tables: Collection[str]) -> list[str]:
-    """Match `name` against the tables, and return the different texts that its star matched."""
+    """Match `name` against the tables, and return the distinct texts that its star matched."""
     before, _, behind = map(re.escape, name.lower().partition("*"))
     found = (re.fullmatch(f"{before}(.*){behind}", table) for table in tables)
     return sorted({match[1] for match in found if match})

@@ -2,40 +2,40 @@
 help = """
 CMS DE-SynPUF claims: one site per sample, or per --group of samples.
 
-SOURCE is a folder of their files, .csv or .csv.gz.
+SOURCE is a folder of CMS's claim files, .csv or .csv.gz.
 """
 modes = { procedures = 202, diagnoses = 316 }  # as in the paper
 
 [options.claims]
 default = "inpatient"
 choices = ["inpatient", "outpatient"]
-help = "Which claims are read."
+help = "Which claims to read."
 
 [options.valid_procedures]
 default = []
-help = "List of valid ICD-9 procedures; about half of the values are not procedures."
+help = "File of valid ICD-9 procedures; about half of the values are not procedures."
 
 [options.drop_last_patient]
 default = false
-help = "For a file that was cut off between two lines: its last patient is incomplete."
+help = "Leave out the last patient, who is incomplete in a file that was cut off between lines."
 
 [options.group]
 default = {}
-help = "Samples of a site, such as north=1,2; default: one site per sample."
+help = "A site and its samples, such as north=1,2; default: one site per sample."
 */
 
--- CMS DE-SynPUF 2008-2010. An encounter is a claim. A long claim has several rows, called segments.
--- Later segments may have blank dates and then get the claim's dates. The time of an event is the
--- day on which the claim began. A patient in two samples is assigned to the sample with the lower
--- number.
+-- This script reads CMS DE-SynPUF 2008-2010. Encounters are claims. A long claim has several rows,
+-- called segments. If a later segment has blank dates, it gets the claim's dates. The time of an
+-- event is the day on which the claim began. A patient in two samples is assigned to the sample
+-- with the lower number.
 --
--- Diagnoses are ICD9_DGNS_CD_*. The admitting diagnosis is left out, because it is a reason for
--- admission and not a finding. CMS writes OTHER for a suppressed rare code; OTHER is kept as a
--- code. Procedures of outpatient claims are the unchanged HCPCS_CD_*. Their CPT descriptions are
--- copyrighted, so only the codes are known.
+-- Diagnoses come from ICD9_DGNS_CD_*. The admitting diagnosis is left out, because it is a reason
+-- for admission, not a finding. CMS replaces suppressed rare codes with OTHER, which is kept as a
+-- code. The procedures of outpatient claims come unchanged from HCPCS_CD_*. The CPT descriptions
+-- are copyrighted, so only the codes are known.
 --
--- The beneficiary files are not read: they have dates of death, but not the place of death.
--- Patients are all persons with a claim.
+-- The beneficiary files are not read, because they contain dates of death but no places of death.
+-- Every person with a claim is a patient.
 
 CREATE TABLE asked AS
 SELECT unnest(map_keys($group)) AS site, unnest(map_values($group)) AS numbers;
@@ -102,9 +102,9 @@ FROM (SELECT patient, min(sample) AS sample FROM claims GROUP BY patient)
 SELECT DISTINCT patient, begun::TIMESTAMP AS begun, ended::TIMESTAMP AS ended FROM claims;
 
 -- The procedures of inpatient claims include diagnoses and other codes, left over from CMS's
--- synthesis. Codes of the form of an ICD-9-CM procedure without its dot, three or four digits, are
--- kept, which drops a third of the values. Some diagnoses have this form too (4280). A list of true
--- procedures would drop half of the values.
+-- synthesis. Codes that look like ICD-9-CM procedures without dots (three or four digits) are kept,
+-- which drops a third of the values. Some diagnoses, such as 4280, also look like that. A list of
+-- true procedures would drop half of the values.
 CREATE TABLE valid AS SELECT unnest($valid_procedures) AS code;
 
 CREATE VIEW listed AS
@@ -124,8 +124,8 @@ SELECT mode, count(*) FROM listed WHERE NOT is_valid GROUP BY mode;
 -- @events
 SELECT mode, patient, encounter, time, code FROM listed WHERE is_valid;
 
--- A code that is both a procedure and a diagnosis (4019 is a lymphatic procedure by name, but here
--- hypertension) is described as the diagnosis, if it is more frequent among diagnoses.
+-- Some codes are both procedures and diagnoses: 4019 is a lymphatic procedure, but here it means
+-- hypertension. Such a code is described as a diagnosis if it is more frequent among diagnoses.
 -- @names icd9cm
 CREATE TABLE diagnosis_names (code VARCHAR, name VARCHAR);
 

@@ -1,7 +1,7 @@
 """Read a count tensor in FROSTT's text format (``.tns``, http://frostt.io).
 
-The format stores no names. Patients are numbered from 1. Codes without a list are also numbered
-from 1. Patients without a cell are left out and counted.
+The format stores no names, so patients are numbered from 1. If a mode has no code list, its codes
+are also numbered from 1. Patients without a cell are left out and counted.
 """
 
 import fileinput
@@ -33,10 +33,10 @@ def read(
     """Read a FROSTT tensor as one site or, for a simulation, as several sites of equal size.
 
     `path` is a ``.tns`` or ``.tns.gz`` file. Each line has indices, which start at 1, and a count.
-    Modes are numbered from 1. `patients` is the number of the mode that holds the patients. `modes`
-    names the other modes in order. By default, they are named by position: ``mode-2``, ``mode-3``,
-    ... `vocabularies` gives codes in place of numbers. With several `parts`, patients are assigned
-    in turn to the sites ``part-1``, ``part-2``, ...
+    `patients` is the number of the patients' mode, counting from 1. `modes` contains the names of
+    the other modes, in order. By default, names follow the position: ``mode-2``, ``mode-3``, ...
+    `vocabularies` gives codes in place of numbers. If `parts` is above 1, patients are assigned in
+    turn to the sites ``part-1``, ``part-2``, ...
     """
     check_name("name of site or cohort", name)
     tensor = read_tns(path)
