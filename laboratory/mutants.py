@@ -1,9 +1,10 @@
 """Do the tests notice a mutant? ``python -m laboratory.mutants [--sample N] [--seed N] [ROOM]``.
 
 cosmic-ray changes one token of the package (a number by one, an operator, a comparison, ``and``,
-``not``, a decorator, a loop, a caught exception). Then tests that run the changed lines meet it. If
-they pass, the module's folder and all others in `TESTS` follow. A mutant is noticed if a test
-fails, hangs or crashes. All of this happens in a temporary copy of the checkout.
+``not``, a decorator, a loop, a caught exception). The tests that run the changed lines meet the
+mutant, and then the other tests in the same files, which may share fixtures. For compiled lines and
+for lines that run on import, these tests are unknown, so all of `TESTS` meet it. A mutant is
+noticed if a test fails, hangs or crashes. All of this happens in a temporary copy of the checkout.
 
 The same seed and the same code give the same sample. A line with an addition has eleven mutants,
 most of them obvious, so the program draws at most one mutant from each place. Mutants that differ
@@ -52,18 +53,19 @@ TESTS = (
     "test_*.py",
     "cli/test_site.py",
 )
-"""Tests for mutants that survive the tests of their own folder, in this order."""
+"""All tests that may run, in this order after those of a mutant's own folder."""
 EXPLAINED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["line"]
 _COPIED = ("dpfact_flower", "simulation", "tests", "laboratory", "docs", "pyproject.toml",
            "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "codemeta.json")  # fmt: skip
-_RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code)"
-"""pytest without the final wait for threads, which a mutant may keep from ending."""
+_RUN = "import os, sys, pytest; code = pytest.main(); sys.stdout.flush(); os._exit(code % 5)"
+"""pytest without the final wait for threads, which a mutant may keep from ending. If the marks
+select no test, pytest's exit code is 5, which counts as a success here."""
 _NOT_MET = "nightly or process or ray or deployment"
 _FAST, _SLOW = f"not (slow or {_NOT_MET})", f"slow and not ({_NOT_MET})"
 _COVERAGE = ("--cov=dpfact_flower", "--cov-context=test", "--cov-report=")
 """Records the tests that run each line. Compiled lines have no tests in this record."""
-_MOST_COVERING = 200
-"""Number of covering tests that meet a mutant first."""
+_COVERING = Path(".covering")
+"""File with the names of the tests that run a mutant's lines."""
 _HANG_TIMES, _HANG_SECONDS = 6, 60
 """A test hangs if it takes this many times as long as the longest test without a mutant, and at
 least this many seconds. Other work on the machine must not count as a hang."""
@@ -242,9 +244,11 @@ class Bench:
             for cached in COMPILED.rglob("*.nb[ic]"):
                 cached.unlink()
         try:
-            covering = [(self._covering(mutant), _FAST)]
-            others = [(tests, marked) for marked in (_FAST, _SLOW) for tests in met_by(path)]
-            meetings = (self._meet(mutant, *each) for each in covering + others if each[0])
+            covering = self._covering(mutant)
+            _COVERING.write_text("\n".join(covering), encoding="utf-8")
+            files = dict.fromkeys(test.partition("::")[0] for test in covering)
+            tests = ([f"@{_COVERING}"], [*files]) if covering else met_by(path)
+            meetings = (self._meet(mutant, t, m) for m in (_FAST, _SLOW) for t in tests if t)
             return next(filter(None, meetings), "")
         finally:
             folder = COMPILED if compiled else path.parent
@@ -259,7 +263,7 @@ class Bench:
         lines = range(spec.start_pos[0], spec.end_pos[0] + 1)
         found = {test.split("|")[0] for line in lines for test in tests_of.get(line, ()) if test}
         own = str(Path("tests") / path.parent.relative_to(PACKAGE))
-        return sorted(found, key=lambda test: (not test.startswith(own), test))[:_MOST_COVERING]
+        return sorted(found, key=lambda test: (not test.startswith(own), test))
 
     def _meet(self, mutant: Mutant, tests: Sequence[str | Path], marked: str) -> str:
         run = command(tests, self._hang, marked)
