@@ -44,10 +44,10 @@ MOST_ASKED = 3
 RETURN_SECONDS = 120.0
 """Time in seconds for a lost SuperNode to return. The SuperLink readmits its key within 60 s."""
 LEAST_SECONDS = 10.0
-"""Minimum time for a repeated request. A process must start and send the kept bytes by then."""
+"""Minimum time for a repeated request: a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra time, as a share of a required round, if a connected site has not replied."""
+"""Extra time, as a share of a required round's time, if a connected site has not replied."""
 
 
 class RoundPolicy(NamedTuple):

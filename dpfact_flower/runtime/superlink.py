@@ -1,7 +1,7 @@
 """Submit a run to a SuperLink, follow the run and get its outcome, or start a local SuperLink.
 
 `flwr run` exits with 0 even if the run fails. If the ServerApp is killed, the run's log ends at
-once, but the SuperLink notices this a minute later. `Connection` therefore polls for the outcome.
+once, but the SuperLink notices only a minute later. `Connection` therefore polls for the outcome.
 
 By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
 folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
@@ -34,7 +34,7 @@ from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Log line that shows that the last round has ended."""
+"""Log line showing that the last round has ended."""
 _CONNECTION = "dpfact"
 _ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")
 _WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
@@ -224,7 +224,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Send its log to the follower or, without one, to stdout."""
+        """Run a Flower App to its end. Its log goes to the follower, if any, or to the output."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")

@@ -1,7 +1,7 @@
 """A supervisor that ends a command and all its descendants when the parent process ends.
 
-Flower's servers and Ray launch helper processes, some of them in new sessions, which outlive a
-killed parent. The supervisor is this file, run as a program between the parent and the command.
+Flower's servers and Ray launch helper processes, some of them in new sessions. Such helpers outlive
+a killed parent. The supervisor is this file, run as a program between the parent and the command.
 When the parent ends for any reason, a pipe closes, and the supervisor ends the command and its
 helpers. On Linux, it adopts orphaned descendants, and kills children until none is left. On other
 systems, it ends its process group, and helpers that have left the group survive.

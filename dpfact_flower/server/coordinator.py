@@ -121,7 +121,7 @@ class Coordinator:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's chance of being absent in fits to other patients. Empty if unknown."""
+        """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 

@@ -25,7 +25,7 @@ CHECKPOINT = "checkpoint.npz"
 
 @dataclass(frozen=True)
 class Failure:
-    """A site that gave no usable reply, together with the reason."""
+    """A site that gave no usable reply, and the reason."""
 
     who: str
     reason: str

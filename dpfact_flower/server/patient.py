@@ -198,7 +198,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """Each phenotype's chance of being absent in fits to other patients. Empty if unknown."""
+        """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)

@@ -32,7 +32,7 @@ _NORM = 2.0
 _LEAST = 1e-6
 """Value added to every entry, so that no column is empty."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
-"""Numbers of random initial factors to compare with the start's: squared errors, likelihoods."""
+"""Numbers of random alternatives to the start's factors, for squared errors and likelihoods."""
 _LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
@@ -112,7 +112,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Return initial factors for a likelihood, without tiny entries, scaled to patients' sums."""
+    """Return initial factors for a likelihood, with no tiny entry and with each patient's sum."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)

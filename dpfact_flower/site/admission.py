@@ -217,7 +217,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged.
 
-    The last round itself is not charged. This check limits a server to one per charged run.
+    The last round is not charged. This check limits a server to one such round per charged run.
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -335,7 +335,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space in a site's folder while `held` is open. To use it, call the result."""
+    """Reserve disk space in a site's folder while `held` is open. The result frees the space."""
     try:
         return held.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

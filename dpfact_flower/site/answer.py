@@ -1,4 +1,4 @@
-"""The class `Site`, which answers each request to a hospital with one release.
+"""Answer each request to a hospital with one release, through the class `Site`.
 
 The fixed sequence of steps (admit the request, compute, charge, reply) enforces the privacy policy.
 No patient's data is read before the request is admitted (`admission.admitted`). A release is

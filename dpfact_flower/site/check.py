@@ -288,7 +288,7 @@ def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults in the connection to a SuperLink, each with its remedy.
 
     The arguments are the values of the SuperNode's options `--superlink` (HOST:PORT) and
-    `--root-certificates`. A public page gives the server's certificate and time.
+    `--root-certificates`. The server's certificate and time are taken from a public page.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -153,9 +153,10 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
     """Return each phenotype's l2,1 weight on patient factors, computed from released values.
 
-    Up to a constant, the l2,1 term of A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the
-    norm of column r, estimated from the phenotype's usage in the released start. At average usage,
-    the weight is `relative_l21`. A phenotype whose usage is below the noise level is removed.
+    Up to a constant, the l2,1 term of the patient factor A is at most
+    ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the norm of column r, estimated from phenotype r's
+    usage in the released start. At average usage, the weight is `relative_l21`. A phenotype whose
+    usage is below the noise level is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:

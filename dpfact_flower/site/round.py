@@ -1,4 +1,4 @@
-"""The parts of a site's round that are common to all modes. They use neither disk nor Flower."""
+"""The parts of a site's round common to all modes. They use neither the disk nor Flower."""
 
 import hashlib
 import math

@@ -150,9 +150,9 @@ def update_features(
     """Minimise eq. (obj_feature) over one feature factor.
 
     If negative values are allowed, the result is the ridge solution
-    ``(product + gamma * anchor)(q + gamma I)^-1``. It is computed as a correction to the factor, so
-    the factor stays unchanged in directions in which q + gamma I is singular. Otherwise, the
-    objective is minimised column by column.
+    ``(product + gamma * anchor)(q + gamma I)^-1``. The solution is computed as a correction to the
+    factor, so the factor stays unchanged in directions in which q + gamma I is singular. Otherwise,
+    the objective is minimised column by column.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

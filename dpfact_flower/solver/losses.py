@@ -42,7 +42,7 @@ class Loss:
 
     @property
     def is_squared(self) -> bool:
-        """Whether the loss over all cells can be computed from Gram matrices, not cell by cell."""
+        """Whether Gram matrices give the loss over all cells, without a sum over the cells."""
         return self is squared
 
     @property

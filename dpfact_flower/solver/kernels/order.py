@@ -61,7 +61,7 @@ def visits(
     block. This order works as well as a full permutation and takes far less time.
 
     Zero cells are drawn from `model`. A block consists of the visits' rows in the factor stack and
-    their counts. A drawn cell's count is minus its weight, or 0 if the cell is non-zero.
+    their counts. A drawn cell's count is its negated weight, or 0 if the cell is non-zero.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -159,10 +159,10 @@ class _ZeroCells:
 def _table(sizes: Array) -> Array:
     """Build a table for draws in proportion to `sizes` (Walker's alias method, after Vose).
 
-    A draw picks a position uniformly. It keeps the position with a probability that is the
-    position's threshold. Otherwise, it takes the position's alternative. `sizes` has shape
-    (positions, columns), and the result (columns, positions, 2). The last axis holds the threshold
-    times `_WHOLE`, and the alternative. If a column's sizes are all 0, every position is kept.
+    A draw picks a position uniformly. The position's threshold is the probability of keeping it.
+    Otherwise, the draw takes the position's alternative. `sizes` has shape (positions, columns),
+    and the result has shape (columns, positions, 2). The last axis holds the threshold times
+    `_WHOLE`, and the alternative. If a column's sizes are all 0, every position is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)

@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`. If `longest` is not 0, it bounds the product of the step and two rows."""
+    """Return `step`, shortened so that a non-zero `longest` bounds its product with two rows."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
