@@ -24,8 +24,7 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends requests to nodes and returns the replies. If the flag is true, the
-function waits for lost sites."""
+"""A function that sends requests to nodes, waits for lost sites if asked, and returns replies."""
 
 
 class SecureRounds:
