@@ -46,12 +46,12 @@ from dpfact_flower.wire.protocol import VERSION, RoundRequest, SiteReply, round_
 
 _logger = logging.getLogger(__name__)
 NUM_EXAMPLES = 1
-"""The number that each reply reports in place of the number of patients, which is private."""
+"""Number that each reply reports in place of the number of patients, which is private."""
 Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 
 
 class RoundRefusedError(DPFactError):
-    """Error for a round that failed. Its text is only an error code, so the server may see it."""
+    """Raised when a round failed. The error's text is only a code, so the server may see it."""
 
     code = "refused"
 
@@ -91,7 +91,7 @@ class DPFactClient(NumPyClient):
             reason = log_privately(self.site.name, error)
         with suppress(Exception):  # an error here must not change the reply
             delay.wait()
-        if self._reply_after:  # only for the site, because the time depends on patients
+        if self._reply_after:  # logged only at the site, because the time depends on patients
             _logger.info("ready after %.1f s; reply-after is %g", delay.ready, self._reply_after)
         if delay.late:  # the site keeps a charged answer, and can send it again
             reason = log_privately(self.site.name, RoundFailedError(
@@ -167,7 +167,7 @@ def query(message: Message, context: Context) -> Message:
 
 def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Message:
     came_in = time.monotonic()
-    use_flower_handler()  # not on import, because libraries import `DPFactClient` from here
+    use_flower_handler()  # not on import, because other code imports `DPFactClient` from here
     seconds = seconds_left(message.metadata.created_at, message.metadata.ttl)
     try:
         client = client_for(context, came_in=came_in, time_left=seconds)
@@ -179,7 +179,7 @@ def _answered(message: Message, context: Context, ask: Callable[..., Any]) -> Me
 def answered(
     message: Message, client: DPFactClient, ask: Callable[..., Any] = DPFactClient.fit
 ) -> Message:
-    """Return a client's reply to a round's request, and never raise an error."""
+    """Return a client's reply to a round's request. This function never raises an error."""
     try:
         request = records.read_request(message)
     except Exception as error:  # the text of an error must not reach the server

@@ -1,11 +1,11 @@
-"""Send requests and preflights to sites, and repeat requests that are lost.
+"""Send requests and preflights to sites, and repeat lost requests.
 
 `RetryingGrid` serves synchronous rounds, and `AsyncDispatcher` serves asynchronous runs.
 
 A site's process may end after charging a release but before replying. The site then answers a
-repeated request from its ledger without a second charge. So the server repeats its requests to lost
-sites until the round ends. Halfway through the round, every silent site gets its request once more.
-If a connection breaks during a transfer, Flower's SuperNode silently loses the message.
+repeated request from its ledger without a second charge. The server therefore repeats requests to
+lost sites until the round ends. Halfway through the round, every silent site gets its request once
+more, because Flower's SuperNode silently loses a message if its connection breaks during transfer.
 """
 
 import math
@@ -42,12 +42,12 @@ POLL_SECONDS = 0.5
 MOST_ASKED = 3
 """Maximum number of times that the server sends a request to a node."""
 RETURN_SECONDS = 120.0
-"""Time for a lost SuperNode to return. The SuperLink readmits its key within a minute."""
+"""Time in seconds for a lost SuperNode to return. The SuperLink readmits its key within 60 s."""
 LEAST_SECONDS = 10.0
-"""Minimum time for a repeated request, in which a process must start and send the kept bytes."""
+"""Minimum time for a repeated request: a process must start and send the kept bytes."""
 _BUSY_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _EXTRA = 1 / 4
-"""Extra time, as a share of the round, if a connected site has not replied to a required round."""
+"""Extra time, as a share of a required round's time, if a connected site has not replied."""
 
 
 class RoundPolicy(NamedTuple):
@@ -55,8 +55,8 @@ class RoundPolicy(NamedTuple):
 
     If the round is `charged` to the sites' budgets, the server waits a while for lost sites. If the
     round is `required` by later rounds, sites that connect late also get the request. At the end of
-    such a round, connected sites that have not replied get the request again, with extra time to
-    answer. Nodes in `left_out` never get a request. If fewer than `quorum` sites reply within a
+    a required round, connected sites that have not replied get the request again, with extra time
+    to answer. Nodes in `left_out` never get a request. If fewer than `quorum` sites reply within a
     shortened time limit, the missing sites get another `grace` seconds.
     """
 
@@ -90,7 +90,7 @@ class InFlight:
     def may_be_sent(self) -> bool:
         """Whether the request is new, or might get a reply if it is repeated.
 
-        A site that was too slow raised a `RoundFailedError`, and may have its reply ready by now.
+        A site that was too slow has raised a `RoundFailedError`. Its reply may be ready by now.
         """
         if self.reply is None:
             half = (self.began + self.deadline) / 2
@@ -132,7 +132,7 @@ class Exchange:
             self._sent(message)
 
     def push(self, messages: list[Message]) -> None:
-        """Send messages, and record each message in the request of its node."""
+        """Send messages, and record each message in its node's `InFlight`."""
         if not messages:
             return
         for message, number in zip(messages, self._grid.push_messages(messages), strict=False):
@@ -159,11 +159,11 @@ class Exchange:
 
 
 class RetryingGrid(Grid):
-    """A Grid that repeats requests to lost sites, and repeats calls to a busy SuperLink.
+    """A Grid that repeats requests to lost sites, and retries calls to a busy SuperLink.
 
     `sent` is called for each message that the caller did not pass in. `policy` applies to the next
     round. `seconds` contains the reply time of each node that answered in the last round.
-    `registered` contains the registered name of every node that ever connected.
+    `registered` contains the registered name of every node that has ever connected.
     """
 
     def __init__(self, grid: Grid, sent: Callable[[Message], None]) -> None:
@@ -257,7 +257,7 @@ class RetryingGrid(Grid):
 
 
 def _again_while_busy(ask: Callable[..., T], *arguments: object) -> T:
-    """Call the SuperLink, and keep trying for half a minute if its database is busy (error 500)."""
+    """Call the SuperLink. If its database is busy (error 500), keep trying for half a minute."""
     for seconds in _BUSY_SECONDS:
         try:
             return ask(*arguments)
@@ -282,7 +282,7 @@ def is_lost(reply: Message) -> bool:
 
 
 def _is_missing(reply: Message | None) -> bool:
-    """Return whether the site was silent, a message was lost, or the reply would come too late."""
+    """Return whether a site was silent, a message was lost, or the reply would come too late."""
     return reply is None or is_lost(reply) or _says(reply, errors.LateError)
 
 
@@ -425,7 +425,7 @@ class AsyncDispatcher:
             del self._flights[other]
 
     def _give_up(self) -> bool:
-        """Drop every request whose deadline has passed, and return whether any was dropped."""
+        """Drop every request whose deadline has passed. Return whether any was dropped."""
         now = time.monotonic()
         late = [node for node, flight in self._flights.items() if flight.deadline <= now]
         for node in late:

@@ -1,4 +1,4 @@
-"""Secure sums over Flower: one exchange of keys per run, and the messages of each round."""
+"""Secure sums over Flower: one key exchange per run, and the messages of each round."""
 
 import json
 import logging
@@ -24,12 +24,11 @@ SECURE = "secure.json"
 _KEY_PARTS, _VECTOR_PARTS, _OPENING_PARTS = 2, 3, 2
 
 Ask = Callable[[Mapping[int, RoundRequest], bool], Mapping[int, Message]]
-"""A function that sends requests to nodes, waits for lost sites if asked to, and returns
-replies."""
+"""A function that sends requests to nodes, waits for lost sites if asked, and returns replies."""
 
 
 class SecureRounds:
-    """The secure sums that a run computes with Flower's nodes."""
+    """A run's secure sums over Flower."""
 
     def __init__(self, coordinator: Coordinator, names: SiteNames, ask: Ask) -> None:
         self._coordinator, self._names, self._ask = coordinator, names, ask
@@ -41,7 +40,7 @@ class SecureRounds:
         self._failed: dict[str, str] = {}
 
     def agree(self, nodes: Sequence[int], number: int) -> None:
-        """Get every site's key, for sums over these sites. A resumed run reads stored keys."""
+        """Collect the keys of the sites that take part in sums. A resumed run reads stored keys."""
         coordinator = self._coordinator
         self._nodes = {self._names.of(node): node for node in nodes if self._names.of(node)}
         if coordinator.resumed and self._read():
@@ -69,7 +68,7 @@ class SecureRounds:
         )
 
     def requests(self, number: int, nodes: Sequence[int]) -> dict[int, RoundRequest]:
-        """Return a round's first requests. In a secure sum, nodes without a key get no request."""
+        """Return a round's first requests. In secure sums, nodes without a key get no request."""
         coordinator = self._coordinator
         self.current, self._failed = None, {}
         request, planned = coordinator.request(number), coordinator.planned_release(number)
@@ -128,7 +127,7 @@ class SecureRounds:
         number: int,
         take: Callable[[str, Sequence[bytes]], None],
     ) -> None:
-        """Pass the parts of each site's reply to `take`. Record in `_failed` what is unusable."""
+        """Pass the parts of each site's reply to `take`. Record unusable replies in `_failed`."""
         sites = {node: site for site, node in self._nodes.items()}
         for node, reply in replies.items():
             try:

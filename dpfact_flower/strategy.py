@@ -22,8 +22,8 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _POLL_SECONDS = 0.2
 _BUSY_SECONDS = 180.0
-"""Time that sites need to recover after the server was killed. Flower ends the killed run within a
-minute, and an executor that waits for the parts of a message gives up after two more minutes."""
+"""Time in seconds for sites to recover after the server was killed. Flower ends the killed run
+within a minute. An executor that is waiting for parts of a message gives up two minutes later."""
 
 
 class TrainOnlyStrategy(Strategy):
@@ -136,7 +136,7 @@ class DPFact(TrainOnlyStrategy):
     ) -> Iterable[Message]:
         """Return one request for each connected site. Requests expire when the round times out."""
         coordinator, number = self.coordinator, self._resumed + server_round
-        if not isinstance(grid, collect.RetryingGrid):  # without `start`
+        if not isinstance(grid, collect.RetryingGrid):  # `start` was not called
             grid = collect.RetryingGrid(grid, self._sent.append)
         self._grid, self._left_out = grid, frozenset()
         nodes = self._wait_for_sites(grid, first=server_round == 1)
@@ -164,7 +164,7 @@ class DPFact(TrainOnlyStrategy):
         return list(self._sent)
 
     def _messages(self, requests: Mapping[int, RoundRequest]) -> list[Message]:
-        """Make a message for each node. A request that goes to several nodes is packed once."""
+        """Make a message for each node. Pack a request once, even if it goes to several nodes."""
         contents = {id(each): records.ask(*each.to_wire()) for each in requests.values()}
         return [
             Message(

@@ -1,4 +1,4 @@
-"""Functions that every kind of run uses to read its config and data."""
+"""Read a run's config and data, in a simulation or a deployment."""
 
 from collections.abc import Mapping
 from logging import INFO
@@ -65,7 +65,7 @@ def prepare_data(app: AppSettings) -> list[Path]:
 
 
 def load_vocabularies(app: AppSettings) -> tuple[Vocabulary, ...]:
-    """Load the public code lists that the config of a deployed run names."""
+    """Load the public code lists named in a deployed run's config."""
     paths = [path.strip() for path in app.vocabulary.split(",") if path.strip()]
     if not paths:
         raise SettingsError(

@@ -1,8 +1,9 @@
 """`dpfact site answer`: the hospital's executor, which answers messages with the installed app.
 
 A SuperLink sends an app with every run, and Flower's own executor, `flower-superexec`, starts that
-app at the hospital. So anyone who may submit a run can run code there. This executor starts the
-installed `dpfact_flower.runtime.worker` instead. It never unpacks, installs or imports sent apps.
+app at the hospital. Anyone who may submit a run can therefore run code there. Instead, this
+executor starts the installed `dpfact_flower.runtime.worker`. It never unpacks, installs or imports
+a sent app.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _serve(tasks: Tasks, answer: Callable[[str], None]) -> None:
     is_busy = is_asked = False
 
     def end(number: int, _: FrameType | None) -> None:
-        """Let an answer finish, because it may have been charged already."""
+        """Let an answer finish, because it may already have been charged."""
         nonlocal is_asked
         if not is_busy or is_asked:
             sys.exit(0)
@@ -101,7 +102,7 @@ def _set_environment(state: Path) -> None:
 
     A proxy would also receive loopback traffic. The numba cache holds the code that draws the
     noise. Because numba unpickles the cache, whoever can write to it controls the site. By default,
-    it is in the state folder. Flower requires a home folder on import, but stores nothing there.
+    the cache is in the state folder. Flower needs a home folder on import, but keeps nothing there.
     """
     for proxy in [key for key in os.environ if key.lower().endswith("_proxy")]:
         del os.environ[proxy]

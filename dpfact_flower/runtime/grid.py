@@ -17,7 +17,7 @@ _SERVER_NODE_ID = _RUN_ID = 1
 
 
 class InProcessGrid(Grid):
-    """A Grid that runs a ClientApp for nodes with the given configs, in one thread per node."""
+    """A Grid that runs a ClientApp for nodes with the given configs, in parallel threads."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class InProcessGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The only run's record, which is empty except for the run's id."""
+        """The record of the only run, which is empty except for the run's id."""
         return Run.create_empty(_RUN_ID)
 
     def create_message(
@@ -73,7 +73,7 @@ class InProcessGrid(Grid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies to the given messages, except for replies that were pulled before."""
+        """Return the replies to the given messages, except for replies already pulled."""
         return [self._replies.pop(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(

@@ -1,8 +1,8 @@
 """Write a centre's or hospital's certificates, keys, settings and systemd units into a folder.
 
-Only the steps in ``install.sh``, which the administrator should read first, need root. ``start.sh``
-runs the units' commands as the current user. Use it to try a deployment on one machine. The
-certificates pass the strict checks of Python 3.13 and later.
+Only ``install.sh``, which the administrator should read first, needs root. ``start.sh`` runs the
+units' commands as the current user, to try a deployment on one machine. The certificates pass the
+strict checks of Python 3.13 and later.
 """
 
 import datetime
@@ -30,8 +30,8 @@ _AUTHORITY = "dpfact centre"
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 730
 _TEMPLATES = Path(__file__).parent / "templates"
 _START = """\
-# To try it without root: starts what the units start, as whoever types it. Ctrl-C ends it, once
-# a charged answer has left; another Ctrl-C does not wait.
+# To try a deployment without root: runs the units' commands as the current user. Ctrl-C ends them
+# after any charged answer has been sent. A second Ctrl-C does not wait.
 trap 'exec 2>/dev/null; trap "kill $started" INT TERM
 for each in $started; do kill $each; wait $each; done' EXIT
 trap exit INT TERM
@@ -112,7 +112,7 @@ def _check(text: str) -> None:
 
 
 def _new(folder: Path, sign: str) -> None:
-    """Make a folder that other users may enter. Refuse one that holds an installation."""
+    """Create a folder that other users may enter. Refuse a folder that holds an installation."""
     _check(str(folder))
     if (folder / sign).exists():
         raise SettingsError(
@@ -157,7 +157,7 @@ def new_authority() -> tuple[bytes, bytes]:
 def new_server(name: str, authority_key: bytes) -> tuple[bytes, bytes]:
     """Create a server's key and certificate, in PEM, for a DNS name or address.
 
-    The certificate also covers 127.0.0.1, because the SuperLink's own helper uses this address.
+    The certificate also covers 127.0.0.1, because the SuperLink's helper process uses this address.
     """
     authority = serialization.load_pem_private_key(authority_key, password=None)
     if not isinstance(authority, ec.EllipticCurvePrivateKey):
@@ -211,7 +211,7 @@ def _signed(
     days: int,
     more: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Return a PEM certificate. `more` maps each further extension to whether it is critical."""
+    """Return a PEM certificate. `more` maps further extensions to whether they are critical."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         _named(_AUTHORITY), _named(name), key.public_key(), x509.random_serial_number(),

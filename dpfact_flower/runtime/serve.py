@@ -50,8 +50,8 @@ def serve(
 ) -> Path:
     """Run DPFact on a Grid, write the run folder and return its path.
 
-    `cohort` holds simulated sites in memory. By default, they are read from the config's folder. If
-    `measured` is False, a simulation does not measure its results.
+    `cohort` holds simulated sites in memory. By default, a simulation's sites are read from the
+    config's folder. If `measured` is False, a simulation does not measure its results.
     """
     app, run, solver, privacy = config
     if cohort is None and prepare_data(app):
@@ -81,8 +81,8 @@ def serve(
     _start(strategy, grid, watch)
     if cohort is not None and measured and privacy.privacy == "patient":
         _refit_sites(cohort, app.sites_folder, strategy.coordinator.run.job)
-    # The requested config has no generated job name, because sites refuse to repeat a job. Nor has
-    # it a counted number of patients, because a repeated run would take the number for public.
+    # The stored config omits a generated job name, because sites refuse to repeat a job. It also
+    # omits a counted number of patients, because a repeated run would treat the number as public.
     asked = RunConfig(replace(app, resume=False), run, solver, privacy)
     _write(strategy.coordinator, asked, vocabularies, cohort, measured=measured, watch=watch)
     if report:
@@ -211,7 +211,7 @@ def _report(folder: Path) -> None:
 
 @contextmanager
 def _reasons_shown() -> Iterator[None]:
-    """If sites refuse a run, add their reasons to the error. All sites run in this process."""
+    """If sites refuse a run, add their reasons, which were logged in this process, to the error."""
     refusals = BufferingHandler(10_000)
     refusals.setLevel(ERROR)
     disclosure_logger.addHandler(refusals)
@@ -228,7 +228,7 @@ def _reasons_shown() -> Iterator[None]:
 
 
 def _sites_app(sites: Sequence[SiteData], settings: SiteSettings, *, simulation: bool) -> ClientApp:
-    """Return an app for sites in memory. A node's `partition-id` says which site it acts as."""
+    """Return an app for sites in memory. A node's `partition-id` selects its site."""
     beside = frozenset(site.name for site in sites)
     clients = [DPFactClient(site, settings, simulation=simulation, beside=beside) for site in sites]
     app = ClientApp()

@@ -1,7 +1,7 @@
 """Flower's SuperLink and SuperNode as services: `dpfact superlink` and `dpfact site connect`.
 
-A service exits when one of its parts has failed, so that systemd restarts it. Both commands work
-around the following faults of Flower:
+A service exits when one of its parts has failed, so that systemd restarts it. The two commands work
+around the following faults in Flower:
 
 - If the SuperExec, the SuperLink's helper that starts ServerApps, is killed, Flower does not
   restart it, and all runs stay `pending`.
@@ -31,7 +31,7 @@ from dpfact_flower.machine.logs import use_flower_handler
 from dpfact_flower.runtime.superlink import quiet_environment
 
 _HELPER = "flower-superexec"[:15]
-"""Name of the helper's process, cut off by Linux after 15 characters."""
+"""Name of the helper's process. Linux truncates such names to 15 characters."""
 _BUSY_MILLISECONDS = 25_000
 """Longest wait for a busy database. Flower's clients wait for 30 s before they ask again."""
 _PART_SECONDS = 60.0
@@ -81,7 +81,7 @@ def run_supernode(options: Sequence[str]) -> NoReturn:
 
 
 def refuse_damaged(options: Sequence[str]) -> None:
-    """Refuse a damaged SQLite database in the file that the option ``--database`` names."""
+    """Raise a `StateError` if the SQLite database that ``--database`` names is damaged."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", type=Path)
     path: Path | None = parser.parse_known_args(options)[0].database
@@ -102,7 +102,7 @@ def refuse_damaged(options: Sequence[str]) -> None:
 
 
 def wait_for_the_database() -> None:
-    """Before the SuperLink is imported, make it wait for other writers to its database."""
+    """Make the SuperLink wait for other writers to its database. Call this before importing it."""
     from flwr.supercore import constant  # noqa: PLC0415
 
     pragmas = {**dict(constant.SQLITE_PRAGMAS), "busy_timeout": str(_BUSY_MILLISECONDS)}
@@ -116,7 +116,7 @@ def _end_without_helper() -> None:
 
 
 def _helper_has_ended() -> bool:
-    """Return whether the child that ended is the helper. Libraries start other children, too."""
+    """Return whether the process that ended is the helper. Libraries start processes, too."""
     with suppress(OSError):  # another part of the process has reaped the child
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended:

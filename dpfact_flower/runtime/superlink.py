@@ -1,12 +1,12 @@
 """Submit a run to a SuperLink, follow the run and get its outcome, or start a local SuperLink.
 
 `flwr run` exits with 0 even if the run fails. If the ServerApp is killed, the run's log ends at
-once, but the SuperLink notices a minute later. So `Connection` polls the SuperLink for the outcome.
+once, but the SuperLink notices only a minute later. `Connection` therefore polls for the outcome.
 
 By default, `flwr run` starts a SuperLink as a daemon. The daemon outlives the run and keeps the
 folder and environment of its first run. For `dpfact simulate` and notebooks, `local_superlink`
-starts a SuperLink that ends with this process. It has its own Flower home and ports. With
-`local_supernode`, a whole deployment can run on one machine.
+starts a SuperLink that ends with this process. This SuperLink has its own Flower home and ports.
+With `local_supernode`, a whole deployment can run on one machine.
 """
 
 import json
@@ -34,7 +34,7 @@ from dpfact_flower.runtime.supervisor import supervised
 from dpfact_flower.settings import Scalar
 
 MEASURING_LINE = "measuring what was learned: errors, prediction of outcomes, phenotypes"
-"""Log line that shows that the last round has ended."""
+"""Log line showing that the last round has ended."""
 _CONNECTION = "dpfact"
 _ROUND = re.compile(r"\[ROUND (\d+)/(\d+)\]")
 _WORTH_SHOWING = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b")
@@ -42,7 +42,7 @@ _NOISE = ("Since flwr 1.", "Manually terminating ClientAppActor")
 """Flower's warnings about its own defaults and actors, which need no action."""
 COMPLETED = "finished:completed"
 UNKNOWN = "unknown"
-"""Our status of a run on which the SuperLink no longer reports."""
+"""This package's own status for a run on which the SuperLink no longer reports."""
 _FINISHED = "finished"
 """Prefix of the status that Flower gives to every ended run."""
 _POLL_SECONDS = 3.0
@@ -53,7 +53,7 @@ _LOOK_SECONDS = 120.0
 
 
 class RunFailedError(DPFactError, RuntimeError):
-    """Error for a run that Flower did not complete."""
+    """Raised when Flower did not complete a run."""
 
     code = "run-failed"
 
@@ -114,8 +114,8 @@ class Connection:
     def submit(self, app: Path, config: Mapping[str, Scalar], federation_config: str = "") -> str:
         """Submit a run of a Flower App and return the number of the run.
 
-        A failed request is not repeated, because the SuperLink may have accepted the run before it
-        failed. Sites would then be charged for two runs.
+        A failed request is not repeated, because the SuperLink may have accepted the run before the
+        failure. Sites would then be charged for two runs.
         """
         words = ["run", str(app), self.name, "--run-config", _in_flowers_syntax(config)]
         if federation_config:
@@ -224,7 +224,7 @@ class SuperLink(Connection):
         federation_config: str = "",
         follower: LogFollower | None = None,
     ) -> None:
-        """Run a Flower App to its end. Send its log to the follower, if any, or to the output."""
+        """Run a Flower App to its end. Its log goes to the follower, if any, or to the output."""
         run = self.submit(app, config, federation_config)
         with nullcontext() if follower is None else _followed(follower) as log:
             status = self.follow(run, log).get("status")

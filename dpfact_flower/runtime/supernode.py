@@ -1,6 +1,6 @@
 """The protocol between an executor and a SuperNode.
 
-To answer messages, Flower runs the app that the SuperLink sends. It has no public way to use
+To answer messages, Flower runs the app that the SuperLink sends. Flower has no public way to use
 another app, so this module calls the SuperNode's Runtime API through private parts of Flower.
 The executor refuses an unknown version of Flower before importing this module.
 """
@@ -44,16 +44,16 @@ _AWAY_SECONDS = 300.0
 """Longest wait for a stopped or busy SuperNode. A restarted SuperNode has forgotten the message,
 and an absent SuperNode must not block the executor's next message or shutdown."""
 _FETCH_SECONDS = 120.0
-"""Longest time to fetch a message. Parts of a message never come if its server has ended, and
+"""Longest time to fetch a message. If the message's server has ended, some parts never arrive, and
 Flower itself would wait for two hours."""
 
 
 class OwnSuperNode:
-    """A SuperNode's address. Requests are sent only if a given user's process is listening.
+    """A SuperNode's address. Requests are sent only if a process of the given user listens there.
 
     No secret proves the SuperNode's identity. While the SuperNode is down, another process could
     bind its port and get answers that are charged to the hospital's budget. The listening process
-    is therefore checked before each request, and again before reading the answer. Connections are
+    is therefore checked before each request, and again before the answer is read. Connections are
     closed after each request, because an open connection could belong to an earlier listener.
     """
 
@@ -84,7 +84,7 @@ class OwnSuperNode:
 
     def _listening(self) -> list[Listener]:
         listening = listeners(self._host, self._port)
-        if listening is None:  # the processes are not visible; the executor warned at its start
+        if listening is None:  # the processes are not visible; the executor has logged a warning
             return []
         if not listening:
             raise httpx.ConnectError("nobody listens there")
@@ -133,9 +133,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
     """Fetch a claimed message when the context begins, and report it as done when the context ends.
 
     Yield the message, its context, and a function that sends the reply to the SuperNode.
-    After an error, the message is not reported as done, because the SuperNode would then wait
-    endlessly for the reply. A SuperNode that gets no heartbeat for a minute answers the message
-    itself.
+    After an error, do not report the message as done, or the SuperNode would wait endlessly for the
+    reply. If a SuperNode gets no heartbeat for a minute, it answers the message itself.
     """
     retries = make_simple_http_retry_invoker()
     retries.max_time = _AWAY_SECONDS
@@ -157,8 +156,8 @@ def claimed(node: OwnSuperNode, token: str) -> Iterator[Claimed]:
             yield message, context, lambda reply: push_message(client, reply, context)
         finally:
             retries.max_tries = 1
-            # Heartbeats would hold the message for ever. After the report, the token is no longer
-            # valid, and Flower's client would end this process.
+            # Further heartbeats would hold the message for ever. After the report, the token is no
+            # longer valid, and a heartbeat would make Flower's client end this process.
             heartbeat.stop()
         client.PushTaskOutput(api.PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
 

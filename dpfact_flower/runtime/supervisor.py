@@ -1,10 +1,10 @@
 """A supervisor that ends a command and all its descendants when the parent process ends.
 
-Flower's servers and Ray start helpers, some of them in new sessions. Such helpers outlive a killed
-parent. The supervisor is this file, run as a program between the parent and the command. When the
-parent ends for any reason, a pipe closes, and the supervisor ends the command and its helpers. On
-Linux, it adopts orphaned descendants, and kills children until none is left. On other systems, it
-ends its process group, and helpers that have left the group survive.
+Flower's servers and Ray launch helper processes, some of them in new sessions. Such helpers outlive
+a killed parent. The supervisor is this file, run as a program between the parent and the command.
+When the parent ends for any reason, a pipe closes, and the supervisor ends the command and its
+helpers. On Linux, it adopts orphaned descendants, and kills children until none is left. On other
+systems, it ends its process group, and helpers that have left the group survive.
 """
 
 import ctypes
@@ -28,8 +28,8 @@ _STOP_SECONDS = 20
 def supervised(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command under a supervisor, in a new session, until the context ends.
 
-    Yield the supervisor's Popen. `options` are its arguments. The supervisor exits once the command
-    and its helpers have ended. Its exit code is the command's, or 128 plus the signal number if a
+    Yield the supervisor's `Popen`, which takes `options`. The supervisor exits once the command and
+    its helpers have ended. Its exit code is the command's, or 128 plus the signal number if a
     signal killed the command. Do not call `communicate`, which would close the supervisor's stdin.
     """
     program = [sys.executable, "-I", "-S", str(Path(__file__).resolve())]
@@ -49,7 +49,7 @@ def supervise(command: Sequence[str]) -> int:
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER in linux/prctl.h
     stop = Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    for number in (signal.SIGINT, signal.SIGHUP):  # if ignored, the command would ignore them, too
+    for number in (signal.SIGINT, signal.SIGHUP):  # not SIG_IGN, which the command would inherit
         signal.signal(number, lambda *_: None)
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     Thread(target=_await_parents_end, args=(stop,), daemon=True).start()
@@ -81,7 +81,7 @@ def _end_descendants() -> None:
     with suppress(ChildProcessError):  # no children, so no descendants
         while True:
             for pid in _children():
-                os.kill(pid, signal.SIGKILL)  # no child has been reaped, so its id is not reused
+                os.kill(pid, signal.SIGKILL)  # no child has been reaped, so no id has been reused
             os.waitpid(-1, 0)
 
 

@@ -1,8 +1,8 @@
 """Answer messages in a process that has no connection to the SuperNode.
 
 The parent process, the executor, fetches the message, starts a new process (`main`), and sends the
-reply. Only the new process reads the patients' data. If it dies or hangs, the executor replies with
-the same error code and the same `ReplyDelay` as after any failed round. Without this reply, the
+reply. Only the new process reads the patients' data. If this process dies or hangs, the executor
+replies with the same error code and the same `ReplyDelay` as after any failed round. Otherwise, the
 SuperNode would report the failure at a time that depends on the patients.
 """
 
@@ -32,7 +32,7 @@ from dpfact_flower.wire.records import CLIENT_APP_RAISED
 
 _COMMAND = (sys.executable, "-P", "-m", "dpfact_flower.runtime.worker")
 _GRACE_SECONDS = 60.0
-"""Seconds after the end of a round in which a late process can report that it was late."""
+"""Time in seconds, after a round's end, for a late process to report that it was late."""
 
 
 def message_to_bytes(message: Message) -> bytes:
@@ -52,7 +52,7 @@ def question_to_bytes(message: Message, context: Context, own: Mapping[str, Scal
 
 
 def question_from_bytes(data: bytes) -> tuple[Message, Context, int]:
-    """Return a message, its context with only own settings, and the size of two message copies."""
+    """Return a message, its context with the hospital's settings, and twice the message's size."""
     head, _, message = data.partition(b"\n")
     run, node, settings = json.loads(head)
     context = Context(run, node, settings, RecordDict(), {})
@@ -115,7 +115,7 @@ class Answering:
         """Return a process's output: the question's arrival time, the reply's size, and the reply.
 
         How long the process takes to free its memory depends on the patients. The reply is
-        therefore sent before the process has ended. The next message waits until it has ended.
+        therefore sent before the process has ended, and the next message waits until then.
         """
         if self._last is not None:
             self._last.wait()
@@ -154,7 +154,7 @@ def main() -> None:
     line, and then the reply itself.
     """
     # The executor never imports the app. This process imports the app before the question arrives,
-    # because replies are delayed from the arrival on.
+    # because the reply's delay is measured from the arrival.
     from dpfact_flower.client_app import app  # noqa: PLC0415
 
     use_flower_handler()

@@ -115,18 +115,18 @@ class Coordinator:
 
     @property
     def secure(self) -> Sharing | None:
-        """How sites share the noise in secure sums. None if the run does not use secure sums."""
+        """How sites share the noise in secure sums, or None if the run has no secure sums."""
         plan = getattr(self.rule, "plan", None)
         return plan.sharing if plan else None
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the chance that fits to other patients lack it. Empty if unknown."""
+        """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
         found: tuple[float, ...] = getattr(self.rule, "false_discovery", ())
         return found
 
     def planned_release(self, round_number: int) -> PlannedRelease | None:
-        """Return patient mode's planned release, or None in the last round or another mode."""
+        """Return patient mode's planned release, or None in the last round and in other modes."""
         plan = getattr(self.rule, "plan", None)
         return plan.release_of(round_number) if plan else None
 
@@ -165,9 +165,9 @@ class Coordinator:
     def seconds_for(self, round_number: int) -> float:
         """Return how many seconds sites have to answer a round.
 
-        Requests contain this number, and later answers are not charged. It is `round_timeout`, or
-        with `grace` a smaller sum: the longest time that the quorum took in any earlier round, plus
-        `grace`. A round whose quorum later rounds need always has `round_timeout`.
+        Requests contain this number, and later answers are not charged. The number is
+        `round_timeout`. If `grace` is set, it is at most `grace` more than the slowest quorum of an
+        earlier round took, except in rounds on whose quorum later rounds depend.
         """
         run = self.run
         slowest = max((record.quorum_seconds for record in self.records), default=0.0)
@@ -206,8 +206,8 @@ class Coordinator:
     ) -> RoundRecord:
         """Update the factors from the replies, record the round, and write the checkpoint.
 
-        With secure sums, the replies contain no arrays. `sums` then contains the totals, and is
-        empty if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
+        In secure sums, the replies contain no arrays. `sums` then contains the totals, or is empty
+        if no sum is complete. If the quorum is missed, the factors stay unchanged. Raise a
         `QuorumError` if the run cannot continue without this round.
         """
         count = Counter(reply.site for reply in replies)
@@ -231,7 +231,7 @@ class Coordinator:
         if enough:
             self.rule.update(round_number, learned)
         elif self.rule.needs_quorum(round_number):
-            if self.run_dir is not None:  # helps users find the cause
+            if self.run_dir is not None:  # the history helps users find the cause
                 write_history(self.run_dir, [*self.records, record], durable=self.durable)
             raise QuorumError(
                 f"round {round_number}: {short}, and later rounds build on this one. "

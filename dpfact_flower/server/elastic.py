@@ -1,4 +1,4 @@
-"""Modes "none" and "paper" on the server: elastic averaging, equation (global)."""
+"""The server's rule for modes "none" and "paper": elastic averaging, equation (global)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,17 +21,17 @@ _TINY = 1e-12
 _ROUNDING = 1e-9
 """Tolerance for rounding errors in the product of the step and the number of sites."""
 _LEAST = 1e-6
-"""Entry in a factor column of norm 1 for a code that the start did not use."""
+"""Value for a code that the start did not use, in a factor column of norm 1."""
 
 
 class ElasticRule:
-    """A rule that makes a start, then averages the sites' factors elastically by equation (global).
+    """A rule that averages the sites' factors elastically, by equation (global), after a start.
 
-    The start is drawn at random from the public seed. In mode "none", it can be made from the
-    sites' co-occurrences instead. With long code lists, round 1 asks for counts of codes, and round
-    2 for the co-occurrences of the most frequent codes. A start from co-occurrences shows how much
-    each site uses each phenotype. This usage sets the site's weight in the mean. A subclass that
-    overrides `update` always starts from random factors.
+    The start is a set of initial factors, drawn at random from the public seed. In mode "none", it
+    can be computed from the sites' co-occurrences instead. If code lists are long, round 1 then
+    asks for code counts, and round 2 for the co-occurrences of the most frequent codes. Such a
+    start shows how much each site uses each phenotype, which determines the site's weight in the
+    mean. A subclass that overrides `update` always starts from random factors.
     """
 
     name = "elastic"
@@ -53,7 +53,7 @@ class ElasticRule:
         self._paired = paired_codes(self._sizes)
         self.factors: Factors = initial_factors(feature_shape, solver.rank, run.seed)
         self._started = not starts_from_cooccurrences(feature_shape, privacy, run)
-        if type(self).update is not ElasticRule.update:  # it needs factors in every round
+        if type(self).update is not ElasticRule.update:  # such a rule needs factors in every round
             if run.start == "cooccurrence":
                 raise SettingsError("start: a rule with its own update method needs start 'random'")
             if run.aggregation == "async" and type(self).arrive is ElasticRule.arrive:
@@ -64,7 +64,7 @@ class ElasticRule:
         self._run = run
 
     def anchors(self, round_number: int) -> Factors:
-        """Return the global factors, or an empty tuple until the start is over."""
+        """Return the global factors, or an empty tuple until the start is complete."""
         return self.factors if self._started else ()
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
@@ -92,7 +92,7 @@ class ElasticRule:
         return not self._started and round_number <= start_rounds(self._sizes)
 
     def update(self, round_number: int, replies: Sequence[SiteReply]) -> None:
-        """Make the start from the sites' replies, or pull the global factors towards them."""
+        """Compute the start from the sites' replies, or pull the global factors towards them."""
         if self._started:
             self._pull(replies, 1)
         elif self._counts_codes:
@@ -106,12 +106,12 @@ class ElasticRule:
     ) -> None:
         """After one site's reply, pull the factors towards the latest factors of all sites.
 
-        A round has one such pull per site. A reply's share is 1 unless the reply is stale.
+        A round has one such pull per site. A reply's share is 1, or less if the reply is stale.
         """
         self._pull(replies, len(replies), shares)
 
     def state(self) -> dict[str, Array]:
-        """Return the global factors, the progress of the start, and each site's usage."""
+        """Return the global factors, the start's progress, and each site's phenotype usage."""
         return {
             **numbered("factor", self.factors),
             **numbered("kept", self.selection),
@@ -131,7 +131,7 @@ class ElasticRule:
         """Pull the factors towards the mean of T replies, weighted by `shares`.
 
         A round consists of `parts` pulls. Each pull covers ``1 - (1 - T * step) ** (1 / parts)`` of
-        the remaining distance. Together, they cover ``T * step`` of the distance.
+        the remaining distance. Together, the pulls cover ``T * step`` of the whole distance.
         """
         arrays = [reply.arrays for reply in replies]
         stale = any(share != 1 for share in shares)
@@ -179,16 +179,16 @@ class ElasticRule:
         return tuple(wide)
 
     def _weights(self, sites: Sequence[str]) -> Floats:
-        """Return each site's weight for each phenotype, of shape (T, R). Columns add up to 1.
+        """Return the weights of T sites for R phenotypes. Each of the R columns adds up to 1.
 
-        At site t, the step of an entry for phenotype r is its gradient divided by
-        ``Q_tr + pull Q_t``. Here, Q_tr is the phenotype's curvature (its usage). Q_t is the mean
-        curvature of all phenotypes. The weights are proportional to this divisor. The mean thus
-        adds up the sites' gradients, and the iteration settles at a minimum of the pooled error.
+        At site t, an entry for phenotype r moves by its gradient divided by ``Q_tr + pull Q_t``.
+        Here, Q_tr is the phenotype's curvature (its usage), and Q_t is the mean curvature of all
+        phenotypes. The weights are proportional to this divisor. The mean therefore adds up the
+        sites' gradients, and the iteration converges to a minimum of the pooled error.
         """
         if not self._usage:
             return np.full((len(sites), self._solver.rank), 1 / len(sites))
-        unknown = np.mean(list(self._usage.values()), axis=0)  # stands for sites that joined later
+        unknown = np.mean(list(self._usage.values()), axis=0)  # for sites that joined later
         usage = np.array([self._usage.get(site, unknown) for site in sites])
         applied = self._solver.relative_elastic * solvers.find(self._solver.solver).pull
         pull = max(applied, _TINY)
@@ -211,7 +211,7 @@ def starts_from_cooccurrences(
 
 
 def start_rounds(feature_shape: Sequence[int]) -> int:
-    """Return how many rounds a start takes. Long code lists need an extra round for counts."""
+    """Return how many rounds a start takes. Long code lists need an extra round for code counts."""
     return 2 if paired_codes(feature_shape) else 1
 
 
@@ -219,8 +219,8 @@ def elastic_step(settings: SolverSettings, step: float, sites: int) -> float:
     """Return the size of the elastic step towards each of `sites` sites.
 
     A `step` other than 0 is returned unchanged. If `step` is 0, the result depends on the solver.
-    If the solver takes steps and has a gamma, it is eta * gamma, as in equation (global).
-    Otherwise, it is 1 / sites, so the global factors become the mean of the sites' factors.
+    If the solver takes steps and the elastic weight is not relative, the result is eta * gamma, as
+    in equation (global). Otherwise, it is 1 / sites, so the global factors become the sites' mean.
     """
     if step == 0 and (settings.is_relative or not solvers.find(settings.solver).steps):
         return 1 / sites
@@ -256,7 +256,7 @@ def elastic_average(
 
 
 def weighted_mean(replies: Sequence[Factors], weights: Floats) -> Factors:
-    """Return the weighted mean of the sites' factors. Columns of the weights (T, R) add up to 1."""
+    """Return the weighted mean of the sites' factors. Each column of `weights` adds up to 1."""
     modes = zip(*replies, strict=True)
     totals = (sum(f * w for f, w in zip(factors, weights, strict=True)) for factors in modes)
     return tuple(total.astype(np.float32) for total in totals)

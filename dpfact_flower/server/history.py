@@ -25,7 +25,7 @@ CHECKPOINT = "checkpoint.npz"
 
 @dataclass(frozen=True)
 class Failure:
-    """A site that gave no usable reply, together with the reason."""
+    """A site that gave no usable reply, and the reason."""
 
     who: str
     reason: str
@@ -50,11 +50,11 @@ class RoundRecord:
     """A round as one line of `history.jsonl`.
 
     `sites` contains the sorted names of the sites with usable replies. `updated` is False if the
-    quorum was missed and the global factors stayed unchanged. Both durations begin when requests
-    are sent. `seconds` ends when the last reply is read. `quorum_seconds` ends when the quorum has
-    answered, and is 0 if the quorum was missed. `ended` is UTC in ISO format. For an asynchronous
-    round, `arrivals` lists the replies in order, `seconds` is the time since the round before, and
-    `quorum_seconds` is 0.
+    quorum was missed and the global factors stayed unchanged. `seconds` is the time from sending
+    the requests to reading the last reply. `quorum_seconds` is the time until the quorum had
+    answered, or 0 if the quorum was missed. `ended` is a UTC time in ISO format. For an
+    asynchronous round, `arrivals` lists the replies in order, `seconds` is the time since the
+    previous round, and `quorum_seconds` is 0.
     """
 
     round: int
@@ -75,7 +75,7 @@ class RoundRecord:
 
     @property
     def answers(self) -> list[tuple[str, int, bool]]:
-        """The round's answers, each as its site, its round, and whether it was used."""
+        """The round's answers. Each has a site, a round, and whether the answer was used."""
         answered = [(arrival.site, arrival.round) for arrival in self.arrivals]
         answered = answered or [(site, self.round) for site in self.sites]
         return [(site, number, self.updated) for site, number in answered]

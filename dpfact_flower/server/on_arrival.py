@@ -1,14 +1,14 @@
 """Asynchronous runs of modes "none" and "paper": each reply updates the model at once.
 
 The first round and all rounds of a start are synchronous. After that, each reply replaces its
-site's previous reply, and the rule updates the model from all sites' latest replies. So a site
-gains no weight by answering more often. A reply has full weight for two rounds. Then its weight is
-``1 / (1 + age - 2)``, the hinge of FedAsync (Xie, Koyejo and Gupta 2019,
-https://arxiv.org/abs/1903.03934). With full weight, old replies would hold the model back.
+site's previous reply, and the rule updates the model from all sites' latest replies. A site thus
+gains no weight by answering more often. A reply has full weight for two rounds. After that, its
+weight is ``1 / (1 + age - 2)``, FedAsync's hinge function (Xie, Koyejo and Gupta 2019,
+https://arxiv.org/abs/1903.03934). At full weight, old replies would hold the model back.
 
 Replies still belong to rounds, because budgets are planned per round. A round ends when the quorum
 and more than half of the connected sites have answered. A slow site skips missed rounds and answers
-the current one. A fast site waits when it is one round ahead, as more replies would add little.
+the current one. A site that is one round ahead waits, because more replies would add little.
 """
 
 import json
@@ -29,7 +29,7 @@ from dpfact_flower.wire.protocol import RoundRequest, SiteReply
 
 _logger = logging.getLogger(__name__)
 _AHEAD = 1  # largest number of rounds by which a site may be ahead
-_FRESH = 2.0  # largest age, in rounds since the request, at which a site's last reply counts fully
+_FRESH = 2.0  # largest age of a reply with full weight, in rounds since the request
 _STATE = "on_arrival"
 
 
@@ -40,7 +40,7 @@ class _Site:
     The last request was for round `round`, and the model's version was `version` at that time.
     `asked` is the open request. `answered` is the last answered round. `last` is the last reply, or
     the start's factors if the site has answered only the start. `based` is the version from which
-    `last` was computed. `failed` says whether the site gave no usable reply to the last request.
+    `last` was computed. `failed` is true if the site gave no usable reply to the last request.
     """
 
     round: int = 0
@@ -78,7 +78,7 @@ class OnArrival(Coordinator):
 
     @property
     def current_round(self) -> int:
-        """The earliest round that is not over yet."""
+        """The earliest unfinished round."""
         return min(self.finished_rounds + 1, self.rounds)
 
     @property
@@ -96,7 +96,7 @@ class OnArrival(Coordinator):
 
     @property
     def waited_for(self) -> dict[str, RoundRequest]:
-        """Open requests by site, including those that were sent before a run was resumed."""
+        """Open requests by site, including requests from before a run was resumed."""
         return {name: site.asked for name, site in self._sites.items() if site.asked}
 
     def close_round(
@@ -156,7 +156,7 @@ class OnArrival(Coordinator):
         self._round.failures.append(failure)
 
     def count(self, *, bytes_down: int = 0, bytes_up: int = 0) -> None:
-        """Add bytes to the traffic of the current round."""
+        """Add bytes to the current round's traffic."""
         self._round.bytes_down += bytes_down
         self._round.bytes_up += bytes_up
 
@@ -232,7 +232,7 @@ class OnArrival(Coordinator):
         super()._restore(arrays)
         saved = json.loads(str(arrays[_STATE]))
         self._version = saved["version"]
-        self._round = replace(parse_as(_Open, saved["open"]), began=0.0)  # counted by this process
+        self._round = replace(parse_as(_Open, saved["open"]), began=0.0)  # this process's clock
         for number, (name, fields) in enumerate(saved["sites"].items()):
             anchors = unnumbered(arrays, f"asked_{number}")
             request = replace(self.request(fields["round"]), anchors=anchors) if anchors else None

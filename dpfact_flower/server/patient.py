@@ -1,4 +1,4 @@
-"""Patient mode on the server: a start from the sites' co-occurrences, refined mode by mode.
+"""The server's rule for patient mode: a start from co-occurrences, refined mode by mode.
 
 This module only post-processes the sites' releases, so it costs no privacy.
 """
@@ -30,9 +30,9 @@ from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
 _REFINE_PULL = 0.05
-"""Share of `relative_elastic` for refinement. A mean of all sites needs a weaker pull."""
+"""Fraction of `relative_elastic` for refinement. A mean of all sites needs a weaker pull."""
 _ENOUGH = 0.8
-"""If a smaller share of the phenotypes seems to exist, `auto_rank` lowers the rank."""
+"""If a smaller fraction of the phenotypes seems to be real, `auto_rank` lowers the rank."""
 _HALVES = 1
 """Extra seed, so that the halves and the factors use different random numbers."""
 
@@ -70,7 +70,7 @@ class PatientRule:
         shape = privacy.codes_kept or feature_shape
         self.factors: Factors = initial_factors(shape, solver.rank, run.seed)
         self._learned = self.factors
-        """The learned factors. If codes are weighted, they fit the weighted cells."""
+        """The learned factors. If codes are weighted, these factors fit the weighted cells."""
         self._weights: Weights = ()
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
@@ -100,7 +100,7 @@ class PatientRule:
         return int(self._solver.rank - self._learned[0].shape[1])
 
     def weights(self, round_number: int) -> Weights:
-        """Return the codes' weights if the round learns phenotypes, or an empty tuple otherwise."""
+        """Return the codes' weights for a round that learns phenotypes, or else an empty tuple."""
         needed = "weights" in carried_by(self.plan.release_of(round_number))
         return self._weights if needed else ()
 
@@ -114,7 +114,7 @@ class PatientRule:
         return np.pad(found, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
-        """Return the shape of a reply's only vector, or an empty list in the last round."""
+        """Return the shape of a reply's single vector, or an empty list in the last round."""
         planned = self.plan.release_of(round_number)
         return [(planned.count,)] if planned else []
 
@@ -160,7 +160,7 @@ class PatientRule:
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
         """Fit the start. With `auto_rank`, lower the rank until most phenotypes seem real."""
-        give_back()  # memory of simulated sites and of unpacked replies
+        give_back()  # the memory used by simulated sites and unpacked replies
         rank, sigma = self._solver.rank, planned.seen_sigma
         self._totals = tuple(released) if planned.sharing and self._solver.relative_l21 else ()
         self._fit_start(released, rank, sigma)
@@ -185,7 +185,7 @@ class PatientRule:
         sizes = [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, rank, *sizes])
         start = start_factors(released, sizes, rank, sigma, rng)
-        if self._weights:  # all cells of surrogates are 1, which does not fit weighted cells
+        if self._weights:  # surrogates' cells are all 1, unlike weighted cells
             self._learn(start.factors)
             return
         self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
@@ -198,7 +198,7 @@ class PatientRule:
 
     @property
     def false_discovery(self) -> tuple[float, ...]:
-        """For each phenotype, the chance that fits to other patients lack it. Empty if unknown."""
+        """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
         if not self._halves:
             return ()
         return false_discovery(self._learned, self._halves, self._cells)

@@ -40,11 +40,11 @@ def called(node: int, site: str) -> str:
 
 @dataclass(frozen=True)
 class Readiness:
-    """A site's answer to the preflight, or a record that there is none. Unknown strings are empty.
+    """A site's answer to the preflight, or a record of its absence. Unknown strings are empty.
 
-    `fault` is empty or says why the site would not answer a round. `clock` is the error of the
-    site's clock in seconds, and is negative if the clock is behind. It is the smallest error that
-    explains the answer's time stamp.
+    `fault` is the reason why the site would not answer a round, or empty if there is none. `clock`
+    is the error of the site's clock in seconds, and is negative if the clock is behind. This is the
+    smallest error that explains the answer's time stamp.
     """
 
     node: int
@@ -66,7 +66,7 @@ class Readiness:
         return f"{name}: {self.fault.partition(' (')[0]}{meaning}" if self.fault else ""
 
     def warnings(self) -> list[str]:
-        """Return the problems that do not stop the run now but could stop it later."""
+        """Return problems that do not stop the run now but could stop it later."""
         warnings, name, own = [], called(self.node, self.site), version("dpfact-flower")
         if self.version and self.version != own:
             warnings.append(
@@ -82,7 +82,7 @@ def judge(sites: Sequence[Readiness], *, quorum: int, leave_out: bool) -> frozen
     """Decide whether a run may begin, and return the nodes to leave out.
 
     If a site is not ready, raise a `QuorumError` that names every fault and its remedy. If
-    `leave_out` is set, raise it only if fewer sites are ready than the quorum needs.
+    `leave_out` is set, raise the error only if the ready sites do not meet the quorum.
     """
     for warning in (warning for readiness in sites for warning in readiness.warnings()):
         _logger.warning("preflight: %s", warning)
@@ -120,7 +120,7 @@ def read_readiness(folder: Path) -> list[Readiness]:
 
 
 class SiteNames:
-    """Names of a run's nodes. A node without a registered name has the name from its answers."""
+    """The names of a run's nodes: the registered names, or else the names in the answers."""
 
     def __init__(self) -> None:
         self.registered: Mapping[int, str] = {}
@@ -131,7 +131,7 @@ class SiteNames:
         return self.registered.get(node) or self._said.get(node, "")
 
     def refusal(self, node: int, site: str, connected: Collection[int]) -> str:
-        """Return why a node must not use a name. If it is allowed, remember it and return ""."""
+        """Return the reason why a node must not use a name. Keep an allowed name, and return ""."""
         if fault := self._fault(node, site, {other: self.of(other) for other in connected}):
             return fault
         self._said = {other: name for other, name in self._said.items() if name != site}
@@ -139,7 +139,7 @@ class SiteNames:
         return ""
 
     def checked(self, sites: Sequence[Readiness], *, warn: bool = True) -> list[Readiness]:
-        """Return the answers. Add a fault for each site whose name conflicts with a known name."""
+        """Return the answers, with a fault for each site whose name conflicts with a known name."""
         claims = {readiness.node: readiness.site for readiness in sites if readiness.site}
         named = []
         for readiness in sites:

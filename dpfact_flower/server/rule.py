@@ -15,9 +15,9 @@ from dpfact_flower.wire.protocol import SiteReply
 class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
-    `privacy` has all planned values filled in. `selection` contains the positions of the selected
-    codes, one array per feature mode, and is empty if all codes are used. A rule that weights codes
-    also has a method ``weights(round_number)``, for `RoundRequest.weights`.
+    In `privacy`, all planned values are filled in. `selection` contains the selected codes'
+    positions, one array per feature mode, and is empty if all codes are used. A rule that weights
+    codes also has a method ``weights(round_number)``, for `RoundRequest.weights`.
     """
 
     name: str
@@ -57,7 +57,7 @@ def numbered(name: str, arrays: Sequence[Array]) -> dict[str, Array]:
 
 
 def unnumbered(arrays: Mapping[str, Array], name: str) -> tuple[Array, ...]:
-    """Return the arrays that `numbered` has named, in the same order."""
+    """Return the arrays named by `numbered`, in the same order."""
     names = takewhile(arrays.__contains__, (f"{name}_{number}" for number in count(1)))
     return tuple(arrays[name] for name in names)
 

@@ -1,4 +1,4 @@
-"""Registry of server rules. Each has a counterpart in `dpfact_flower.site.rules`."""
+"""Registry of server rules. Each rule has a counterpart in `dpfact_flower.site.rules`."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.solvers import solvers
 
 MakeRule = Callable[[Sequence[int], SolverSettings, PrivacySettings, RunSettings], ServerRule]
-"""A callable that makes a run's rule from the feature shape and settings, usually a class."""
+"""A callable, usually a class, that makes a run's rule from the feature shape and settings."""
 server_rules: Registry[MakeRule] = Registry(
     "rule", "dpfact_flower.server.rules", elastic=ElasticRule, patient=PatientRule
 )
@@ -24,7 +24,7 @@ def rule_for(
     privacy: PrivacySettings,
     run: RunSettings,
 ) -> ServerRule:
-    """Make a run's rule, which is the one named in `run` or the privacy mode's default."""
+    """Make the rule that `run` names, or else the privacy mode's default rule."""
     privacy.check_solver(solver)
     solvers.find(solver.solver).check(privacy.sent(solver))
     if run.aggregation == "async" and privacy.privacy == "patient":

@@ -1,9 +1,9 @@
-"""Secure sums on the server: the stages of a round, and the total. No messages are sent here.
+"""The server's part in secure sums: a round's stages and total. This module sends no messages.
 
 A round begins with an attempt to add up the vectors of all sites. If at most `Sharing.dropouts`
-sites are lost, another attempt adds up the vectors of the sites that answered. Then the sites open
-the last attempt. To do so, they send the secrets with which the server removes the masks. If no
-dropouts are allowed, there is only one attempt and no opening.
+sites are lost, another attempt adds up the vectors of the sites that answered. Finally, the sites
+open the last attempt by sending the secrets with which the server removes the masks. If no dropouts
+are allowed, there is only one attempt and no opening.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _ROUNDING_BITS = 16
 
 
 class Attempt(NamedTuple):
-    """One attempt at a round's sum. `opened` is true once the server has asked sites to open it."""
+    """An attempt at a round's sum. `opened` is true once the server has asked sites to open it."""
 
     round: int
     number: int
@@ -35,11 +35,11 @@ class Attempt(NamedTuple):
 
 
 class SecureSum:
-    """The sum of one round, with its attempts, openings and total.
+    """One round's secure sum, with its attempts, openings and total.
 
-    `members` lists all sites of the run with their keys for the job, sorted. `last` is the newest
-    attempt. After a crash, the server repeats this attempt if it was opened or if no dropouts are
-    allowed. Otherwise the server begins again with all sites.
+    `members` lists the run's sites in sorted order, with their keys for the job. `last` is the
+    newest attempt. After a crash, the server repeats this attempt if it was opened or if no
+    dropouts are allowed. Otherwise, the server begins again with all sites.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SecureSum:
         return rules.unopened(self._terms, self._question, self._openings)
 
     def attempt(self) -> SecureStage:
-        """Begin an attempt with all sites or, later, with the sites that answered the last one."""
+        """Begin an attempt with all sites or, later, those that answered the last attempt."""
         number = self._request.round
         if not self._is_last:
             attempt_number = self.last.number + 1 if self.last.round == number else 1

@@ -1,4 +1,4 @@
-"""Improve the first factors of a run by fitting them to surrogate patients.
+"""Improve a run's initial factors by fitting them to surrogate patients.
 
 Surrogates are generated from noisy counts, so the fit costs no privacy (docs/explanation/start.md).
 """
@@ -24,20 +24,20 @@ from dpfact_flower.tensor import Array, Factors, SparseTensor
 
 _logger = logging.getLogger(__name__)
 _FEW, _MANY = 40_000, 60_000
-"""Number of surrogates for comparing initial factors, and for the last fit."""
+"""Numbers of surrogates for comparing initial factors and for the final fit."""
 _PASSES, _HALF_PASSES = 40, 30
-"""Passes of the solver for the comparison and the last fit, and for one half of a split."""
+"""Numbers of solver passes for the comparison and final fit, and for each half of a split."""
 _NORM = 2.0
-"""Norm of a likelihood's initial columns. Norms of 1 fit Diabetes-130 and NHDS worse."""
+"""Norm of initial columns for a likelihood. A norm of 1 fits Diabetes-130 and NHDS worse."""
 _LEAST = 1e-6
 """Value added to every entry, so that no column is empty."""
 _RANDOM, _RANDOM_OF_LIKELIHOOD = 16, 2
-"""Number of random initial factors to compare with the start's factors."""
+"""Numbers of random alternatives to the start's factors, for squared errors and likelihoods."""
 _LEAST_SQUARES = SolverSettings(gamma=0.0)
 
 
 def fit_settings(solver: SolverSettings) -> SolverSettings:
-    """Return settings for fits to surrogates: exact for squared errors, or else psgd to counts."""
+    """Return settings for fits to surrogates: `exact` for squared errors, else `psgd` on counts."""
     if losses.find(solver.loss).is_squared:
         return _LEAST_SQUARES
     return replace(solver, solver="psgd", scale="counts", gamma=0.0, mu=0.0)
@@ -84,8 +84,8 @@ def fitted_to_halves(
 ) -> Factors:
     """Fit a model to each half of the releases, from random initial factors.
 
-    The halves have independent noise. The result has one array per mode, of shape (fits, codes, R).
-    `counts` is the result of `typical_counts`.
+    The halves have independent noise. The result has one array of shape (fits, codes, rank) per
+    mode. `counts` is the result of `typical_counts`.
     """
     noise = sigma * math.sqrt(len(releases))
 
@@ -112,7 +112,7 @@ def _prepared(surrogates: SparseTensor, number: int, by: SolverSettings) -> Spar
 
 
 def _lengthened(tensor: SparseTensor, patients: Array, factors: Factors) -> Factors:
-    """Return initial factors for a likelihood, with no tiny entry and `tensor`'s patient sums."""
+    """Return initial factors for a likelihood, with no tiny entry and with each patient's sum."""
     wide = [factor / factor.sum(axis=0) + 1 / len(factor) for factor in factors]
     wide = [_NORM * factor / np.linalg.norm(factor, axis=0) for factor in wide]
     mass = patients @ np.prod([factor.sum(axis=0) for factor in wide], axis=0)
@@ -124,7 +124,7 @@ def _fit(
     tensor: SparseTensor, factors: Factors, rng: np.random.Generator, by: SolverSettings,
     passes: int = _PASSES,
 ) -> tuple[Factors, float]:  # fmt: skip
-    """Fit feature factors. Also return the fraction by which they lower a constant model's loss."""
+    """Fit feature factors. Also return by what fraction they lower a constant model's loss."""
     rank = factors[0].shape[1]
     patients = rng.random((tensor.n_patients, rank), dtype=np.float32)
     loss, initial = losses.find(by.loss), (patients, *factors)

@@ -1,1 +1,1 @@
-"""Everything that a site does in a run. This package does not use Flower."""
+"""The site's part of a run. This package does not use Flower."""

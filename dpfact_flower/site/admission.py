@@ -34,11 +34,11 @@ from dpfact_flower.wire.protocol import RoundRequest
 _OTHER_DATA = "the data has changed since job {job!r} began; start a new job"
 _BYTES_A_COPY = 8
 _PATIENTS_SHARE = 0.25
-"""Share of the process's memory that stays free for patients' data."""
+"""Share of the process's memory that is reserved for patients' data."""
 _LEAST_BYTES = 2**24
 _RESERVATION = ".reservation"  # no job can have this name
 _BYTES_A_SHARE = 16
-"""Number of bytes per value of a share. The old share is kept until the new one is complete."""
+"""Bytes per value of a share in a secure sum. The old share stays until the new one is written."""
 _OTHER_BYTES = 2**18
 """Number of bytes for all data except released values (64 SQLite pages)."""
 
@@ -48,10 +48,10 @@ class Admitted:
     """A request that has passed every check.
 
     `ledger` is None if the site has no ledger yet. `rows` contains all rows of the ledger, and
-    `last` is the job's latest row. If this request was already answered, `repeated` is the answer's
-    row. `store` gives access only to files without patient data. If `shared`, the round's release
-    may leave the site only as part of a secure sum, whose stage is in `secure`. Call `free_disk`
-    right before the reserved disk space is needed.
+    `last` is the job's latest row. If this request was already answered, `repeated` is the row of
+    that answer. `store` gives access only to files without patient data. If `shared` is true, the
+    round's release may leave the site only as part of a secure sum, whose stage is in `secure`.
+    Call `free_disk` right before the reserved disk space is needed.
     """
 
     request: RoundRequest
@@ -115,7 +115,7 @@ def admitted(hospital: Hospital, request: RoundRequest, delay: ReplyDelay) -> It
 
 
 def _fitting_work(hospital: Hospital, request: RoundRequest) -> RoundWork:
-    """Check a request by public facts alone, and return its `RoundWork`."""
+    """Check a request against public facts alone, and return its `RoundWork`."""
     check_allowed(request, hospital.settings)
     check_vocabulary(request, hospital.source)
     check_folders(hospital, request.job)
@@ -127,13 +127,13 @@ def _repeated(request: RoundRequest, of_job: Sequence[LedgerRow]) -> LedgerRow |
     """Return the row of an earlier answer to this request, if its release can be sent again."""
     for row in of_job:
         if (row.round, row.request) == (request.round, request.digest):
-            # A release whose bytes are not kept can be rebuilt only in the job's latest round.
+            # If a release's bytes are not kept, it can be rebuilt only until the job's next round.
             return row if row.payload_kept or row is of_job[-1] else None
     return None
 
 
 def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
-    """Refuse a round that the site's ledger, its budgets or its machine do not allow."""
+    """Refuse a round that the site's ledger, budgets or machine do not allow."""
     check_follows(admission.request, admission.last)
     check_budget(admission.work, admission.rows, hospital.settings)
     if not hospital.simulation:
@@ -149,7 +149,7 @@ def _check_new_round(hospital: Hospital, admission: Admitted) -> None:
 
 
 def check_folders(hospital: Hospital, job: str) -> None:
-    """Refuse a state-dir if other users could create, change or move it or anything in it."""
+    """Refuse a state-dir if other users could create, change or move it or its contents."""
     folder = hospital.folder
     names = (LEDGER, f"{LEDGER}-journal", job)
     for path in (hospital.root, folder, *(folder / name for name in names)):
@@ -191,7 +191,7 @@ def check_vocabulary(request: RoundRequest, source: SiteSource) -> None:
 
 
 def check_follows(request: RoundRequest, last: LedgerRow | None) -> None:
-    """Refuse a round that this site has finished, or settings other than the job's earlier ones."""
+    """Refuse a round that this site has finished, or a change of the job's settings."""
     if last is None:
         return
     if request.round <= last.round:
@@ -217,7 +217,7 @@ def check_selection(request: RoundRequest, store: SiteStore) -> None:
 def check_paid(request: RoundRequest, of_job: Sequence[LedgerRow]) -> None:
     """Refuse the last round of a run in which this site has never been charged.
 
-    The last round itself is not charged. With this check, a server gets only one per charged run.
+    The last round is not charged. This check limits a server to one such round per charged run.
     """
     if not any(row.events for row in of_job):
         raise MessageError(f"job {request.job!r}: this site has answered no charged round")
@@ -253,7 +253,7 @@ def check_budget(work: RoundWork, rows: Sequence[LedgerRow], settings: SiteSetti
 
 
 def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
-    """Refuse a round if more rounds would read patients' data than the hospital allows.
+    """Refuse a round that would exceed the hospital's limit on rounds that read patients' data.
 
     The budget alone would allow many very noisy rounds, and the server could time each of them. All
     rounds of a new run must fit within the limit.
@@ -271,10 +271,10 @@ def check_rounds(admission: Admitted, settings: SiteSettings) -> None:
 def check_memory(work: RoundWork) -> None:
     """Refuse a round that leaves too little of this machine's memory for patients' data.
 
-    Otherwise, the system could kill the process after patients' data was read. By varying the size
-    of the release or the message, a server could then measure how much memory that data takes.
+    Otherwise, the system could kill the process after it has read patients' data. By varying the
+    size of the release or the message, a server could then measure how much memory the data takes.
     """
-    # A deployed process ends after each message, so no earlier message left data in memory.
+    # A deployed process ends after each message, so earlier messages have left nothing in memory.
     sizes = [event.count for event in work.cost()] or [0]
     # Each thread after the first has its own copy of the sum.
     sums = (n * (BYTES_A_VALUE + _BYTES_A_COPY * (sum_threads(n) - 1)) for n in sizes)
@@ -301,11 +301,11 @@ def check_only_ledger(hospital: Hospital) -> None:
 def bytes_to_reserve(
     events: Sequence[ReleaseEvent], vocabularies: Sequence[Sized], settings: SiteSettings
 ) -> int:
-    """Return the number of bytes to reserve for the rest of a run. They do not depend on patients.
+    """Return how many bytes to reserve for the rest of a run, regardless of the patients' data.
 
-    If each run reserved only what it needs, a server could measure the free disk space, which
-    depends on the size of the patients' file, with free preflights for runs of all sizes. So all
-    noisy runs with a built-in rule reserve the same size: that of the largest run possible with the
+    The free disk space depends on the size of the patients' file. If each run reserved only what it
+    needs, a server could measure this space with uncharged preflights for runs of many sizes. All
+    noisy runs with a built-in rule therefore reserve the size of the largest run possible with the
     hospital's code lists and `max-rank`. If a run with another rule needs more, this size is
     multiplied by 4 until it is large enough.
     """
@@ -335,7 +335,7 @@ def bytes_needed(values: int) -> int:
 
 
 def reserve(held: ExitStack, folder: Path, size: int) -> Callable[[], None]:
-    """Reserve disk space in a site's folder while `held` is open. Call the result to use it."""
+    """Reserve disk space in a site's folder while `held` is open. The result frees the space."""
     try:
         return held.enter_context(reserved(folder / _RESERVATION, size))
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The class `Site`, which answers each request to a hospital with one release.
+"""Answer each request to a hospital with one release, through the class `Site`.
 
-The fixed order of steps enforces the privacy policy: admit the request, compute, charge, reply. No
-patient's data is read before the request is admitted (`admission.admitted`). A release is charged
-on disk before it leaves the site, and is sent even if an error follows. All failures after
+The fixed sequence of steps (admit the request, compute, charge, reply) enforces the privacy policy.
+No patient's data is read before the request is admitted (`admission.admitted`). A release is
+charged on disk before it leaves the site, and is sent even if an error follows. All failures after
 patients' data has been read raise the same error.
 """
 
@@ -56,8 +56,8 @@ class Site:
     def answer(self, request: RoundRequest, delay: ReplyDelay | None = None) -> Release:
         """Compute and charge the release for a request, or return the release of an earlier answer.
 
-        Nothing is charged after the deadline in `delay`. The text of an error must not leave the
-        site (see `disclosure.log_privately`).
+        Nothing is charged after the deadline that `delay` sets. The text of an error must not leave
+        the site (see `disclosure.log_privately`).
         """
         delay, progress = delay or ReplyDelay(0), _Progress()
         try:
@@ -100,7 +100,7 @@ class Site:
         if secure is not None:  # another stage, with the vector that was already charged
             share = Share(secure.vector, row.events)
             if not ledger.has(row.key, admission.request.terms, share):
-                check_follows(admission.request, row)  # refuses: the round is over
+                check_follows(admission.request, row)  # raises an error: the round is over
             is_opening = secure.stage.stage == "open"
             return secure.opened() if is_opening else secure.answer(lambda: share.values)
         sent = ledger.release_of(row.job, row.round)
@@ -121,7 +121,7 @@ class Site:
             with self._reading_patients(request, progress):
                 release = _sent(compute(admission.work, JobState()).release, None)
         if release is None or not ledger.has(row.key, request.terms, release):
-            check_follows(request, row)  # refuses: the round is over
+            check_follows(request, row)  # raises an error: the round is over
         assert release is not None
         return release
 
@@ -139,7 +139,7 @@ class Site:
                     text = "site %s: new ledger in %s: no budget is spent yet"
                     _logger.warning(text, self.name, hospital.root)
                 ledger = held.enter_context(hospital.ledger(create=True))
-                # Check again, because without working locks another process may have charged since.
+                # Check again: if locks do not work, another process may have charged a release.
                 check_budget(admission.work, ledger.count(), hospital.settings)
             data_key(hospital.folder)  # creates the key if it is missing
             admission.store.begin()  # from now on, a missing ledger is an error
@@ -150,7 +150,7 @@ class Site:
 
     @contextmanager
     def _reading_patients(self, request: RoundRequest, progress: _Progress) -> Iterator[None]:
-        """Replace every error with the same error, and clear patients' data from memory."""
+        """Replace every error with one generic error, and clear patients' data from memory."""
         progress.patients_read = True
         try:
             yield
@@ -159,7 +159,7 @@ class Site:
             raise self._failed(request, error) from None
         finally:
             if not self._hospital.simulation:  # a simulation keeps its sites in memory
-                forget_patients()  # before the reply is due, because the time depends on patients
+                forget_patients()  # before the reply is due: its duration depends on patients
 
     def _release(
         self, admission: Admitted, ledger: Ledger, delay: ReplyDelay, progress: _Progress
@@ -181,7 +181,7 @@ class Site:
         try:
             ledger.charge(key, request.terms, release, delay.check_in_time)
         except Exception:
-            if not ledger.has(key, request.terms, release):  # otherwise, it is charged already
+            if not ledger.has(key, request.terms, release):  # otherwise, it has been charged
                 raise
         progress.charged = sent
         self._clean_up(store, outcome)
@@ -191,7 +191,7 @@ class Site:
         return sent
 
     def _clean_up(self, store: SiteStore, outcome: RoundOutcome) -> None:
-        """Delete old state and store the round's measurements. Errors are only logged."""
+        """Delete old state and store the round's measurements. Log errors instead of raising."""
         try:
             if outcome.state is not None:
                 store.keep_only(outcome.state.round)
@@ -201,7 +201,7 @@ class Site:
             log_privately(self.name, error)
 
     def _failed(self, request: RoundRequest, error: Exception) -> RoundFailedError:
-        """Log an error, and return the error that may leave the site in its place."""
+        """Log an error, and return the generic error that may leave the site."""
         if isinstance(error, RoundFailedError):
             return error
         log_privately(self.name, error)

@@ -1,4 +1,4 @@
-"""Check that nothing but the installed code can answer requests on a hospital's machine.
+"""Check that only the installed code can answer requests on a hospital's machine.
 
 Only root can see the files and processes of both the SuperNode and the executor.
 """
@@ -30,12 +30,12 @@ from dpfact_flower.site.secure import keyring_of
 from dpfact_flower.site.store import has_jobs
 
 MACHINE_CODE = ".machine-code"
-"""Name of the folder for numba's cache inside the state folder."""
+"""Name of numba's cache folder inside the state folder."""
 FLOWERS_OWN = (
     "flower-superexec", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model",
     "flwr-serverapp", "flwr-simulation",
 )  # fmt: skip
-"""Flower's commands that run any app that the SuperLink sends."""
+"""Flower commands that run any app sent by the SuperLink."""
 _OURS, _SUPERNODE = ("dpfact", "dpfact_flower"), "flower-supernode"
 _KEY = "--auth-supernode-private-key"
 _LEAST_ROOM = 2**28
@@ -46,7 +46,7 @@ _CLOCK_SECONDS = 3.0
 """Accepted difference between the clocks, in seconds. Flower refuses a clock that is 5 s ahead."""
 
 _SHOWN = 3
-"""Maximum number of files to name if other users can change an installation."""
+"""Maximum number of files to report if other users can change an installation."""
 
 
 class Place:
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def supernode(self) -> Process:
-        """The running SuperNode. If no SuperNode is running, a `StateError` is raised."""
+        """The running SuperNode. Raise a `StateError` if no SuperNode is running."""
         for process in self.processes:
             if process.runs(*_OURS, _SUPERNODE) and process.path(_KEY) == self.key.resolve():
                 return process
@@ -75,7 +75,7 @@ class Place:
 
     @property
     def executor(self) -> Process:
-        """The running executor. If no executor is running, a `StateError` is raised."""
+        """The running executor. Raise a `StateError` if no executor is running."""
         for process in self.processes:
             answers = process.runs(*_OURS) and "answer" in process.words
             if answers and process.path("--config") == self.config.resolve():
@@ -85,7 +85,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check: its title, and each fault together with a remedy."""
+    """The result of a check: its title, and its faults with their remedies."""
 
     check: str
     faults: tuple[str, ...]
@@ -287,8 +287,8 @@ def _denied(pid: int) -> bool:
 def server_faults(address: str, certificates: Path) -> list[str]:
     """Return the faults in the connection to a SuperLink, each with its remedy.
 
-    Both arguments are options of the SuperNode: `--superlink` (HOST:PORT) and
-    `--root-certificates`. The check requests a public page to get the certificate and time.
+    The arguments are the values of the SuperNode's options `--superlink` (HOST:PORT) and
+    `--root-certificates`. The server's certificate and time are taken from a public page.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
@@ -354,6 +354,6 @@ CHECKS: dict[str, Callable[[Place], Iterable[str] | None]] = {
     "the centre answers with its certificate, and the clocks agree": _server,
     "the executor has no network": _no_network,
 }
-"""Each condition with its check, which raises an error or returns faults with remedies."""
+"""Conditions and their checks. A check raises an error, or returns faults with remedies."""
 _BEFORE_START = {_flower, _complete, _opens, _secure_keys, _time, _room}
 """Checks that work before the processes start."""

@@ -1,15 +1,15 @@
-"""All that a reply reveals besides a release: an error code, and the time when the reply leaves.
+"""Limit what a reply reveals besides a release: an error code, and the time when the reply leaves.
 
 The text of an error goes to the site's own log, and only the error's code leaves the site.
 
-The duration of a round depends on patients' data. With `reply-after`, every reply leaves that many
-seconds after the request arrived. If a reply is not ready by then, the delay is doubled until it is
-long enough, and the reply only reports that the round failed. The server thus learns how often the
-delay was doubled, but not the exact duration.
+The duration of a round depends on patients' data. If `reply-after` is set, every reply leaves that
+many seconds after the request arrived. If a reply is not ready by then, the delay is doubled until
+it is long enough, and the reply only reports that the round failed. The server thus learns how many
+times the delay was doubled, but not the exact duration.
 
-A message's time to live sets the deadline of its round. A charge after the deadline would be
-wasted, because the server no longer collects the reply. The deadline is therefore checked before
-patients' data is read, and again right before the charge is committed.
+A message's time to live sets its round's deadline. A charge after the deadline would be wasted,
+because the server no longer collects the reply. The deadline is therefore checked before patients'
+data is read, and again right before the charge is committed.
 """
 
 import logging
@@ -22,7 +22,7 @@ from dpfact_flower.errors import CODE_PREFIX, DPFactError, LateError
 
 disclosure_logger = logging.getLogger(__name__)
 _MOST_TEXT = 800
-"""Maximum number of characters of an error in the log, so that a line stays below 1 kB."""
+"""Maximum length of an error's text in the log. It keeps each log line below 1 kB."""
 _SENDING_SHARE, _SENDING_MOST = 1 / 20, 30.0
 """Time reserved for sending a reply: a share of the time to live, and a limit in seconds."""
 
@@ -112,5 +112,5 @@ def seconds_left(created_at: float, time_to_live: float) -> float:
 
 
 def sending_from(time_to_live: float) -> float:
-    """Return the time to live minus the seconds that are reserved for sending the reply."""
+    """Return the time to live minus the time reserved for sending the reply, in seconds."""
     return time_to_live - min(_SENDING_MOST, _SENDING_SHARE * time_to_live)

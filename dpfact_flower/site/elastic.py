@@ -30,7 +30,7 @@ from dpfact_flower.tensor.cp import norm_squared
 from dpfact_flower.wire.protocol import RoundRequest
 
 _FINEST = SIGMA * 2.0**-30
-"""Standard deviation that makes the grid 2^-30: finer than float32, with no int64 overflow."""
+"""Standard deviation for a grid spacing of 2^-30: finer than float32, with no int64 overflow."""
 
 
 class ElasticRound:
@@ -73,7 +73,7 @@ class ElasticRound:
     def run(self, kept: JobState) -> RoundOutcome:
         """Factorise locally and perturb the feature factors (the site's part of Algorithm 1).
 
-        The site's name and the public seed determine the start and the visiting order.
+        The site's name and the public seed determine the initial values and the order of visits.
         """
         request, tensor = self._request, self._source.read().tensor
         if tensor.nnz == 0:
@@ -102,15 +102,15 @@ def initial_state(
     tensor: SparseTensor, request: RoundRequest, rng: np.random.Generator,
     kept: SiteState | None = None,
 ) -> SiteState:  # fmt: skip
-    """Return the factors from which a round starts. `kept` is a site's own from an earlier round.
+    """Return a round's initial factors. `kept` is the site's state after an earlier round.
 
     In the paper, a site continues from its own feature factors, which overfit its data if code
-    lists are long. With a relative weight, each round starts from the global feature factors.
+    lists are long. If the elastic weight is relative, the site continues from the global ones.
 
-    Without `kept`, the patient factors are drawn uniformly from (0, 1), and then scaled. With the
-    paper's elastic weight, the scale gives the model the same squared norm as the data, which keeps
-    the first pass stable. With a relative weight, the scale minimises the squared error. A site
-    that joins such a run after round 1 fits its patient factors to the data instead.
+    If `kept` is None, the patient factors are drawn uniformly from (0, 1), and then scaled. With
+    the paper's elastic weight, the model then has the same squared norm as the data, which keeps
+    the first pass stable. With a relative weight, the scale minimises the squared error. If a site
+    joins a run with a relative weight after round 1, it fits its patient factors to the data.
     """
     relative = request.privacy.resolved(request.solver).is_relative
     if kept is not None:
@@ -130,7 +130,7 @@ def initial_state(
 
 
 def _unprotected_start(tensor: SparseTensor, request: RoundRequest) -> Release:
-    """Release co-occurrences WITHOUT noise. With long code lists, release code counts first."""
+    """Release co-occurrences WITHOUT noise. If code lists are long, release code counts first."""
     if request.selection:
         tensor = tensor.select_features(request.selection)
     counts_first = not request.selection and paired_codes(tensor.feature_shape)

@@ -1,4 +1,4 @@
-"""A hospital, with its own settings, its data, its folder and figures for its own monitoring."""
+"""A hospital's settings, data and folder, and the metrics for its own monitoring."""
 
 import time
 import tomllib
@@ -24,8 +24,8 @@ ANSWERING = ".answering"
 class Hospital:
     """A site's data, settings and folder.
 
-    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside`
-    names sites that may have a ledger in the same `state-dir`. They hold other patients' data.
+    In a `simulation`, noise may be seeded, and writes do not wait for the disk. `beside` names
+    sites with other patients whose ledgers may be in the same `state-dir`.
     """
 
     source: SiteSource
@@ -53,7 +53,7 @@ class Hospital:
         return Ledger(self.folder, create=create, durable=not self.simulation)
 
     def store(self, job: str, fingerprint: str = "") -> SiteStore:
-        """Return a job's store. Without a `fingerprint`, it can be used only for public files."""
+        """Return a job's store. If `fingerprint` is empty, use the store only for public files."""
         return SiteStore(self.root, self.name, job, fingerprint, durable=not self.simulation)
 
 
@@ -74,7 +74,7 @@ def read_site_settings(path: Path) -> SiteSettings:
 
 
 def check_choices(settings: SiteSettings) -> None:
-    """Check the settings that each hospital must choose itself."""
+    """Check the settings that each hospital must choose for itself."""
     for key in ("state-dir", "allow-privacy"):
         if not settings.to_config()[key]:
             raise SettingsError(f"{key}: must be set in the site's node config")

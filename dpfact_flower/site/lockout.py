@@ -1,7 +1,7 @@
 """After repeated failures or a ledger rollback, stop the site until a person has checked it.
 
-A round that fails after patients' data was read is not charged. But the failure and its timing can
-depend on that data, and a server could provoke failures. So attempts are counted before they begin.
+A round that fails after reading patients' data is not charged. But the failure and its timing can
+depend on the data, and a server could provoke failures. Attempts are therefore counted in advance.
 
 A folder restored from an old backup lacks later charges. The site can notice this, because each
 request states the last round that the site answered. The server may be wrong, so a person decides.

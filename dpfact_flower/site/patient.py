@@ -151,18 +151,19 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:
-    """Return each phenotype's l2,1 weight on a patient's factor, computed from released values.
+    """Return each phenotype's l2,1 weight on patient factors, computed from released values.
 
-    Up to a constant, the l2,1 term of A is at most ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the
-    norm of column r, estimated from the phenotype's usage in the released start. For average
-    usage, the weight is `relative_l21`. A phenotype with usage below the noise level is removed.
+    Up to a constant, the l2,1 term of the patient factor A is at most
+    ``sum_r mu / n_r |A_r|^2 / 2``. Here n_r is the norm of column r, estimated from phenotype r's
+    usage in the released start. At average usage, the weight is `relative_l21`. A phenotype whose
+    usage is below the noise level is removed.
     """
     weight = request.solver.relative_l21
     if weight == 0 or used is None:
         return np.zeros(request.solver.rank)
     usage, spread = used
     usage_only = np.maximum(usage, 0)
-    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # zeros pad the rank
+    exist = max(1, np.count_nonzero(request.anchors[0].any(axis=0)))  # columns of 0 are padding
     norms, average = np.sqrt(usage_only), float(np.sqrt(usage_only.sum() / exist))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(usage > spread, weight * average / norms, np.inf)
@@ -201,7 +202,7 @@ def last_request(store: SiteStore) -> RoundRequest:
 
 
 def unfitted(folder: Path) -> list[str]:
-    """Return the names of the finished runs in a site's folder that have no refitted model."""
+    """Return the names of finished runs in a site's folder without a refitted model."""
     ended = {path.parent.name for path in folder.glob(f"*/{ENDING}")}
     return sorted(ended - {path.parent.name for path in folder.glob("*/state-*.npz")})
 
@@ -209,7 +210,7 @@ def unfitted(folder: Path) -> list[str]:
 def personal(
     tensor: SparseTensor, request: RoundRequest, site: str
 ) -> tuple[SiteState, RoundMeasures]:
-    """Fit factors without noise to the selected codes, with the last request's as anchors."""
+    """Fit a model of the selected codes without noise, anchored to the last request's factors."""
     tensor = scaled(tensor, request.solver)
     rng = np.random.default_rng(stream(request, site))
     began = time.perf_counter()

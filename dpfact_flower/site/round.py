@@ -1,4 +1,4 @@
-"""The parts of a site's round that all modes share. None of them uses a disk or Flower."""
+"""The parts of a site's round common to all modes. They use neither the disk nor Flower."""
 
 import hashlib
 import math
@@ -50,7 +50,7 @@ class RoundWork(Protocol):
     """The part of a round that depends on the privacy mode."""
 
     charged_rounds: int
-    """Number of rounds left in the run, including this round, that cost as much as this one."""
+    """Number of charged rounds left in the run, including this round."""
     is_final: bool
     """Whether the round ends a run. The site then only stores the public request."""
 
@@ -78,7 +78,7 @@ def solved(
         local = solve(tensor, start.factors, request.anchors, solver, rng, eta=start.eta)
     seconds = time.perf_counter() - began
     number, error = request.round, local.error
-    # The error over the non-zero cells needs another pass, so few rounds measure it.
+    # The error over the non-zero cells needs another pass, so it is measured only in some rounds.
     is_measured = number <= _ALL_FIRST or number % _ONE_OF == 0 or number == request.rounds
     if error is None or (error.nonzeros is None and is_measured):
         error = squared_error(tensor, local.factors, local.grams)
@@ -92,7 +92,7 @@ def scaled(tensor: SparseTensor, settings: SolverSettings) -> SparseTensor:
 
 
 def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
-    """Return this round's solver settings. Use `start` to make a relative l2,1 weight absolute."""
+    """Return this round's solver settings. A relative l2,1 weight is made absolute with `start`."""
     solver = request.privacy.resolved(request.solver)
     if not solvers.find(solver.solver).steps and solver.relative_l21 > 0:
         # Feature columns have norm 1, so the curvature is the mean square of A's column norms.
@@ -106,7 +106,7 @@ def local_settings(request: RoundRequest, start: Factors) -> SolverSettings:
 def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
     """Refuse codes outside the vocabularies, or factors of the wrong size.
 
-    The rule has checked how many codes of each mode are selected.
+    The rule has already checked the number of selected codes in each mode.
     """
     for mode, (positions, size) in enumerate(zip(request.selection, sizes, strict=False), start=1):
         if positions[-1] >= size:
@@ -121,6 +121,6 @@ def check_modes(request: RoundRequest, sizes: Sequence[int]) -> None:
 
 
 def stream(request: RoundRequest, site: str) -> list[int]:
-    """Return seeds that differ between sites and rounds. They depend only on public values."""
+    """Return seeds, made from public values alone, that differ between sites and rounds."""
     name = int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return [request.seed, name, request.round]

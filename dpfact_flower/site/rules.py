@@ -1,4 +1,4 @@
-"""Registry of site rules. Each has a counterpart in `dpfact_flower.server.rules`."""
+"""Registry of site rules. Each rule has a counterpart in `dpfact_flower.server.rules`."""
 
 from collections.abc import Callable
 
@@ -10,8 +10,8 @@ from dpfact_flower.site.round import RoundWork
 site_rules: Registry[Callable[..., RoundWork]] = Registry(
     "rule", "dpfact_flower.site.rules", elastic=ElasticRound, patient=PatientRound
 )
-"""Rules for which a site has code. The site accepts a rule only if `allow-rules` names it.
+"""Rules installed at a site. The site accepts a rule only if `allow-rules` names it.
 
-A rule is a class or function that takes ``(source, request, *, site, simulation)``. It returns the
-`RoundWork` or refuses the request, and reads no patient's data.
+A rule is a class or function that takes ``(source, request, *, site, simulation)``. The rule
+returns the `RoundWork` or refuses the request, and reads no patient's data.
 """

@@ -1,9 +1,9 @@
-"""Secure sums at a site: its keys, its answer in each stage, and its files for a job.
+"""A site's part in secure sums: its keys, its answer in each stage, and its files for a job.
 
 A hospital has its own long-term key and the public keys of all sites. Hospitals exchange these
 public keys without the server, because an attacker who replaces a key could impersonate a site.
-The rules of the exchange are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
-job's key, and the latest round's noisy vector and answer. Each file is written to disk before any
+The rules of secure sums are in `dpfact_flower.privacy.secure_sum.site`. The job's folder holds the
+job's key and the latest round's noisy vector and answer. Each file is written to disk before any
 reply that depends on the file leaves the site.
 """
 
@@ -154,7 +154,7 @@ def forget(folder: Path) -> None:
 class _Files:
     """The files that hold a job's secrets.
 
-    Until a job's first answer, its key is kept in a single file that all jobs share. Otherwise, a
+    Until a job's first answer, its key is kept in one file that is shared by all jobs. Otherwise, a
     server could fill the disk by requesting keys for new jobs.
     """
 
@@ -240,7 +240,7 @@ def keyring_of(settings: SiteSettings, site: str) -> Keyring:
 
 
 def _simulated_keyring(sites: Sequence[str], site: str) -> Keyring:
-    """Make keys from site names. This is safe only in a simulation, which has no attacker."""
+    """Derive keys from site names. This is safe only in a simulation, which has no attacker."""
     seeds = {name: hashlib.sha256(name.encode()).digest() for name in (site, *sites)}
     own = {name: Ed25519PrivateKey.from_private_bytes(seed) for name, seed in seeds.items()}
     return Keyring(own[site], {name: own[name].public_key().public_bytes_raw() for name in sites})

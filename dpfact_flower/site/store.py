@@ -1,9 +1,9 @@
-"""The files that a site keeps between the rounds of a job, apart from the ledger.
+"""Store the files that a site keeps between a job's rounds, apart from the ledger.
 
 Each round has one file, which contains the site's factors without noise. A round's file is written
 before the round's ledger row, and the previous round's file is deleted after that row is written.
-The ledger's last row decides which file counts, so a crash never leaves the site in the middle of a
-round. The site sends values from such a file only to answer a repeated request in mode "none".
+The ledger's last row determines which file is valid, so a crash never leaves the site in the middle
+of a round. Values from these files are sent only to answer a repeated request in mode "none".
 """
 
 import json
@@ -87,8 +87,8 @@ class SiteStore:
     def load(self, round_number: int | None = None) -> SiteState | None:
         """Load a round's factors, or return None if the factors are not kept.
 
-        Without a number, load the latest file. Do so only for inspection, because the ledger
-        decides which round counts.
+        If no number is given, load the latest file. Do so only for inspection, because the ledger
+        determines which round is valid.
         """
         path = self._path(round_number or 0)
         if round_number is None:
@@ -146,7 +146,7 @@ class SiteStore:
         return values, arrays
 
     def has_selection(self, digest: str) -> bool:
-        """Return whether the job has no selection of codes yet, or has this one."""
+        """Return whether the job's selection of codes has this digest or does not exist yet."""
         path = self.folder / _SELECTION
         return not path.exists() or path.read_bytes() == digest.encode()
 
@@ -159,7 +159,7 @@ class SiteStore:
                 file.write(digest.encode())
 
     def close(self) -> None:
-        """Close a job whose data has changed. Repeated checks could reveal the data's size."""
+        """Close a job whose data has changed, because more checks could reveal the data's size."""
         with suppress(OSError), replacing(self.folder / _CLOSED) as file:
             file.write(_CLOSED_TEXT.encode())
 
@@ -190,7 +190,7 @@ class SiteStore:
 def has_jobs(folder: Path) -> bool:
     """Return whether any job has ever started in a site's folder. If so, the ledger must exist.
 
-    If the job folders were deleted, the file with the ledger's head still shows that a job started.
+    If the jobs' folders were deleted, the file with the ledger's head shows that a job has started.
     """
     if not folder.exists():
         return False

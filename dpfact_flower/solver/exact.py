@@ -1,4 +1,4 @@
-"""Exact block updates over all cells, for the objective of psgd. They need no samples or step size.
+"""Exact block updates over all cells, for psgd's objective, without samples or a step size.
 
 One iteration updates each factor once, from one sparse MTTKRP and the other factors' Gram matrices.
 Every update minimises eq. (norm) over one column or one whole factor, so the objective never rises.
@@ -7,7 +7,7 @@ matrices (`q`), and the smallest allowed value (`floor`): 0 for non-negative fac
 infinity otherwise.
 
 If a phenotype's column of A becomes zero, its feature columns depend only on their anchors. The
-phenotype returns only if the gradient of its column of A then has a norm above mu.
+column of A becomes non-zero again only if its gradient then has a norm above mu.
 """
 
 import math
@@ -59,7 +59,7 @@ def exact(problem: LocalProblem) -> LocalResult:
                     "the factors are too large for float32"
                 )
     factors = tuple(factor.copy() for factor in site.factors)
-    everywhere = 2 * loss(site.norm_squared, after, site.grams)  # the non-zeros would need a pass
+    everywhere = 2 * loss(site.norm_squared, after, site.grams)  # non-zeros would need another pass
     error = SquaredError.on(problem.tensor, everywhere, None, site.norm_squared)
     return LocalResult(factors, tuple(trace), problem.step_size, 0, tuple(site.grams), error)
 
@@ -149,10 +149,10 @@ def update_features(
 ) -> NDArray[np.float32]:
     """Minimise eq. (obj_feature) over one feature factor.
 
-    Without non-negativity, the result is the ridge solution ``(M + gamma F^)(Q + gamma I)^-1``. The
-    solution is computed as a correction to the factor. The factor therefore stays unchanged in
-    directions in which Q + gamma I is singular. With non-negativity, the objective is minimised
-    column by column.
+    If negative values are allowed, the result is the ridge solution
+    ``(product + gamma * anchor)(q + gamma I)^-1``. The solution is computed as a correction to the
+    factor, so the factor stays unchanged in directions in which q + gamma I is singular. Otherwise,
+    the objective is minimised column by column.
     """
     target = product + gamma * anchor
     system = q + gamma * np.eye(len(q))

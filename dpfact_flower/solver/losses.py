@@ -17,7 +17,7 @@ from dpfact_flower.settings import SolverSettings
 from dpfact_flower.tensor import SparseTensor
 
 _EPS = 1e-10
-"""Number added to the model's value in logarithms and quotients, as in Hong, Kolda & Duersch."""
+"""Constant added to the model's value in logarithms and quotients, as in Hong, Kolda & Duersch."""
 
 CellFunction = Callable[[Any, Any], Any]
 
@@ -32,7 +32,7 @@ class Loss:
     gradient: CellFunction
     """The derivative df/dm, which is compiled and may therefore use only arithmetic on numbers."""
     nothing: Callable[[float], float]
-    """Function from the mean of the data to the value of a constant model."""
+    """Function that returns a constant model's value, given the mean of the data."""
     counts: bool = True
     """Whether the loss is a likelihood of counts. If so, counts must not be scaled per patient."""
     binary: bool = False
@@ -42,7 +42,7 @@ class Loss:
 
     @property
     def is_squared(self) -> bool:
-        """Whether the loss over all cells can be computed from Gram matrices, not cell by cell."""
+        """Whether Gram matrices give the loss over all cells, without a sum over the cells."""
         return self is squared
 
     @property
@@ -65,7 +65,7 @@ class Loss:
             )
 
     def prepared(self, tensor: SparseTensor) -> SparseTensor:
-        """Return the tensor in the form that the loss needs: with its counts, or with ones."""
+        """Return the tensor in the form that the loss needs: with counts, or with ones instead."""
         if not self.binary:
             return tensor
         return SparseTensor(tensor.indices, np.ones_like(tensor.values), tensor.shape)

@@ -1,8 +1,8 @@
-"""Passes over a sparse tensor's fibres: MTTKRP and errors, for any number of modes.
+"""Compute MTTKRPs and errors in passes over a sparse tensor's fibres, for any number of modes.
 
 A *fibre* is a run of entries whose indices differ only in the last mode. Work that is common to a
 fibre's entries is done once per fibre. Each entry then reads or writes only one row of one factor.
-A sorted tensor holds the fibres one after the other, so only their first entries need to be found.
+In a sorted tensor, the fibres follow one another, so only their first entries need to be found.
 
 *Blocks* are groups of patients whose intermediate results fit into the cache. *Chunks* are groups
 of blocks, each processed by one thread. Blocks and chunks depend only on the data. Within a chunk,
@@ -54,8 +54,8 @@ class Fibres:
 
     `starts` holds the index of each fibre's first entry. Likewise, `patients` holds each patient's
     first fibre, `blocks` each block's first patient, `chunks` each chunk's first block, and
-    `offsets` each mode's first row in a stack. Each sequence has one more element: the total number
-    of entries, fibres, patients, blocks or rows.
+    `offsets` each mode's first row in a stack. Each sequence ends with one more element: the total
+    number of entries, fibres, patients, blocks or rows.
     """
 
     tensor: SparseTensor
@@ -106,8 +106,8 @@ def mttkrp(tensor: SparseTensor, factors: Sequence[Array], mode: int) -> Array:
 def stacked_mttkrp(fibres: Fibres, stack: Array, mode: int) -> Array:
     """Compute `mttkrp` from a tensor's fibres and stacked factors.
 
-    The result is float64 for feature modes. For the patients' mode, it has the type of the stack,
-    because each patient has few entries.
+    The result is float64 for feature modes. For the patients' mode, the result has the stack's
+    type, because each patient has few entries.
     """
     tensor, size, width = fibres.tensor, fibres.tensor.shape[mode], stack.shape[1]
     registers, _ = slices(width)

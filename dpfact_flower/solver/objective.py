@@ -47,14 +47,14 @@ class LocalResult:
     rollbacks: int
     """Number of psgd passes that were undone and repeated with half the step size."""
     grams: tuple[Array, ...]
-    """Gram matrix of every factor; see `gram`."""
+    """Gram matrix of every factor; see `dpfact_flower.tensor.cp.gram`."""
     error: SquaredError | None = None
     """Squared error, accurate to 1e-6 of the data's ||X||^2. psgd returns it only for the squared
     loss. The exact solver measures it only over all cells."""
 
 
 def loss(norm_squared: float, inner: float, grams: Sequence[Array]) -> float:
-    """Return ``1/2 ||X - M||^2`` over all cells, given ||X||^2, <X, M> and the Gram matrices."""
+    """Return ``1/2 ||X - M||^2`` for a model M, given ||X||^2, <X, M> and the Gram matrices."""
     return 0.5 * (norm_squared - 2 * inner + float(hadamard(grams).sum()))
 
 

@@ -3,7 +3,7 @@
 Objective of a pass
     Every visit to an entry pulls its feature rows towards their anchors, eq. (bj). Over a pass, the
     pull on a row is therefore weighted by gamma times the number of entries in that row. In
-    eq. (norm), the weight is gamma.
+    eq. (norm), the weight is gamma alone.
 
 Step control (bold driver)
     A pass is undone if both eq. (norm) and the objective of the pass have risen, or if the latter
@@ -20,8 +20,8 @@ Losses
     A likelihood's slope is unbounded where the model is close to zero. A visit therefore moves a
     row by at most the square root of the step size, which is the length of an implicit step from
     zero. Patients' rows are longer than feature rows and are visited less often, so patients' steps
-    are multiplied by the ratio of the squared lengths. With `clip`, steps have neither this limit
-    nor this factor, because paper mode's privacy claim assumes equal steps.
+    are multiplied by the ratio of the squared lengths. With `clip`, neither this limit nor this
+    factor is applied, because paper mode's privacy claim assumes equal steps.
 """
 
 import math
@@ -54,14 +54,14 @@ class Value:
     patients: Array  # Gram matrix of A
     loss: float  # the fitted loss
     objective: float  # eq. (norm)
-    descended: float  # the objective that a pass descends
+    descended: float  # the objective of a pass
 
 
 def psgd(problem: LocalProblem) -> LocalResult:
     """Solve a local problem by permutation SGD; see `solve`.
 
-    The proximal step, eq. (an2), can set a phenotype's column of A to zero. Such a column returns
-    only if its own gradient moves it by more than eta * mu in a pass.
+    The proximal step, eq. (an2), can set a phenotype's column of A to zero. Such a column becomes
+    non-zero again only if its own gradient moves it by more than eta * mu in a pass.
     """
     settings = problem.settings
     site = _Site(problem)
@@ -87,7 +87,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
             rollbacks += 1
         values.append(now)
         step_size = min(step_size * _GROWTH, settings.eta)
-    del before  # frees the memory that the result needs
+    del before  # free this memory, because the result needs as much
     result = tuple(np.ascontiguousarray(factor) for factor in site.factors)
     grams = (values[-1].patients, *map(gram, result[1:]))
     trace = tuple(value.objective for value in values)
@@ -95,7 +95,7 @@ def psgd(problem: LocalProblem) -> LocalResult:
 
 
 class _Site:
-    """The stack, views of its factors, and the data and constants of all passes."""
+    """The stack, views of its factors, and the data and constants used in all passes."""
 
     def __init__(self, problem: LocalProblem) -> None:
         self.tensor, self.settings = tensor, settings = problem.tensor, problem.settings
@@ -122,7 +122,7 @@ class _Site:
             self.sample = [*visits(tensor, self.zeros, self.rng, model)]
 
     def run_pass(self, model: Array, eta: float) -> None:
-        """Make a pass with zero cells from `model`, then shrink (Algorithm 1, lines 4 to 9)."""
+        """Make a pass with zero cells from `model`, then shrink A (Algorithm 1, lines 4 to 9)."""
         settings, tensor = self.settings, self.tensor
         step = Step(
             eta=eta,
@@ -181,7 +181,7 @@ def _length(factor: Array, often: Array) -> float:
 def _sampled_loss(
     loss: Loss, sample: Sequence[Visits], stack: Array, factors: Sequence[Array], *, zeros: bool
 ) -> float:
-    """Estimate the loss over all cells, or over entries if not `zeros`, from a sample of visits."""
+    """Estimate the loss over all cells, or over entries if not `zeros`, from sampled visits."""
     slope, total = (float(loss.gradient(0.0, 0.0)) if zeros else 0.0), 0.0
     for rows, counts in sample:
         for first in range(0, len(counts), _PART):

@@ -64,9 +64,9 @@ class Solver:
     ) -> float:
         """Return gamma in eq. (norm). Multiply a relative weight by the loss's curvature.
 
-        Solvers whose `steps` is true apply the weight at every visit to a row. For squared errors,
-        they therefore divide a relative weight by the mean number of visits per row. They also
-        limit a relative weight so that eta * gamma is at most 1/2.
+        If `steps` is true, the solver applies the weight at every visit to a row. For squared
+        errors, a relative weight is therefore divided by the mean number of visits per row. It is
+        also limited so that eta * gamma is at most 1/2.
         """
         if not settings.is_relative:
             return settings.gamma
@@ -116,7 +116,7 @@ def solve(
     *,
     eta: float | None = None,
 ) -> LocalResult:
-    """Do one round's local work at a site: make `settings.tau` passes that reduce eq. (norm).
+    """Do a site's work in one round: make `settings.tau` passes that reduce eq. (norm).
 
     `LocalProblem` explains the arguments. Here, floats of any precision are accepted. Raise a
     `DivergenceError` if no step size reduces the objective.

@@ -1,4 +1,4 @@
-# The steps that need root in a hospital. Read this file, then run: sudo sh $folder/install.sh
+# The steps that need root at a hospital. Read this file, then run: sudo sh $folder/install.sh
 set -e
 id dpfact-node >/dev/null 2>&1 || useradd --system dpfact-node
 id dpfact-site >/dev/null 2>&1 || useradd --system dpfact-site

@@ -1,14 +1,14 @@
-"""The visits in a pass of psgd: entries in random order, and zero cells drawn from the model.
+"""Draw a psgd pass's visits: entries in random order, and zero cells drawn from the model.
 
 In a sparse tensor, uniform draws seldom hit the cells where the model is large, and each draw has a
 large weight. A step size that is safe for this weight is too small for all other visits. Most zero
-cells are therefore drawn from the model at the start of the pass. A draw selects a phenotype in
-proportion to its mass. It then selects a row of each mode in proportion to the row's value in that
-phenotype.
+cells are therefore drawn from the model as it is when the pass begins. A draw selects a phenotype
+in proportion to its mass. It then selects a row of each mode in proportion to the row's value in
+that phenotype.
 
-Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model's
-value. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so the gradient is unbiased
-(importance sampling). A draw that hits a non-zero cell has weight 0.
+Cell x has the probability ``q(x) = u / cells + (1 - u) m(x) / sum(m)``, where m is the model and u
+is the fraction of uniform draws. If n cells are drawn, cell x has the weight ``1 / (n q(x))``, so
+the gradient is unbiased (importance sampling). A draw that hits a non-zero cell has weight 0.
 """
 
 import math
@@ -26,11 +26,11 @@ from dpfact_flower.tensor.stack import row_offsets, stacked_values
 _BLOCK = 512
 """Number of patients whose entries are shuffled together. Their rows fit into the cache."""
 _UNIFORM = 0.2
-"""Fraction u of draws that are uniform if the model is not zero."""
+"""Fraction of draws that are uniform if the model is not zero."""
 _LEAST_MASS = 1e-200
 """Limit below which a sum of model values counts as 0. Division by a smaller sum may overflow."""
 _WHOLE = 2**31 - 1
-"""Threshold of a place that a draw always keeps; see `_table`."""
+"""Threshold of a position that a draw always keeps; see `_table`."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio
 
 Visits = tuple[NDArray[np.int32], NDArray[np.float32]]
@@ -60,8 +60,8 @@ def visits(
     Blocks of neighbouring patients are visited in random order, and so are the cells within each
     block. This order works as well as a full permutation and takes far less time.
 
-    Zero cells are drawn from `model`. Blocks hold the visits' rows in the factor stack, and their
-    counts. The count of a drawn cell is minus its weight, or 0 if the draw hits a non-zero cell.
+    Zero cells are drawn from `model`. A block consists of the visits' rows in the factor stack and
+    their counts. A drawn cell's count is its negated weight, or 0 if the cell is non-zero.
     """
     starts = np.append(0, np.cumsum(entries_by_row(tensor)[0]))  # first entry of each patient
     first = np.arange(0, tensor.n_patients, _BLOCK)
@@ -93,12 +93,12 @@ def _draw_entries(
     indices: Array, values: Array, offsets: tuple[int, ...], start: int, seed: np.uint64,
     number: int, places: Array, rows: Array, counts: Array,
 ) -> None:  # fmt: skip
-    """Write a block's entries in random order to the places that hold no zero cells."""
+    """Write a block's entries in random order to the positions without zero cells."""
     modes = len(offsets) - 1
     for s in range(len(places) - 1, 0, -1):  # Fisher-Yates
         other = np.int64(random_number(seed, number + s) * (s + 1))
         places[s], places[other] = places[other], places[s]
-    for s in range(len(places)):  # read in sequence: only the output is sure to fit into the cache
+    for s in range(len(places)):  # read in sequence: the input may not fit into the cache
         place = places[s]
         for n in range(modes):
             rows[place, n] = offsets[n] + indices[start + s, n]
@@ -106,7 +106,7 @@ def _draw_entries(
 
 
 class _ZeroCells:
-    """The probabilities with which a pass draws zero cells in blocks of neighbouring patients.
+    """The probabilities for drawing zero cells in blocks of neighbouring patients.
 
     `bounds` holds the first patient of each block and, at the end, the number of patients. `model`
     holds the stacked factors at the start of the pass, and must not change. The draws use the
@@ -159,10 +159,10 @@ class _ZeroCells:
 def _table(sizes: Array) -> Array:
     """Build a table for draws in proportion to `sizes` (Walker's alias method, after Vose).
 
-    A draw picks a place uniformly. With a probability of the place's threshold, it keeps the place.
-    Otherwise, it takes the place's alternative. `sizes` has shape (places, R). The result has shape
-    (R, places, 2). Its last axis holds the threshold times `_WHOLE`, and the alternative. If all
-    sizes in a column are 0, every place is kept.
+    A draw picks a position uniformly. The position's threshold is the probability of keeping it.
+    Otherwise, the draw takes the position's alternative. `sizes` has shape (positions, columns),
+    and the result has shape (columns, positions, 2). The last axis holds the threshold times
+    `_WHOLE`, and the alternative. If a column's sizes are all 0, every position is kept.
     """
     places, columns = sizes.shape
     table = np.empty((columns, places, 2), np.int32)
@@ -171,7 +171,7 @@ def _table(sizes: Array) -> Array:
         total = 0.0
         for place in range(places):
             total += sizes[place, r]
-        # Places below the average fill `waiting` from the start, and other places from the end.
+        # Positions below the average fill `waiting` from its start, and the others from its end.
         less, more = 0, places
         for place in range(places):
             share[place] = sizes[place, r] * places / total if total > 0 else 1.0
@@ -200,11 +200,11 @@ def _draw_zero_cells(
     places: Array, rows: Array, counts: Array, uniform: float, masses: Array, patients: Array,
     features: Array,
 ) -> int:  # fmt: skip
-    """Draw a block's zero cells, with count -1, at random places. Return how many numbers it took.
+    """Draw a block's zero cells (count -1) at random positions. Return the next unused number.
 
-    The remaining places are written to `places` in ascending order. The last four arguments come
+    The remaining positions are written to `places` in ascending order. The last four arguments come
     from `_ZeroCells.terms`: the probability of a uniform draw, and tables for drawing a phenotype,
-    its patient and its codes.
+    a patient and codes.
     """
     modes, own, entries = len(offsets) - 1, len(starts) - 1, len(places)
     number, taken = 0, 0
@@ -261,7 +261,7 @@ def random_number(seed: np.uint64, number: int) -> float:
 
 @compiled(**FAST)
 def _drawn(table: Array, r: int, low: int, high: int, share: float) -> int:
-    """Draw one of the places low..high-1, using row r of a table. `share` is a random number."""
+    """Draw one of the positions low..high-1 from row r of a table. `share` is a random number."""
     places = high - low
     place = np.int64(share * places)
     kept, other = table[r, low + place, 0], table[r, low + place, 1]

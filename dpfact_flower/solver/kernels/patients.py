@@ -92,7 +92,7 @@ def update_rows(
 
 
 def _rooms(fibres: int, width: int) -> tuple[Array, ...]:
-    """Allocate memory for a block of `fibres` fibres. `_update_blocks` names the arrays."""
+    """Allocate the arrays that `_update_blocks` needs for a block of `fibres` fibres."""
     rows, more = BLOCK + 1, width + _SUMS  # the Gram matrix's sums extend beyond the last row
     shapes = (
         (fibres, width), (rows, width), (BLOCK, width), (width, BLOCK), (width, BLOCK),

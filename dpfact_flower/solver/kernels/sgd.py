@@ -34,7 +34,7 @@ from dpfact_flower.tensor.arrays import Array
 from dpfact_flower.tensor.stack import aligned_zeros
 
 _TOGETHER = REGISTERS // 8
-"""Largest number of registers per slice at which slices of three rows fit into the registers."""
+"""Largest number of registers per slice for which slices of three rows fit into the registers."""
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -49,7 +49,7 @@ class Step:
 
     `gamma` is the elastic weight. Visits to entries also pull rows towards the anchors, but visits
     to zero cells do not. For each row, `clip` bounds the 2-norm of a visit's weighted data
-    gradient. 0 means no bound. `floor` is the smallest value allowed in a factor: 0 or minus
+    gradient, unless `clip` is 0. `floor` is the smallest value allowed in a factor: 0 or minus
     infinity. The step of a patient's row is multiplied by `patients`, and the bound on this step is
     multiplied by the square root of `patients`.
     """
@@ -66,10 +66,10 @@ def visit(stack: Array, anchors: Array, rows: Array, counts: Array, step: Step) 
     """Take one stochastic gradient step per visit, in the given order; eqs. (ai), (bj).
 
     `stack` is updated in place. `dpfact_flower.tensor.stack.stack_factors` makes `stack` from all
-    factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to row I_0 +
-    q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the count of each entry
-    (entries have weight 1) and the negated weight of each sampled zero cell. A count of 0 means no
-    step.
+    factors, and `anchors` from the global feature factors. Row q of `anchors` belongs to feature
+    row q of `stack`. `rows` holds row numbers in `stack`. `counts` holds the count of each entry
+    (entries have weight 1) and the negated weight of each sampled zero cell. If a count is 0, no
+    step is taken.
     """
     whole, (three, any_number) = stack.shape[1] // WIDTH, _visits(step.loss)
     numbers = map(np.float32, (step.eta, step.gamma, step.clip, step.floor, step.patients))
@@ -192,7 +192,7 @@ def _clipped(
     registers: Registers, slices: Slices, factors: Pointer, x: int, y: int, step: Float,
     longest: Float,
 ) -> Float:  # fmt: skip
-    """Return `step`, shortened so that `longest`, if not 0, bounds its product with two rows."""
+    """Return `step`, shortened so that a non-zero `longest` bounds its product with two rows."""
     if longest > _ZERO:
         square = zeros(registers, factors)
         for v in range(len(slices)):
