@@ -164,10 +164,6 @@ class PrivacySettings(Settings):
         "empty keeps all", r"\d{1,9}(x\d{1,9})*",
     )  # fmt: skip
     codes_share: float = setting(0.05, "patient: share of the budget for that count", "(0, 0.5]")
-    weighting: Literal["none", "inverse-frequency"] = setting(
-        "none", "patient: with inverse-frequency, a cell counts less if its codes are frequent "
-        "by that count",
-    )  # fmt: skip
     secure_sums: bool = setting(
         False, "patient: the server learns sums over sites, and sites share one noise"
     )
@@ -191,12 +187,10 @@ class PrivacySettings(Settings):
                 "privacy 'paper' takes its sensitivity from psgd's clipped gradients: set solver "
                 f"to 'psgd' and clip above 0; got {solver.solver!r} and 0"
             )
-        only_start = self.refine_rounds == 0 and self.weighting == "none"
-        if self.privacy == "patient" and solver.loss != _LOSS and not only_start:
+        if self.privacy == "patient" and solver.loss != _LOSS and self.refine_rounds != 0:
             raise SettingsError(
-                "loss: privacy 'patient' refines and weights by least squares: set refine-rounds "
-                f"to 0 and weighting to 'none', or loss to {_LOSS!r}; got {self.refine_rounds}, "
-                f"{self.weighting!r} and {solver.loss!r}"
+                "loss: privacy 'patient' refines by least squares: set refine-rounds to 0, or "
+                f"loss to {_LOSS!r}; got {self.refine_rounds} and {solver.loss!r}"
             )
         if self.privacy == "patient" and not (solver.scale == "patient" and solver.nonnegative):
             raise SettingsError(
@@ -235,7 +229,6 @@ class PrivacySettings(Settings):
             ("rho", ["paper"]),
             ("noise_seed", ["paper", "patient"]),
             ("codes", ["patient"]),
-            ("weighting", ["patient"]),
             ("secure_sums", ["patient"]),
         ):
             value = getattr(self, name)
@@ -247,11 +240,6 @@ class PrivacySettings(Settings):
         if 0 < self.bound < 1e-3:
             raise SettingsError(
                 f"bound: must be 0, which plans it, or lie in [0.001, 1]; got {self.bound:g}"
-            )
-        if self.weighting != "none" and not self.codes:
-            raise SettingsError(
-                f"weighting: {self.weighting!r} needs the charged count of codes: set codes, as "
-                "many as there are if none is to go"
             )
         if 0 in self.codes_kept:
             raise SettingsError(f"codes: keep at least one in each mode; got {shown(self.codes)}")

@@ -29,7 +29,6 @@ BASE = {
     "eta": {"gamma": 0.0},
     "rho": {"privacy": "paper"},
     "vocabulary": {"data": ""},
-    "weighting": {"codes": "6x8"},
 }
 
 every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -181,9 +180,6 @@ IMPOSSIBLE = [
     (PrivacySettings, {"bound": 1e-4}, "bound"),
     *[(PrivacySettings, {"codes": codes}, "codes") for codes in ("6x", "6,8", "-6x8")],
     (PrivacySettings, {"privacy": "none", "rho": 1e-3}, "rho"),
-    (PrivacySettings, {"weighting": "inverse-frequency"}, "weighting: .* set codes"),
-    *[(PrivacySettings, {"privacy": mode, "weighting": "inverse-frequency"}, "weighting")
-      for mode in ("none", "paper")],
     (PrivacySettings, {"privacy": "none", "noise-seed": 0}, "noise-seed"),
     (AppSettings, {"vocabulary": "x.json"}, "vocabulary"),
     (AppSettings, {"out": "x", "state-dir": "x/y"}, "state-dir"),
@@ -223,14 +219,12 @@ def test_patient_mode_needs_patients_of_norm_one_and_a_non_negative_model(change
 
 
 @pytest.mark.parametrize("loss", ["poisson", "bernoulli"])
-@pytest.mark.parametrize(
-    "changes", [{"refine_rounds": 2}, {"refine_rounds": -1}, {"weighting": "inverse-frequency"}]
-)
-def test_patient_mode_has_other_losses_without_refinement_and_weights(loss, changes):
-    start_alone, solver = {"refine_rounds": 0, "codes": "6x8"}, SolverSettings(loss=loss)
-    with pytest.raises(SettingsError, match="set refine-rounds to 0 and weighting to 'none', or"):
-        PrivacySettings(**start_alone | changes).check_solver(solver)
-    privacy = PrivacySettings(**start_alone)
+@pytest.mark.parametrize("rounds", [2, -1])
+def test_patient_mode_has_other_losses_without_refinement(loss, rounds):
+    solver = SolverSettings(loss=loss)
+    with pytest.raises(SettingsError, match="set refine-rounds to 0, or"):
+        PrivacySettings(refine_rounds=rounds).check_solver(solver)
+    privacy = PrivacySettings(refine_rounds=0)
     privacy.check_solver(solver)
     assert privacy.sent(solver) == SolverSettings()
     with pytest.raises(SettingsError, match="nonnegative to true"):

@@ -20,8 +20,7 @@ from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
 from dpfact_flower.settings import PrivacySettings, SiteSettings, SolverSettings
 from dpfact_flower.site.patient import PatientRound
 from dpfact_flower.site.round import JobState
-from dpfact_flower.tensor import Factors, Floats, Selection, Weights
-from dpfact_flower.tensor.arrays import LEAST_WEIGHT
+from dpfact_flower.tensor import Factors, Floats, Selection
 from dpfact_flower.wire.protocol import RoundRequest
 
 Integers = NDArray[np.int64]
@@ -77,19 +76,10 @@ class AuditTarget:
                 JOB, number, self.plan.rounds, 0, solver, self.privacy, "",
                 anchors=anchors if "anchors" in carries else (),
                 selection=selection if "selection" in carries else (),
-                weights=self._weights(selection) if "weights" in carries else (),
             )  # fmt: skip
             # A server cannot send requests that the protocol's parser refuses.
             requests[number] = RoundRequest.from_wire(*request.to_wire())
         return Transcript(anchors, selection, requests, releases or {})
-
-    def _weights(self, selection: Selection) -> Weights:
-        """Return the most unequal weights that a site accepts, if the settings use weights."""
-        if self.privacy.weighting == "none":
-            return ()
-        return tuple(
-            np.geomspace(1, LEAST_WEIGHT, len(kept)).astype(np.float32) for kept in selection
-        )
 
     def client(self, state_dir: Path, data: SiteData) -> DPFactClient:
         """Return a real site with enough budget for the audited run."""

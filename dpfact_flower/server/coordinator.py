@@ -137,7 +137,7 @@ class Coordinator:
                 f"rounds: the run has {self.rounds}, but Flower began round {round_number}; set "
                 "the same number in both"
             )
-        weights, usages = (getattr(self.rule, name, None) for name in ("weights", "usages"))
+        usages = getattr(self.rule, "usages", None)
         answers = [answer for record in self.records for answer in record.answers]
         before = sorted((number, site) for site, number, _ in answers if number < round_number)
         return RoundRequest(
@@ -150,7 +150,6 @@ class Coordinator:
             vocabulary=self.vocabulary,
             anchors=self.rule.anchors(round_number),
             selection=self.rule.selection,
-            weights=weights(round_number) if weights else (),
             rule=self.rule.name,
             usages=usages(round_number) if usages else None,
             answered={site: number for number, site in before},

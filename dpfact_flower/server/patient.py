@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dpfact_flower.errors import SettingsError
 from dpfact_flower.estimation.certainty import distinct_number, false_discovery, typical_counts
-from dpfact_flower.estimation.codes import code_weights, kept_codes, unweighted
+from dpfact_flower.estimation.codes import kept_codes
 from dpfact_flower.estimation.refine import RunningAverage, first_columns, refine_factor
 from dpfact_flower.estimation.start import start_factors, usage_of
 from dpfact_flower.machine.memory import give_back
@@ -20,12 +20,12 @@ from dpfact_flower.privacy import ReleaseEvent
 from dpfact_flower.privacy.patient.outlook import delta_warning
 from dpfact_flower.privacy.patient.pairs import CROSS
 from dpfact_flower.privacy.patient.plan import plan_patient
-from dpfact_flower.privacy.patient.releases import PlannedRelease, carried_by
+from dpfact_flower.privacy.patient.releases import PlannedRelease
 from dpfact_flower.server.rule import initial_factors, numbered, unnumbered
 from dpfact_flower.server.surrogate_fit import fit_settings, fitted_to_halves, fitted_to_surrogates
 from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
 from dpfact_flower.solver.losses import losses
-from dpfact_flower.tensor import Array, Factors, Selection, Weights
+from dpfact_flower.tensor import Array, Factors, Selection
 from dpfact_flower.wire.protocol import SiteReply
 
 _logger = logging.getLogger(__name__)
@@ -51,10 +51,10 @@ class PatientRule:
     ) -> None:
         if privacy.privacy != "patient":
             raise SettingsError(f"rule 'patient' is for privacy 'patient', not {privacy.privacy!r}")
-        if run.auto_rank and (privacy.weighting != "none" or len(feature_shape) == 1):
+        if run.auto_rank and len(feature_shape) == 1:
             raise SettingsError(
-                "auto-rank: needs the probability of each phenotype, which is unknown with "
-                "weighting or with a single feature mode; set auto-rank to false"
+                "auto-rank: needs the probability of each phenotype, which is unknown with a "
+                "single feature mode; set auto-rank to false"
             )
         self._is_squared = losses.find(solver.loss).is_squared
         if not self._is_squared and (run.auto_rank or len(feature_shape) == 1):
@@ -69,9 +69,6 @@ class PatientRule:
         self.selection: Selection = ()
         shape = privacy.codes_kept or feature_shape
         self.factors: Factors = initial_factors(shape, solver.rank, run.seed)
-        self._learned = self.factors
-        """The learned factors. If codes are weighted, these factors fit the weighted cells."""
-        self._weights: Weights = ()
         self._all_codes = tuple(int(size) for size in feature_shape)
         self._solver = solver
         self._run = run
@@ -86,23 +83,16 @@ class PatientRule:
     def anchors(self, round_number: int) -> Factors:
         """Return the global factors, or an empty tuple before the start.
 
-        If codes are weighted, the factors describe weighted cells, except in the last round. If
-        `auto_rank` lowered the rank, columns of zeros restore the requested rank.
+        If `auto_rank` lowered the rank, columns of zeros restore the requested rank.
         """
         if not self._started:
             return ()
-        factors = self._learned if self.plan.release_of(round_number) else self.factors
-        return tuple(np.pad(factor, ((0, 0), (0, self._dropped))) for factor in factors)
+        return tuple(np.pad(factor, ((0, 0), (0, self._dropped))) for factor in self.factors)
 
     @property
     def _dropped(self) -> int:
         """Number of columns by which `auto_rank` lowered the rank."""
-        return int(self._solver.rank - self._learned[0].shape[1])
-
-    def weights(self, round_number: int) -> Weights:
-        """Return the codes' weights for a round that learns phenotypes, or else an empty tuple."""
-        needed = "weights" in carried_by(self.plan.release_of(round_number))
-        return self._weights if needed else ()
+        return int(self._solver.rank - self.factors[0].shape[1])
 
     def usages(self, round_number: int) -> NDArray[np.float64] | None:
         """Return each slot's phenotype usage, or None if the round is not a secure refinement."""
@@ -110,7 +100,7 @@ class PatientRule:
         if not self._totals or planned is None or planned.kind != "refine":
             return None
         sigma = self.plan.start.seen_sigma
-        found = np.array([usage_of(total, self._learned, sigma) for total in self._totals])
+        found = np.array([usage_of(total, self.factors, sigma) for total in self._totals])
         return np.pad(found, ((0, 0), (0, 0), (0, self._dropped)))
 
     def reply_shapes(self, round_number: int) -> list[tuple[int, ...]]:
@@ -145,18 +135,11 @@ class PatientRule:
             return
         released = [reply.arrays[0] for reply in replies]
         if planned.kind == "codes":
-            self._choose_codes(planned, released)
+            self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
         elif planned.kind == "start":
             self._start(planned, released)
         else:
             self._refine(planned, [reply.site for reply in replies], released)
-
-    def _choose_codes(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
-        self.selection = kept_codes(released, self._all_codes, self.privacy.codes_kept)
-        if self.privacy.weighting != "none":
-            self._weights = code_weights(
-                released, self._all_codes, self.selection, planned.seen_sigma
-            )
 
     def _start(self, planned: PlannedRelease, released: Sequence[Array]) -> None:
         """Fit the start. With `auto_rank`, lower the rank until most phenotypes seem real."""
@@ -168,7 +151,7 @@ class PatientRule:
             _logger.warning("auto-rank: the start is too noisy to judge; keeping all %d", rank)
         before, share = rank, 0.0
         while self._run.auto_rank and self._halves:
-            found = distinct_number(self._learned, self._halves, self._cells)
+            found = distinct_number(self.factors, self._halves, self._cells)
             if found <= share * rank:
                 _logger.info("auto-rank: %d of %d are no better; back to %d", found, rank, before)
                 self._fit_start(released, before, sigma)
@@ -185,9 +168,6 @@ class PatientRule:
         sizes = [len(factor) for factor in self.factors]
         rng = np.random.default_rng([self._run.seed, rank, *sizes])
         start = start_factors(released, sizes, rank, sigma, rng)
-        if self._weights:  # surrogates' cells are all 1, unlike weighted cells
-            self._learn(start.factors)
-            return
         self._learn(fitted_to_surrogates(start, released, sigma, rng, fit_settings(self._solver)))
         counts = typical_counts(released, sizes, CROSS) if self._is_squared else []
         if not counts:  # the halves are fitted by least squares
@@ -201,7 +181,7 @@ class PatientRule:
         """Each phenotype's chance of being absent from fits to other patients. Empty if unknown."""
         if not self._halves:
             return ()
-        return false_discovery(self._learned, self._halves, self._cells)
+        return false_discovery(self.factors, self._halves, self._cells)
 
     def _refine(
         self, planned: PlannedRelease, sites: Sequence[str], released: Sequence[Array]
@@ -212,22 +192,20 @@ class PatientRule:
         if self._dropped:
             values = [first_columns(each, rank, rank - self._dropped) for each in values]
         refined = refine_factor(
-            values, self._learned, planned.mode, sigma=average.sigma,
+            values, self.factors, planned.mode, sigma=average.sigma,
             shrink=self._run.shrink, tau=self._solver.tau,
             pull=_REFINE_PULL * self._solver.relative_elastic,
         )  # fmt: skip
         self._learn(refined)
 
     def _learn(self, factors: Factors) -> None:
-        self._learned, self._started = factors, True
-        self.factors = unweighted(factors, self._weights) if self._weights else factors
+        self.factors, self._started = factors, True
 
     def state(self) -> dict[str, Array]:
         """Return the arrays for a checkpoint."""
         return {
-            **numbered("factor", self._learned),
+            **numbered("factor", self.factors),
             **numbered("kept", self.selection),
-            **numbered("weights", self._weights),
             **numbered("total", self._totals),
             **numbered("half", self._halves),
             "cells": np.array(self._cells),
@@ -238,7 +216,6 @@ class PatientRule:
     def restore(self, arrays: Mapping[str, Array]) -> None:
         """Restore the arrays that `state` returned."""
         self.selection = unnumbered(arrays, "kept")
-        self._weights = unnumbered(arrays, "weights")
         self._totals = unnumbered(arrays, "total")
         self._halves = unnumbered(arrays, "half")
         self._cells = float(arrays["cells"])

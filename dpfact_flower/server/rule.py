@@ -16,8 +16,7 @@ class ServerRule(Protocol):
     """The server's half of a rule. `dpfact_flower.site.rules` has the site's half.
 
     In `privacy`, all planned values are filled in. `selection` contains the selected codes'
-    positions, one array per feature mode, and is empty if all codes are used. A rule that weights
-    codes also has a method ``weights(round_number)``, for `RoundRequest.weights`.
+    positions, one array per feature mode, and is empty if all codes are used.
     """
 
     name: str

@@ -93,7 +93,7 @@ class PatientRound:
         request = self._request
         tensor = self._source.read().select_codes(request.selection).tensor
         return KINDS[planned.kind].statistic(
-            tensor.weighted(request.weights), planned, request.anchors,
+            tensor, planned, request.anchors,
             lambda: ridge_of(request, self._usage(kept)),
         )  # fmt: skip
 
@@ -125,7 +125,7 @@ def plan_of(request: RoundRequest, feature_shape: Sequence[int]) -> PatientPlan:
 
 
 def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None:
-    """Refuse a request whose factors, selection, usages or weights do not fit the round."""
+    """Refuse a request whose factors, selection or usages do not fit the round."""
     carries = carried_by(planned)
     where = f"request: round {request.round} ({planned.kind if planned else 'finish'})"
     if bool(request.anchors) != ("anchors" in carries):
@@ -144,10 +144,6 @@ def check_carries(request: RoundRequest, planned: PlannedRelease | None) -> None
     needed = shape is not None and request.solver.relative_l21 > 0
     if usages != shape and (usages is not None or needed):
         raise MessageError(f"{where} needs {shape or 'no'} usages of slots")
-    weighted = request.privacy.weighting != "none" and "weights" in carries
-    wanted, lengths = expected if weighted else (), tuple(map(len, request.weights))
-    if lengths != wanted:
-        raise MessageError(f"{where} needs weights of {wanted or 'no'} codes, got {shown(lengths)}")
 
 
 def ridge_of(request: RoundRequest, used: Usage | None) -> NDArray[np.float64]:

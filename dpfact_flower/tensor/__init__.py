@@ -4,7 +4,7 @@ Import models from `cp`, which needs numba. The tensor type does not need numba,
 half a second.
 """
 
-from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection, Weights
+from dpfact_flower.tensor.arrays import Array, Factors, Floats, Selection
 from dpfact_flower.tensor.sparse import SparseTensor, SquaredError
 
-__all__ = ["Array", "Factors", "Floats", "Selection", "SparseTensor", "SquaredError", "Weights"]
+__all__ = ["Array", "Factors", "Floats", "Selection", "SparseTensor", "SquaredError"]

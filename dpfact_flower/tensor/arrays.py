@@ -16,11 +16,6 @@ Factors = tuple[NDArray[np.float32], ...]
 Selection = tuple[NDArray[np.int32], ...]
 """Selected codes: ascending positions in the vocabulary, one array per feature mode."""
 
-Weights = tuple[NDArray[np.float32], ...]
-"""Factors by which the cells of each code are multiplied, one array per feature mode."""
-LEAST_WEIGHT = 2.0**-20
-"""Smallest weight. All weights from real counts are larger."""
-
 
 def distinct(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sort numbers, and return the unique ones in ascending order.

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from dpfact_flower.errors import DataError
-from dpfact_flower.tensor.arrays import Weights
 
 _MAX_MODE = np.iinfo(np.int32).max
 _PART = 1 << 20
@@ -135,22 +134,6 @@ class SparseTensor:
         # Ascending indices keep the order of the non-zeros.
         shape = (self.n_patients, *(len(np.asarray(chosen)) for chosen in positions))
         return SparseTensor(indices[inside], self.values[inside], shape)
-
-    def weighted(self, weights: Weights) -> SparseTensor:
-        """Multiply each cell by the positive weights of its codes, unless `weights` is empty.
-
-        Products are clipped to positive float32 numbers, so every non-zero cell stays non-zero.
-        """
-        if not weights:
-            return self
-        values = np.empty_like(self.values)
-        limits = np.finfo(np.float32)
-        for part in self.parts():
-            product = self.values[part].astype(np.float64)
-            for mode, of_codes in enumerate(weights, start=1):
-                product *= of_codes[self.indices[part, mode]]
-            values[part] = np.clip(product, limits.tiny, limits.max)
-        return SparseTensor(self.indices, values, self.shape)
 
     def scaled_to_unit_patients(self) -> SparseTensor:
         """Divide each patient's slice by its norm, so that all patients have equal influence."""

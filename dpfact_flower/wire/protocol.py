@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from dpfact_flower.errors import DataError, MessageError, SettingsError, shown
 from dpfact_flower.machine.parsed import from_json
 from dpfact_flower.settings import LARGEST, PrivacySettings, Scalar, SolverSettings, check_name
-from dpfact_flower.tensor import Factors, Selection, Weights
-from dpfact_flower.tensor.arrays import LEAST_WEIGHT
+from dpfact_flower.tensor import Factors, Selection
 from dpfact_flower.wire.packing import pack, unpack
 from dpfact_flower.wire.secure import SecureStage
 
@@ -56,8 +55,7 @@ class RoundRequest:
     (I_n, R). It is empty until there are factors. In mode "none", a request without factors asks
     for co-occurrences. If the code lists are long, the first such request asks for codes' counts
     instead. `selection` (int32) contains the positions of each mode's selected codes, or is empty
-    if all codes are used. `weights` (float32) contains multipliers for cells with these codes, or
-    is empty if all are 1. With secure sums, `usages` has shape (slots, 2, R). It gives each
+    if all codes are used. With secure sums, `usages` has shape (slots, 2, R). It gives each
     phenotype's usage in each slot, and the standard deviation of the noise on this usage. `secure`
     is the stage of a secure sum. `answered` maps each site to the last round in which the server
     received its reply. `digest` and `terms` do not cover `secure` and `answered`.
@@ -72,7 +70,6 @@ class RoundRequest:
     vocabulary: str
     anchors: Factors
     selection: Selection = ()
-    weights: Weights = ()
     rule: str = ""
     usages: NDArray[np.float64] | None = None
     answered: Mapping[str, int] = field(default_factory=dict)
@@ -91,7 +88,7 @@ class RoundRequest:
             **self.privacy.to_config(),
         }
         sent = {k: value for k, value in config.items() if value != ""}
-        return [*self.anchors, *self.selection, *self.weights] or [*_NO_ARRAYS], sent
+        return [*self.anchors, *self.selection] or [*_NO_ARRAYS], sent
 
     @classmethod
     def from_wire(cls, arrays: Sequence[NDArray[Any]], config: Mapping[str, object]) -> Self:
@@ -114,7 +111,8 @@ class RoundRequest:
         # There is no budget for a round after the planned rounds.
         number = _whole(config, "round", least=1, most=rounds)
         present = _present(arrays)
-        anchors, selection, weights = _split(present)
+        selection = [array for array in present if array.dtype == np.int32]
+        anchors = [array for array in present if array.dtype != np.int32]
         # In mode none, a start's first request has no arrays, and the second has only a selection.
         starts = (number == 1 and not present) or (
             number == 2 and 0 < len(present) == len(selection)
@@ -132,7 +130,6 @@ class RoundRequest:
             vocabulary=_field({"vocabulary": "", **config}, "vocabulary", str),
             anchors=_checked_factors(anchors, solver.rank),
             selection=_checked_selection(selection),
-            weights=_checked_weights(weights),
             rule=_name(config, "rule") if "rule" in config else "",
             usages=_usages(config),
             answered=_answered(config),
@@ -164,7 +161,7 @@ class RoundRequest:
     def digest(self) -> str:
         """SHA-256 of the whole request, which distinguishes a repeated request from a new one."""
         digest = hashlib.sha256(repr(self._config).encode())
-        for array in (*self.anchors, *self.selection, *self.weights):
+        for array in (*self.anchors, *self.selection):
             digest.update(repr((array.shape, str(array.dtype))).encode())
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -251,30 +248,6 @@ def _checked_selection(arrays: Sequence[NDArray[Any]]) -> Selection:
         if not vector or positions[0] < 0 or (positions[1:] <= positions[:-1]).any():
             raise MessageError(f"selection, mode {mode}: need ascending positions of codes")
     return tuple(np.ascontiguousarray(positions) for positions in arrays)
-
-
-def _checked_weights(arrays: Sequence[NDArray[Any]]) -> Weights:
-    """Check that the weights of codes, one array per mode, lie between `LEAST_WEIGHT` and 1."""
-    for mode, weights in enumerate(arrays, start=1):
-        if not (len(weights) > 0 and LEAST_WEIGHT <= weights.min() <= weights.max() <= 1):
-            raise MessageError(f"weights, mode {mode}: must lie in [{LEAST_WEIGHT:g}, 1]")
-    return tuple(np.ascontiguousarray(weights) for weights in arrays)
-
-
-def _split(
-    arrays: Sequence[NDArray[Any]],
-) -> tuple[list[NDArray[Any]], list[NDArray[Any]], list[NDArray[Any]]]:
-    """Split a request's arrays into factors, selection and weights, by types and dimensions."""
-    selection = [array for array in arrays if array.dtype == np.int32]
-    floats = [array for array in arrays if array.dtype != np.int32]
-    weights = [a for a in floats if selection and a.dtype == np.float32 and a.ndim == 1]
-    factors = [a for a in floats if not any(a is weight for weight in weights)]
-    for name, part in (("factors", factors), ("weights", weights)):
-        if selection and part and len(selection) != len(part):
-            raise MessageError(
-                f"request: {len(part)} {name}, but a selection for {len(selection)} modes"
-            )
-    return factors, selection, weights
 
 
 def _check_values(array: NDArray[Any], where: str, limit: float) -> None:

@@ -1,36 +1,24 @@
-"""Count the phenotypes that could be named, for two settings of `weighting`.
-
-    python -m simulation.studies.nameable data/dx_dx --half report --rank 20 --epsilons inf 4 1
+"""Count the phenotypes that could be named.
 
 The count stands in for a clinician who reads a phenotype's leading codes. A code of the first mode
 and one of the second are *tied* if at least twice as many patients have both as expected by chance.
 A phenotype's *ties* are the weighted share of tied pairs among its leading codes (five per mode).
 It could be *named* if that share is at least a half, and its cosine to every other named phenotype
-is below a half. *Overlap* is the mean cosine between two phenotypes.
-
-Both settings keep all codes and charge the count of codes to the budget. For comparison, the table
-has noiseless fits to shuffled patients, in which no phenotype should be named. Noise is fresh.
+is below a half.
 """
 
-import argparse
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpfact_flower.data.site_data import Cohort
-from dpfact_flower.settings import PrivacySettings, RunSettings, SolverSettings
+from dpfact_flower.settings import SolverSettings
 from dpfact_flower.site.round import scaled
 from dpfact_flower.tensor import Factors, SparseTensor
 from dpfact_flower.tensor.arrays import distinct
-from simulation.arguments import at_least, one_line_errors, read_epsilon
-from simulation.baselines import pooled
-from simulation.paper.measures import death_scores, projected, shared_error
-from simulation.studies.halves import HALVES, half, merged
-from simulation.studies.real_data import reference
-from simulation.systems import NO_NOISE, run, shuffled, unit_columns
+from simulation.paper.measures import death_scores, projected
+from simulation.systems import unit_columns
 
 _LEADING = 5
 _LIFT, _HALF = 2.0, 0.5
@@ -80,37 +68,6 @@ def named(model: Factors, pairs: NDArray[np.bool_]) -> int:
     return len(counted)
 
 
-def private(cohort: Cohort, rank: int, epsilon: float, seed: int, weighting: str) -> Factors:
-    """Run patient mode, charge the count of codes to the budget, and keep every code."""
-    privacy = PrivacySettings.from_config(
-        {
-            "epsilon": epsilon, "delta": 1e-5, "weighting": weighting,
-            "patients": sum(site.tensor.n_patients for site in cohort.sites),
-            "codes": "x".join(str(len(vocabulary)) for vocabulary in cohort.vocabularies),
-        }
-    )  # fmt: skip
-    return run(cohort, SolverSettings(rank=rank, relative_l21=0.0), privacy, RunSettings(seed=seed))
-
-
-def line(label: str, models: Sequence[Factors], cohort: Cohort, tensor: SparseTensor) -> str:
-    """Return a row of the table, with means over models. *Named* has a standard deviation too."""
-    pairs = tied(tensor)
-    names = [named(model, pairs) for model in models]
-    found = {
-        "named": f"{np.mean(names):.1f} ± {np.std(names):.1f}",
-        "ties": f"{np.mean([ties(model, pairs) for model in models]):.2f}",
-        "overlap": f"{np.mean([_overlap(model) for model in models]):.2f}",
-        "auc": f"{np.mean([auc(cohort, model) for model in models]):.3f}",
-        "fit": f"{np.mean([shared_error(cohort, model).fit for model in models]):.3f}",
-    }
-    return f"| {label} | " + " | ".join(found.values()) + " |"
-
-
-def _overlap(model: Factors) -> float:
-    alike = likeness(model)
-    return float(alike[~np.eye(len(alike), dtype=bool)].mean())
-
-
 def auc(cohort: Cohort, model: Factors) -> float:
     """Return the AUC of predicting death from a model's memberships, or NaN without labels."""
     sites: list[Any] = [
@@ -118,36 +75,3 @@ def auc(cohort: Cohort, model: Factors) -> float:
     ]
     found = death_scores(sites, cohort, _SPLITS).get("overall")
     return float(np.mean(found)) if found else float("nan")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table of one cohort."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("data", type=Path, help="a folder that dpfact data wrote")
-    parser.add_argument("--rank", type=at_least(1), default=20)
-    parser.add_argument("--epsilons", type=read_epsilon, nargs="+", default=[NO_NOISE, 4])
-    parser.add_argument("--seeds", type=at_least(1), default=4, help="number of models in a row")
-    parser.add_argument(
-        "--half", choices=HALVES, default="both", help="which half of each site's patients"
-    )
-    parser.add_argument("--merge", type=at_least(1), default=1, help="merge so many sites into one")
-    given = parser.parse_args(arguments)
-    with one_line_errors(parser):
-        _table(half(merged(Cohort.load(given.data), given.merge), given.half), given)
-
-
-def _table(cohort: Cohort, given: argparse.Namespace) -> None:
-    tensor, seeds = pooled(cohort), range(given.seeds)
-    print(f"{cohort.name}, {tensor.n_patients:,} patients, R = {given.rank}")  # noqa: T201
-    print("| | named | ties | overlap | auc | fit |\n|---|---|---|---|---|---|")  # noqa: T201
-    nulls = [reference(shuffled(tensor, seed), given.rank, seed) for seed in seeds[:2]]
-    print(line("shuffled", nulls, cohort, tensor), flush=True)  # noqa: T201
-    for epsilon in given.epsilons:
-        for weighting in ("none", "inverse-frequency"):
-            models = [private(cohort, given.rank, epsilon, s, weighting) for s in seeds]
-            label = f"epsilon {'inf' if epsilon >= NO_NOISE else f'{epsilon:g}'}, {weighting}"
-            print(line(label, models, cohort, tensor), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

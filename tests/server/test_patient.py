@@ -11,7 +11,6 @@ from dpfact_flower.client_app import DPFactClient
 from dpfact_flower.data.synthetic import preset, synthetic
 from dpfact_flower.data.vocabulary import joint_digest
 from dpfact_flower.errors import QuorumError, SettingsError, StateError
-from dpfact_flower.estimation.codes import code_weights, unweighted
 from dpfact_flower.evaluation.run_folder import SUMMARY, read_json, read_model, read_summary
 from dpfact_flower.privacy import PATIENT_CLAIM, account
 from dpfact_flower.privacy.ledger import Ledger
@@ -31,7 +30,6 @@ SHAPE = (9, 12)
 SOLVER = SolverSettings(rank=4)
 PLANNED = PrivacySettings(start_share=0.7, refine_rounds=2, bound=0.1)
 CODES = replace(PLANNED, codes="6x8")
-WEIGHTED = replace(CODES, weighting="inverse-frequency")
 OPEN = PrivacySettings(codes="6x8", patients=500)
 """Share and rounds are left for the server to plan."""
 
@@ -119,36 +117,6 @@ def test_planned_events_are_the_plans():
         assert seeded.seeded
 
 
-def make_counts(rule) -> list[SiteReply]:
-    """Make replies of round 1 that are far above the noise."""
-    return make_replies(rule, 1, times=10_000)
-
-
-def test_weights_are_in_force_while_phenotypes_are_learned_and_out_of_them_in_the_end():
-    server = make(privacy=WEIGHTED)
-    for number in range(1, server.rounds + 1):
-        request = server.request(number)
-        assert [len(w) for w in request.weights] == ([6, 8] if 2 <= number <= 6 else [])
-        if request.weights:
-            weights = request.weights
-        if number == server.rounds:  # the factors for refits and for the report
-            assert_bits(request.anchors, server.factors)
-            learned = [server.rule.state()[f"factor_{mode}"] for mode in (1, 2)]
-            assert_bits(server.factors, unweighted(learned, weights))
-        replies = make_counts(server.rule) if number == 1 else make_replies(server.rule, number)
-        server.close_round(number, replies, ())
-
-
-def test_weights_come_from_the_charged_count():
-    rule = make_rule(WEIGHTED)
-    given = make_counts(rule)
-    rule.update(1, given)
-    counted, sigma = [reply.arrays[0] for reply in given], rule.plan.releases[0].sigma
-    expected = code_weights(counted, SHAPE, rule.selection, sigma)
-    assert_bits(rule.weights(2), expected)
-    assert len({float(w) for weights in expected for w in weights}) > 2
-
-
 def test_a_cohort_that_is_too_small_is_said_before_the_start(caplog):
     with caplog.at_level(logging.INFO):
         make(privacy=replace(CODES, patients=50, epsilon=0.1))
@@ -207,8 +175,7 @@ def test_a_refinement_that_is_missed_leaves_the_model_as_it_was(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN, WEIGHTED],
-                         ids=["whole", "codes", "open", "weighted"])  # fmt: skip
+@pytest.mark.parametrize("privacy", [PLANNED, CODES, OPEN], ids=["whole", "codes", "open"])
 @pytest.mark.parametrize("split", [1, 2, 4])
 def test_a_run_goes_on_bit_for_bit(tmp_path, privacy, split):
     rounds = make(privacy=privacy).rounds
@@ -252,14 +219,11 @@ def test_a_refinement_is_averaged_with_the_one_before():
 
 
 def test_a_rule_takes_what_surrogates_made_of_its_start(monkeypatch):
-    rule, weighted = make_rule(PLANNED), make_rule(WEIGHTED)
+    rule = make_rule(PLANNED)
     made = tuple(np.full_like(factor, 0.5) for factor in rule.factors)
     monkeypatch.setattr(module, "fitted_to_surrogates", lambda *_: made)
     rule.update(1, make_replies(rule, 1))
     assert_bits(rule.factors, made)
-    for number in (1, 2):  # surrogates have cells of 1, which does not fit weighted cells
-        weighted.update(number, make_replies(weighted, number))
-    assert not (weighted.factors[0] == 0.5).any()
 
 
 # --- a rank determined by the start
@@ -327,9 +291,9 @@ def test_what_sites_add_for_a_dropped_phenotype_changes_nothing():
 
 @pytest.mark.parametrize(
     ("shape", "privacy", "says"),
-    [(SHAPE, WEIGHTED, "with weighting"), ((21,), PLANNED, "a single feature mode"),
+    [((21,), PLANNED, "a single feature mode"),
      (SHAPE, PrivacySettings(privacy="none"), "no meaning with privacy 'none'")],
-    ids=["weighting", "one mode", "none"],
+    ids=["one mode", "none"],
 )  # fmt: skip
 def test_a_rank_is_not_decided_where_no_chance_is_known(shape, privacy, says):
     with pytest.raises(SettingsError, match=says):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpfact_flower.data.vocabulary import joint_digest
-from dpfact_flower.errors import DataError, MessageError
+from dpfact_flower.errors import MessageError
 from dpfact_flower.estimation.start import usage_of
 from dpfact_flower.privacy import Release, account, replay
 from dpfact_flower.privacy.patient.plan import plan_patient
@@ -14,11 +14,8 @@ from dpfact_flower.server.rule import initial_factors
 from dpfact_flower.settings import PrivacySettings
 from dpfact_flower.site.patient import PatientRound, ridge_of
 from dpfact_flower.site.store import SiteState
-from dpfact_flower.tensor import SparseTensor
 from dpfact_flower.wire.protocol import RoundRequest
 from tests.site.federation import CODES, PLANNED, SOLVER, Watched
-
-WEIGHTED = replace(CODES, weighting="inverse-frequency")
 
 
 class Kept:
@@ -239,41 +236,9 @@ def test_what_is_not_planned_is_refused(data, changes, says):
         make_round(data, request)
 
 
-def weights_of(least: float) -> tuple[np.ndarray, ...]:
-    return tuple(np.geomspace(least, 1, size).astype(np.float32) for size in (6, 8))
-
-
 @pytest.mark.parametrize("number", [2, 3, 4])
-def test_weights_multiply_the_cells_and_nothing_else(data, number):
-    weights = weights_of(0.01)
-    request = make_request(data, number, WEIGHTED, weights=weights)
-    planned = plan(data, WEIGHTED).release_of(number)
-    t = data.select_codes(request.selection).tensor
-    values = t.values * weights[0][t.indices[:, 1]] * weights[1][t.indices[:, 2]]
-    by_hand = replace(
-        data, tensor=SparseTensor.from_coo(t.indices, values, t.shape),
-        vocabularies=data.select_codes(request.selection).vocabularies,
-    )  # fmt: skip
-    plain = replace(WEIGHTED, weighting="none", codes="")
-    expected = make_round(by_hand, make_request(by_hand, number - 1, plain)).bounded(
-        planned, Kept()
-    )
-    found = make_round(data, request).bounded(planned, Kept())
-    # Rounding a weighted cell to float32 once or twice changes a part by a fraction of about 1e-7.
-    np.testing.assert_allclose(
-        found.total * found.grid, expected.total * expected.grid,
-        atol=1e-5 * planned.sensitivity * t.n_patients,
-    )  # fmt: skip
-    without = make_round(data, make_request(data, number, CODES)).bounded(planned, Kept())
-    assert np.abs(found.total - without.total).max() * found.grid > 0.1 * planned.sensitivity
-
-
-@pytest.mark.parametrize("number", [2, 3, 4])
-@pytest.mark.parametrize("least", [0.1, 2.0**-20])
-def test_no_weights_lengthen_a_patients_part(data, number, least):
-    """For any weights, each patient alone at the site adds at most the sensitivity."""
-    planned = plan(data, WEIGHTED).release_of(number)
-    request = make_request(data, number, WEIGHTED, weights=weights_of(least))
+def test_a_patient_alone_adds_at_most_the_sensitivity(data, number):
+    planned, request = plan(data, CODES).release_of(number), make_request(data, number, CODES)
     moved = []
     for patient in range(20):
         alone = replace(data, tensor=data.tensor.select_patients([patient]), labels=None)
@@ -281,31 +246,3 @@ def test_no_weights_lengthen_a_patients_part(data, number, least):
         moved.append(np.linalg.norm(found.total * found.grid))
     assert max(moved) <= planned.sensitivity
     assert max(moved) > 0.5 * planned.sensitivity
-
-
-def test_weights_come_where_the_settings_have_them_and_nowhere_else(data):
-    weights = weights_of(0.5)
-    wanted = {
-        (WEIGHTED, 1): (), (WEIGHTED, 2): weights, (WEIGHTED, 3): weights, (WEIGHTED, 7): (),
-        (CODES, 2): (), (CODES, 3): (),
-    }  # fmt: skip
-    for (privacy, number), right in wanted.items():
-        make_round(data, make_request(data, number, privacy, weights=right))
-        wrong = () if right else weights
-        with pytest.raises(MessageError, match="needs weights of"):
-            make_round(data, make_request(data, number, privacy, weights=wrong))
-    with pytest.raises(MessageError, match="needs weights of"):
-        make_round(data, make_request(data, 2, WEIGHTED, weights=weights[::-1]))
-
-
-def test_a_patient_mode_round_needs_the_model_it_bounds(data):
-    """The site does not rely on the server's check."""
-    for solver in (replace(SOLVER, scale="counts"), replace(SOLVER, nonnegative=False)):
-        with pytest.raises((MessageError, ValueError), match="'patient' bounds patients"):
-            make_round(data, make_request(data, 1, solver=solver))
-
-
-def test_a_code_beyond_a_modes_list_is_refused(data):
-    selection = (np.arange(6, dtype=np.int32), np.arange(5, 13, dtype=np.int32))
-    with pytest.raises(DataError, match=r"selection: mode 2 needs positions in \[0, 12\)"):
-        make_round(data, make_request(data, 2, CODES, selection=selection))

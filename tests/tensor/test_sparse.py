@@ -238,27 +238,6 @@ def test_bad_features_are_refused(kept):
     assert refused(make_problem((6, 4, 3)).tensor.select_features, kept).startswith("features: ")
 
 
-def test_weights_multiply_cells_as_dense_arrays_would():
-    rng = np.random.default_rng(1)
-    dense = rng.poisson(0.5, (6, 4, 5, 3)).astype(np.float32)
-    at = np.nonzero(dense)
-    tensor = SparseTensor.from_coo(np.column_stack(at), dense[at], dense.shape)
-    weights = tuple(rng.uniform(0.1, 1, size).astype(np.float32) for size in (4, 5, 3))
-    expected = np.einsum("ijkl,j,k,l->ijkl", dense.astype(np.float64), *weights)
-    np.testing.assert_allclose(tensor.weighted(weights).to_dense(), expected, rtol=1e-6)
-    assert tensor.weighted(()) is tensor
-
-
-def test_no_weight_makes_a_cell_come_or_go():
-    limits = np.finfo(np.float32)
-    values = [limits.tiny, 1.0, limits.max]
-    tensor = SparseTensor.from_coo([[0, 0], [1, 0], [2, 0]], values, (3, 1))
-    small = tensor.weighted((np.array([2.0**-20], np.float32),)).values
-    assert small.tolist() == [limits.tiny, 2.0**-20, np.float32(limits.max * 2.0**-20)]
-    large = tensor.weighted((np.array([4.0], np.float32),)).values
-    assert large.tolist() == [4 * limits.tiny, 4.0, limits.max]
-
-
 def test_fingerprint_changes_with_every_part():
     index, value, shape = GOOD
     variants = [

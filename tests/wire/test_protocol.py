@@ -23,7 +23,6 @@ SECRET = 987654
 RANK = 3
 SHAPES = [(5, RANK), (4, RANK)]
 SELECTION = (np.array([0, 2, 3, 7, 9], np.int32), np.array([1, 2, 5, 6], np.int32))
-WEIGHTS = (np.linspace(0.1, 1, 5).astype(np.float32), np.full(4, 0.5, np.float32))
 BAD_NAMES = {
     "empty": "", "parent": "..", "out of the folder": "../x", "absolute": "/x",
     "subfolder": "a/b", "backslash": "a\\b", "hidden": ".x", "option": "-x", "blank": "a b",
@@ -72,7 +71,7 @@ carried = pytest.mark.parametrize("carry", [as_they_are, through_flower])
 def assert_equal(found: RoundRequest, expected: RoundRequest) -> None:
     for field in dataclasses.fields(RoundRequest):
         value, other = getattr(found, field.name), getattr(expected, field.name)
-        if field.name in ("anchors", "selection", "weights"):
+        if field.name in ("anchors", "selection"):
             assert_bits(value, other)
         else:
             assert value == other
@@ -97,8 +96,6 @@ PATIENT_ROUNDS = {
     "start after codes": {"anchors": ()},
     "refinement after codes": {},
     "refinement of whole vocabularies": {"selection": ()},
-    "weighted start": {"anchors": (), "weights": WEIGHTS},
-    "weighted refinement": {"weights": WEIGHTS},
 }
 STARTS = {1: {"anchors": ()}, 2: {"anchors": (), "selection": SELECTION}}
 NONE = PrivacySettings(privacy="none")
@@ -154,7 +151,7 @@ def test_arrays_in_another_order_of_memory_are_made_contiguous():
 NEEDS = {
     "mu": {"relative_l21": 0.0},
     "rho": {"privacy": "paper"}, "codes": {"privacy": "patient"}, "clip": {"solver": "psgd"},
-    "weighting": {"codes": "5x4"}, "secure_sums": {"privacy": "patient"},
+    "secure_sums": {"privacy": "patient"},
 }  # fmt: skip
 
 
@@ -183,8 +180,6 @@ def changes_of_job(base):
         yield {"solver": solver}
     for privacy in changed_settings(replace(base.privacy, codes="")):
         yield {"privacy": privacy}
-    if base.privacy.codes:
-        yield {"privacy": replace(base.privacy, weighting="inverse-frequency")}
 
 
 def changes_of_anchors(base):
@@ -202,8 +197,7 @@ def changes_of_selection(base):
     first, second = base.selection
     empty, usages = {"anchors": ()}, np.ones((2, 2, 3))
     yield from (empty, {"selection": ()}, {"selection": (), **empty}, {"usages": usages},
-                {"usages": 2 * usages}, {"weights": WEIGHTS},
-                {"weights": WEIGHTS[::-1]})  # fmt: skip
+                {"usages": 2 * usages})  # fmt: skip
     for selection in ((second, first), (first,),
                       (first[:4], np.concatenate([first[4:], second]))):  # fmt: skip
         yield {"selection": selection}
@@ -227,8 +221,8 @@ def test_the_digest_changes_with_everything_that_is_asked(base, own):
 def test_the_terms_change_with_what_must_stay_the_same_and_with_nothing_else():
     base = make_patient_request()
     usages, stage = np.ones((2, 2, 3)), SecureStage("keys", asked=("a",))
-    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"weights": WEIGHTS},
-                    {"usages": usages}, {"secure": stage}):  # fmt: skip
+    for changes in ({"round": 3}, {"anchors": ()}, {"selection": ()}, {"usages": usages},
+                    {"secure": stage}):  # fmt: skip
         assert replace(base, **changes).terms == base.terms
     terms = [base.terms, *(replace(base, **changes).terms for changes in changes_of_job(base))]
     assert len(set(terms)) == len(terms)
@@ -351,7 +345,6 @@ BAD_CODES = {
 BAD_SELECTIONS = {
     **{why: ("selection, mode 2: ", [SELECTION[0], np.array(codes, np.int32)])
        for why, codes in BAD_CODES.items()},
-    "another number of modes": ("2 factors, but a selection for 1 modes", [SELECTION[0]]),
     "int64": ("need float32, got int64", [kept.astype("i8") for kept in SELECTION]),
     "big-endian": ("need float32, got >i4", [kept.astype(">i4") for kept in SELECTION]),
 }  # fmt: skip
@@ -361,22 +354,7 @@ BAD_SELECTIONS = {
 @pytest.mark.parametrize("factors", [True, False], ids=["with factors", "without"])
 def test_a_selection_that_makes_no_sense_is_refused(says, kept, factors):
     request = make_patient_request()
-    arrays = [*(request.anchors if factors or says.startswith("2 factors") else ()), *kept]
-    assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
-
-
-BAD_WEIGHTS = {
-    **{f"{weights}": ("weights, mode 2: ", [WEIGHTS[0], np.array(weights, np.float32)])
-       for weights in ((0, 1), (0.5, 1.5), (0.5, np.inf), (0.5, np.nan))},
-    "another number of modes": ("1 weights, but a selection for 2 modes", [WEIGHTS[0]]),
-    "float64": ("4 factors, but a selection for 2 modes", [w.astype("f8") for w in WEIGHTS]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("says", "weights"), BAD_WEIGHTS.values(), ids=BAD_WEIGHTS)
-def test_weights_that_make_no_sense_are_refused(says, weights):
-    request = make_patient_request()
-    arrays = [*request.anchors, *request.selection, *weights]
+    arrays = [*(request.anchors if factors else ()), *kept]
     assert says in refused(RoundRequest.from_wire, arrays, request.to_wire()[1])
 
 

@@ -127,13 +127,13 @@ KINDS: Mapping[str, ReleaseKind] = {
         statistic=lambda tensor, planned, *_: cooccurrence(tensor, sigma=planned.own_sigma),
         size=lambda _, kept, *__: strict_size(sum(kept)),
         clipped=False,
-        carries=("selection", "weights"),
+        carries=("selection",),
     ),
     "refine": ReleaseKind(
         statistic=_refined,
         size=_refined_size,
         clipped=True,
-        carries=("anchors", "selection", "weights"),
+        carries=("anchors", "selection"),
     ),
 }
 
