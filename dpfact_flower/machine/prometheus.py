@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, in a text file for node_exporter's textfile collector."""
+"""Write metrics for Prometheus to a text file for node_exporter's textfile collector."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from dpfact_flower.machine.files import replacing
 
 
 class Gauge(NamedTuple):
-    """A metric's values, each with its labels: names of jobs and sites, which need no escapes."""
+    """A metric's values with their labels. Job and site names in labels need no escaping."""
 
     name: str
     help: str
@@ -17,7 +17,7 @@ class Gauge(NamedTuple):
 
 
 def exposition(gauges: Iterable[Gauge]) -> str:
-    """Return the metrics in Prometheus' text format."""
+    """Return the gauges in Prometheus' text format."""
     lines = []
     for name, text, values in gauges:
         lines += [f"# HELP dpfact_{name} {text}\n", f"# TYPE dpfact_{name} gauge\n"]
@@ -28,7 +28,7 @@ def exposition(gauges: Iterable[Gauge]) -> str:
 
 
 def write_exposition(path: Path, gauges: Iterable[Gauge]) -> None:
-    """Write gauges to a file that everybody may read. The collector runs as another user."""
+    """Write gauges to a world-readable file, because the collector runs as another user."""
     with replacing(path, durable=False) as file:
         file.write(exposition(gauges).encode())
         os.fchmod(file.fileno(), 0o644)
