@@ -201,7 +201,7 @@ class SquaredError:
     def on(
         cls, tensor: SparseTensor, all_cells: float, nonzeros: float | None, data: float
     ) -> SquaredError:
-        """Return errors on a tensor, with `all_cells` raised to `nonzeros` if rounding made it less."""
+        """Return errors on a tensor, with `all_cells` at least `nonzeros` despite rounding."""
         least = nonzeros or 0.0
         return cls(max(all_cells, least), nonzeros, data, tensor.cells, tensor.nnz)
 

@@ -40,7 +40,7 @@ _USAGES = "usages"
 _SECURE = "secure"
 _DEFAULTS = SolverSettings().to_config() | PrivacySettings().to_config()
 _ALWAYS_SAID = [key for key, default in _DEFAULTS.items() if default != ""]
-"""Settings that no request may omit, because the defaults of a server may differ."""
+"""Settings that no request may omit, because a server's defaults may differ."""
 VERSION = "version"
 """Key in a preflight's reply for the site's version of this package."""
 _T = TypeVar("_T", str, int, float)
