@@ -16,8 +16,8 @@ from dpfact_flower.tensor.triangle import strict_size
 Verdict = Literal["good", "weak", "hopeless", "unknown"]
 
 _MIDDLE, _STEEP = 22.0, 4.0
-"""Strength at which the chance is one half, and slope of the chance's log-odds against the strength's
-logarithm (docs/explanation/start.md)."""
+"""Strength at which the chance is one half, and slope of the chance's log-odds plotted against the
+logarithm of the strength (docs/explanation/start.md)."""
 _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
 """Lowest strength at which the verdict is good."""
