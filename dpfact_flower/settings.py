@@ -107,7 +107,7 @@ class SolverSettings(Settings):
     mu_from_round: int = setting(
         0, "round from which mu and relative-l21 apply; 0: after half of the rounds", "[0, inf)"
     )
-    nonnegative: bool = setting(True, "keep every factor non-negative, so weights are readable")
+    nonnegative: bool = setting(True, "keep factors non-negative, so weights are interpretable")
     zeros: Literal["none", "stratified"] = setting(
         "stratified", "psgd: visit only the non-zeros, or sampled zero cells too"
     )
@@ -264,10 +264,10 @@ class RunSettings(Settings):
     rounds: int = setting(40, "federated rounds; patient mode plans its own number", "[1, 100000]")
     seed: int = setting(0, "public seed for the start and the visiting order", "[0, 2147483648]")
     job: str = setting("", "name under which sites keep their state (default: random)", NAME)
-    sites: int = setting(0, "sites to wait for before round 1; 0 waits for the quorum", "[0, inf)")
+    sites: int = setting(0, "number of sites to wait for before round 1; 0: the quorum", "[0, inf)")
     min_sites: int = setting(1, "quorum: fewer replies leave the model unchanged", "[1, inf)")
     round_timeout: float = setting(
-        600.0, "seconds per site and round; also the message's time to live", "(0, 604800]"
+        600.0, "seconds that a site has to reply; also the message's time to live", "(0, 604800]"
     )
     wait_timeout: float = setting(300.0, "seconds to wait for the quorum to connect", "(0, 86400]")
     grace: float = setting(
@@ -392,7 +392,7 @@ class SiteSettings(Settings):
         1000, "most rounds with noise that this site answers, over all jobs", "[1, inf)"
     )
     reply_after: float = setting(
-        0.0, "seconds from a request to its reply, whatever it is; 0: when ready", "[0, 86400]"
+        0.0, "fixed delay in seconds from a request to its reply; 0: none", "[0, 86400]"
     )
     secure_key: str = setting(
         "", "secure sums: file with this site's signing key, written by `dpfact keys make`"

@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Game:
-    """The data with and without the group of `canaries`, and all that the adversary knows.
+    """The data with and without the group of `canaries`, and everything the adversary knows.
 
     For each release, `sums` holds the sum without the group, in grid units, and the group's part,
     in standard deviations of the noise.

@@ -2,9 +2,9 @@
 
 The noise is the release minus the sum without noise. The standard deviation is tested at several
 bounds. A test at bound 1 alone would not notice code that uses the variance instead. The audit
-looks for correlated noise within a release, and between rounds, jobs, sites, and answers of a site
-that has lost its state. It compares noise at every offset, so a restarted random number generator
-is noticed.
+looks for correlated noise within a release, and between rounds, jobs and sites. It also compares
+the two answers of a site that loses its state in between. Noise is compared at every offset, so a
+restarted random number generator is noticed.
 """
 
 import math

@@ -160,7 +160,7 @@ def private_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write a folder's entries to the disk, so that a rename in it is durable."""
+    """Write a folder's entries to the disk, so that renames in the folder are durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -178,7 +178,7 @@ def check_own(path: Path, *, reading: bool = False) -> None:
     """Refuse a file or folder that is a link, belongs to another user, or is writable by others.
 
     A user who can change a record of releases could restore a spent budget. A missing path is
-    allowed. If `reading`, another user may own the path.
+    allowed. If `reading` is true, another user may own the path.
     """
     try:
         status = path.lstat()

@@ -75,7 +75,7 @@ def read_npy(file: IO[bytes]) -> NDArray[Any]:
 def load_npz(
     path: str | Path, names: Sequence[str], *, others: bool = True
 ) -> dict[str, NDArray[Any]]:
-    """Read all arrays in `names` from an .npz file. If `others`, read the other arrays too."""
+    """Read all arrays in `names` from an .npz file. If `others` is true, read all others too."""
     arrays = {}
     try:
         with zipfile.ZipFile(path) as archive:

@@ -122,7 +122,7 @@ def account(
     """Compose one site's releases, all of which may involve the same patient.
 
     All releases must have the same unit and neighbouring relation. If
-    `second_opinions`, the result includes figures from all `accountants` with installed packages.
+    `second_opinions` is true, figures from all `accountants` with installed packages are included.
     """
     if not events:
         raise SettingsError("events: nothing was released, so there is nothing to account for")

@@ -37,8 +37,8 @@ class ReleaseEvent:
     data sets. `sigma` is the standard deviation, not the variance, of the noise on each value.
     Neighbouring data sets differ in one `unit`, which is a tensor entry or all entries of one
     patient. In one of them, the unit is missing or replaced by another unit. `claim` states
-    whether the sensitivity is proven, and is printed with every figure computed from the event. If
-    `seeded`, the noise can be recomputed and therefore protects nothing. In a secure sum,
+    whether the sensitivity is proven, and is printed with every figure computed from the event.
+    Noise marked `seeded` can be recomputed and therefore protects nothing. In a secure sum,
     `own_sigma` is the standard deviation of the site's own noise. Otherwise, `own_sigma` is 0.
     """
 

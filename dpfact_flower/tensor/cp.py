@@ -207,7 +207,7 @@ Factorised = CPModel | Sequence[ArrayLike]
 
 @dataclass(frozen=True)
 class Match:
-    """A one-to-one matching of two models' components, which uses all of the smaller model's.
+    """A one-to-one matching of two models' components, complete for the smaller model.
 
     Pair p consists of component ``estimate[p]`` of the first model and ``truth[p]`` of the second.
     Pairs are ordered by `truth`. `cosines` holds each pair's product of the cosines in all modes.

@@ -51,16 +51,16 @@ class RoundRequest:
     """The server's request to a site for one round.
 
     `seed` is public and determines the site's start and visiting order, never its noise.
-    `vocabulary` contains the digest of each mode's vocabulary, joined by commas. It is empty if the
+    `vocabulary` contains the comma-separated digests of the modes' vocabularies, or is empty if the
     digests are unknown. `anchors` (float32) contains the global feature factors, with one row per
     code and one column per phenotype, or is empty until there are factors. In mode "none", requests
     without factors ask for co-occurrences. If code lists are long, the first of these asks for code
     counts. `selection` (int32) contains the positions of each mode's selected codes, or is empty
     if all codes are used. `weights` (float32) contains multipliers for cells with these codes, or
-    is empty if all are 1. With secure sums, `usages` has shape (slots, 2, phenotypes). It gives
+    is empty if all are 1. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives
     each phenotype's usage in each slot, and the standard deviation of that usage's noise. `secure`
     is the stage of a secure sum. `answered` maps each site to the last round in which the server
-    received its reply. `digest` and `terms` do not cover `secure` and `answered`.
+    received the site's reply. `digest` and `terms` do not cover `secure` and `answered`.
     """
 
     job: str

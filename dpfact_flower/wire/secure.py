@@ -1,7 +1,7 @@
 """Define the part of a request that describes a stage of a secure sum.
 
 The stage `keys` occurs once per job, `sum` once per release, and `open` only if lost sites are
-allowed. The stage does not change the requested release, so a request's digest does not cover it.
+allowed. The stage does not change the requested release, so request digests do not cover the stage.
 """
 
 import json

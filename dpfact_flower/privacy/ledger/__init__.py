@@ -10,7 +10,7 @@ on the disk. With a rollback journal (journal_mode DELETE), the ledger is a sing
 transactions, and a copy of this file is complete. Deleting the journal commits the transaction.
 Only ``synchronous=EXTRA`` ensures that a power loss cannot undo the deletion and, with it, the
 charge. A new ledger file gets its name only when it is complete, so an empty or truncated file
-always means damage. In a simulation (`durable` False), the operating system decides when to write.
+always means damage. If `durable` is False (simulation), the operating system decides when to write.
 
 *Evidence.* Each row is a JSON document. A row's hash is the SHA-256 of the previous row's hash and
 the row's document. All hashes are checked on every use of the ledger, to detect damage and careless

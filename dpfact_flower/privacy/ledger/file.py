@@ -241,7 +241,7 @@ def head_file(ledger: Path) -> Path:
 
 
 def verified_head(ledger: Path) -> Head | None:
-    """Return the noted newest head, or None if the note is missing or unreadable (no fault)."""
+    """Return the head from the note, or None if the note is missing or unreadable (no fault)."""
     with suppress(OSError, ValueError, SettingsError), head_file(ledger).open("rb") as file:
         return Head.parse(file.read(100).decode())
     return None
@@ -253,9 +253,9 @@ def note_head(ledger: Path, head: Head) -> None:
         file.write(str(head).encode())
 
 
-# --- The key of the data's fingerprint ------------------------------------------------------------
+# --- The key for the data's fingerprint -----------------------------------------------------------
 #
-# With a plain hash of the data, anyone who knows all other patients' data could test whether a
+# If the data's hash had no key, anyone who knows all other patients' data could test whether a
 # given patient is included. If the key is lost, the site makes a new one. Running jobs then cannot
 # continue, but all charges still count.
 

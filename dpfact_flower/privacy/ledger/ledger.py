@@ -35,8 +35,8 @@ class Ledger:
 
     If a hash is wrong, all methods that read the ledger except `verify` raise an error.
 
-    If `create`, a missing ledger is created. The caller must be sure that no ledger ever existed,
-    because a new ledger has its whole budget left. If `durable`, `charge` waits for the disk.
+    If `create` is true, a missing ledger is created. The caller must be sure that none existed
+    before, because a new one has its whole budget left. If `durable`, `charge` waits for the disk.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = True, durable: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Forecast the outcome of a run in patient mode, and the resources it needs, from public facts.
+"""Forecast, from public facts, a patient-mode run's outcome and the resources that it needs.
 
 The forecast is the chance that every model of a real cohort beats every fit to shuffled data
 (docs/results.md). The chance depends only on the *strength*, which is the signal times the square
@@ -22,7 +22,7 @@ _GOOD, _HOPELESS = 0.9, 0.1  # chances at which the verdict changes
 GOOD_STRENGTH = _MIDDLE * (_GOOD / (1 - _GOOD)) ** (1 / _STEEP)
 """Lowest strength at which the verdict is good."""
 _CLEAR = 1.5
-"""Signal above which distinct phenotypes are recovered, so a run is never called hopeless."""
+"""Signal above which distinct phenotypes are recovered, so that no run is called hopeless."""
 _MANY_CODES = 2_000
 """Total number of codes above which fewer are proposed, because the start becomes too large."""
 BYTES_A_VALUE = 48

@@ -90,9 +90,9 @@ class ReleaseKind:
     """A kind of release.
 
     `size` computes the number of values in a release. Its arguments are the number of codes in each
-    mode before selection, the number after selection, the mode, and the rank. If `clipped`, a
-    patient's part is clipped to the run's `bound`. Otherwise, its norm is at most 1. `carries`
-    names the fields that a request for this kind may carry in addition to the settings.
+    mode before selection, the number after selection, the mode, and the rank. If `clipped` is
+    true, a patient's part is clipped to the run's `bound`, and otherwise has a norm of at most 1.
+    `carries` names the fields that a request for this kind may carry in addition to the settings.
     """
 
     statistic: Callable[[SparseTensor, PlannedRelease, Factors, Ridge], BoundedSum]

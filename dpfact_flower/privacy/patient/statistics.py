@@ -1,4 +1,4 @@
-"""Compute the statistics of patient mode: sums of bounded parts over a site's patients.
+"""Compute patient mode's statistics, which are sums of bounded parts over a site's patients.
 
 The unit of privacy is one patient, with all cells in one slice of mode 0. Neighbouring data sets
 differ by one patient, who is present in only one of them. Each kind of release has its own
@@ -111,8 +111,8 @@ def refinement(
     columns of the released factors. The patient's factor a_i >= 0 minimises
     ``||X_i - sum_r a_ir f_r||^2 + sum_r ridge_r a_ir^2``. The patient's part is (M_i, a_i a_i^T).
     M_i is the matricised-tensor-times-Khatri-Rao product of X_i for `mode`. Its columns are
-    multiplied by the entries of a_i. If the part's norm exceeds `bound`, M_i and a_i a_i^T are both
-    scaled down by one factor. The update therefore remains a weighted least-squares problem.
+    multiplied by the entries of a_i. If the part's norm exceeds `bound`, M_i and a_i a_i^T are
+    scaled down by the same factor. The update therefore remains a weighted least-squares problem.
     The sum contains the rows of M, then the Gram matrix's `triangle` with the diagonal. Adding or
     removing a patient changes the sum by at most `bound` in L2 norm.
 

@@ -84,7 +84,7 @@ def mask(words: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> N
 
 
 def packed(words: Words, width: int) -> bytes:
-    """Return the bits to send of each word, packed into bytes."""
+    """Return each word's bits to send, packed into bytes."""
     table = words.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
     return table[:, LOW // 8 : LOW // 8 + width].tobytes()
 
@@ -102,7 +102,7 @@ def summed(vectors: Sequence[bytes], width: int) -> Words:
 
 
 def signed(words: Words, width: int) -> NDArray[np.int64]:
-    """Return each word as the integer closest to 0 that is equal modulo 2**(LOW + 8 width)."""
+    """Return the integers closest to 0 that equal the words modulo 2**(LOW + 8 width)."""
     spare = 64 - LOW - 8 * width
     return (words << np.uint64(spare)).view(np.int64) >> np.int64(spare)
 

@@ -36,7 +36,7 @@ def summed(
 
     Each member's error is uniform with a range of 2**16. Its variance is about a millionth of the
     noise variance. `answers` must hold every member's answer to `question`, and no member may be
-    `unopened`. With `dropouts` = 0, nothing is opened.
+    `unopened`. If `dropouts` is 0, nothing is opened.
     """
     total = masks.summed([answers[site].words for site in question.sites], question.width)
     if terms.dropouts:

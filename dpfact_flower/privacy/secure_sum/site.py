@@ -88,7 +88,7 @@ def to_json(kept: JobSecrets | RoundState) -> bytes:
 
 
 def from_json(kind: type[_Kept], text: str | bytes) -> _Kept:
-    """Rebuild a stored object from the result of `to_json`. Raise a ValueError if damaged."""
+    """Rebuild a stored object from the result of `to_json`. Raise a ValueError for damaged text."""
     from pydantic import TypeAdapter  # noqa: PLC0415 - slow to import
 
     return TypeAdapter(kind).validate_json(text, strict=True)
@@ -166,7 +166,7 @@ def answer(
     draw: Callable[[], NDArray[np.int64]],
     random_bytes: RandomBytes = os.urandom,
 ) -> RoundState:
-    """Return the round's new state. It must be on disk before the result of `masked` is sent.
+    """Return the round's new state, which must be on disk before the result of `masked` is sent.
 
     `draw` makes the noisy vector and is called once per round. Only simulations seed
     `random_bytes`.
@@ -213,7 +213,7 @@ def own_key(seed: bytes, context: bytes, site: str) -> bytes:
 def opened(
     job: JobSecrets, state: RoundState | None, context: bytes, sealed: Mapping[str, bytes]
 ) -> RoundState:
-    """Return the round's new state. It must be on disk before its `opening` is sent.
+    """Return the round's new state, which must be on disk before the state's `opening` is sent.
 
     `sealed` holds the shares that other sites sealed for this site, keyed by site name. Damaged
     shares are ignored. A repeated request gets the same opening.
