@@ -216,7 +216,7 @@ class PrivacySettings(Settings):
         return solver
 
     def sent(self, solver: SolverSettings) -> SolverSettings:
-        """Return the solver's settings to send. In patient mode, sites do not use `loss`."""
+        """Return the solver's settings for sites, which do not use `loss` in patient mode."""
         solver = self.resolved(solver)
         return dataclasses.replace(solver, loss=_LOSS) if self.privacy == "patient" else solver
 
@@ -369,7 +369,7 @@ class SiteSettings(Settings):
 
     site: str = setting("", "this site's public name (default: the name in its data file)", NAME)
     data_path: str = setting("", "the site's .npz file, written by `dpfact data`")
-    data_site: str = setting("", "the site's name in the data file, if not `site`", NAME)
+    data_site: str = setting("", "the site's name in the data file, if not as in `site`", NAME)
     state_dir: str = setting(
         "", "absolute path of the folder for patient factors and the ledger; must be set"
     )
@@ -493,7 +493,7 @@ def _checked(field: dataclasses.Field[Any], value: Any) -> Scalar:
             try:
                 value = float(value) + 0.0  # -0.0 equals 0.0, but is written differently
             except OverflowError:
-                value = math.inf  # this is outside every range
+                value = math.inf  # outside every range
         elif hint is int and isinstance(value, Integral):
             value = int(value)
     if type(value) is not hint:

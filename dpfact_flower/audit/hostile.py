@@ -14,7 +14,7 @@ from dpfact_flower.privacy import replay
 from dpfact_flower.tensor import SparseTensor
 
 _MOST_CELLS = 40_000
-"""Number of cells in a dense patient, enough to expose a bound that grows with this number."""
+"""Number of cells in a dense patient, enough to expose a bound that grows with the number."""
 
 
 class Patient(NamedTuple):
@@ -126,7 +126,7 @@ CANARIES: dict[str, Callable[[SiteData, Transcript, np.random.Generator], Patien
     "no cell": lambda site, transcript, rng: empty(site.tensor.feature_shape),
     "random": lambda site, transcript, rng: _some_cells(site.tensor.feature_shape, 8, rng),
 }
-"""Named functions that return a patient to add. Those who reach a bound come first."""
+"""Named functions that return a patient to add. Patients who reach a bound come first."""
 
 
 def _in_vocabulary(kept: NDArray[np.int64], transcript: Transcript) -> NDArray[np.int64]:

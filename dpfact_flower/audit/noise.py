@@ -28,7 +28,7 @@ _LEAST_OVERLAP = 1000
 _LEAST_COMPARED = 5
 """Fewest values to compare. By chance, all five are equal in only one of 907**5 pairs."""
 _MOST_VALUES = 20_000
-"""Largest number of values per release in a correlation. This number reveals any reuse."""
+"""Largest number of values per release in a correlation, which is enough to find any reuse."""
 
 
 @dataclass(frozen=True)

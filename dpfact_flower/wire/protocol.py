@@ -54,12 +54,12 @@ class RoundRequest:
     `vocabulary` contains the comma-separated digests of the modes' vocabularies, or is empty if the
     digests are unknown. `anchors` (float32) contains the global feature factors, with one row per
     code and one column per phenotype, or is empty until there are factors. In mode "none", requests
-    without factors ask for co-occurrences. If code lists are long, the first of these asks for code
+    without factors ask for co-occurrences. If code lists are long, the first request asks for code
     counts. `selection` (int32) contains the positions of each mode's selected codes, or is empty
     if all codes are used. `weights` (float32) contains multipliers for cells with these codes, or
-    is empty if all are 1. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives
-    each phenotype's usage in each slot, and the standard deviation of that usage's noise. `secure`
-    is the stage of a secure sum. `answered` maps each site to the last round in which the server
+    is empty if all are 1. In secure sums, `usages`, of shape (slots, 2, phenotypes), gives each
+    phenotype's usage in each slot, and the standard deviation of that usage's noise. `secure` is
+    the stage of a secure sum. `answered` maps each site to the last round in which the server
     received the site's reply. `digest` and `terms` do not cover `secure` and `answered`.
     """
 

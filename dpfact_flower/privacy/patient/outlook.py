@@ -206,7 +206,7 @@ def _levers(
 
 
 def _fewer(sizes: tuple[int, ...], most: int) -> str:
-    """Return a setting `codes` that keeps at most `most` codes. Short modes keep all codes."""
+    """Return a value of `codes` for at most `most` codes. Short modes keep all codes."""
     left, positions = most, dict.fromkeys(range(len(sizes)), 0)
     for place, mode in enumerate(sorted(positions, key=lambda mode: sizes[mode])):
         positions[mode] = min(sizes[mode], left // (len(sizes) - place))

@@ -69,7 +69,7 @@ _ROUNDING = 1 - 1e-12
 
 @dataclass(frozen=True)
 class PatientPlan:
-    """A run's releases, one per Flower round. The last round of the run has no release.
+    """A run's releases, one in each Flower round except the last.
 
     `start_share` is the start's share of the budget that remains after the code counts. Every mode
     is refined `refine_rounds` times, with patients' parts clipped to norm `bound`. The server

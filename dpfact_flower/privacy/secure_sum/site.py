@@ -104,7 +104,7 @@ def join(
     peers: Mapping[str, bytes],
     random_bytes: RandomBytes = os.urandom,
 ) -> JobSecrets:
-    """Return the secrets for a job, with a fresh key. Only their `member` is sent."""
+    """Return a job's secrets with a fresh key. Only the secrets' `member` is sent."""
     if site not in terms.sites:
         raise PrivacyRefusedError("terms: this site is not among the job's sites")
     for other in terms.sites:
